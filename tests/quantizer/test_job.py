@@ -131,7 +131,7 @@ def test_scales_that_another_program_wrote_are_refused(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors["model.layers.1.self_attn.o_proj.weight_scale"] *= 1.01
     save_file(tensors, file)
-    with pytest.raises(CheckpointError, match=r"o_proj\.weight_\w+ in .* scales are not multiples of a power of two"):
+    with pytest.raises(CheckpointError, match=r"o_proj\.weight_\w+ in .* scales are not multiples of one power of two"):
         Stepper(tmp_path / "out", 1)
 
 

@@ -1,4 +1,4 @@
-"""How a checkpoint's tensors become the weights of linear maps."""
+"""Allocates a model's weights, and maps the checkpoint's tensors to them."""
 
 import copy
 import math
@@ -22,26 +22,26 @@ from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
 from penstock.weight_formats import FLOAT, WeightFormat
 
-REFUSED = "cannot be quantized: it has weights that are infinite, not numbers or far too large"
+REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
 
 class Parameter(Protocol):
-    """Where one tensor of a checkpoint goes."""
+    """The destination of one checkpoint tensor."""
 
     shape: tuple[int, ...]
-    """What it must have in the checkpoint."""
+    """The tensor's required shape in the checkpoint."""
 
     def load(self, first: int, rows: Tensor) -> None:
-        """Take the tensor's rows from `first` on. All of them come once, in any order.
+        """Load the tensor's rows from `first` on. Each row is loaded once, in any order.
 
         Raises:
-            CheckpointError: they are not what it takes; the message goes on after the tensor's name.
+            CheckpointError: the rows are invalid; the caller puts the tensor's name before the message.
         """
         ...
 
 
 class TensorParameter:
-    """A tensor that is kept as it is, in the target's type, or times a factor, with a number added to it."""
+    """A tensor that is converted to the target's dtype, optionally scaled by `factor` and shifted by `offset`."""
 
     def __init__(self, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
@@ -54,7 +54,7 @@ class TensorParameter:
 
 
 class TapsParameter:
-    """The taps of a convolution of each channel, [channels, 1, kernel] in the checkpoint and tap after tap here."""
+    """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
     def __init__(self, target: Tensor) -> None:
         """`target` [kernel, channels]."""
@@ -67,7 +67,7 @@ class TapsParameter:
 
 
 class FloatRows:
-    """Rows of a weight that the checkpoint holds as floating point, and here the kernel, too."""
+    """Rows of a weight that is floating point both in the checkpoint and in the kernel."""
 
     def __init__(self, weight: Fillable, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
@@ -78,12 +78,12 @@ class FloatRows:
 
 
 def packed_tensor(tensor: Tensor) -> Packed:
-    """A tensor as what can be kept."""
+    """A tensor in the form that the cache of packed weights stores."""
     return Packed(f"{tensor.dtype} {list(tensor.shape)}", (tensor.contiguous().view(-1).view(torch.uint8),))
 
 
 def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """The tensor that `packed_tensor` was given, in the memory that was kept; None: it is another one."""
+    """The inverse of `packed_tensor`, without a copy; None if shape or dtype do not match."""
     bytes = math.prod(shape) * dtype.itemsize
     if kept.form != f"{dtype} {list(shape)}" or [part.nbytes for part in kept.parts] != [bytes]:
         return None
@@ -91,7 +91,7 @@ def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Ten
 
 
 class GatheredWeight(ReferenceWeight):
-    """A matrix, stored in any format, that goes to a caller in floating point once all of its rows have come."""
+    """A matrix, stored in any format, that is passed to a callback in floating point once all its rows are loaded."""
 
     def __init__(
         self, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype, take: Callable[[Tensor], None]
@@ -103,7 +103,7 @@ class GatheredWeight(ReferenceWeight):
         super().__init__(rows, columns, format, gated=False, dtype=dtype, device=torch.device("cpu"))
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
-        if self._missing == self.rows:  # no memory is taken before
+        if self._missing == self.rows:  # allocate on the first rows only
             self._begin(self.rows, self.columns, self.format, self.bias_dtype)
         super().load(first, rows)
         self._missing -= len(rows if isinstance(rows, Tensor) else rows.values)
@@ -115,17 +115,17 @@ class GatheredWeight(ReferenceWeight):
 
 
 class Method(Protocol):
-    """One way to store linear maps: in which format the kernel gets each, and what the checkpoint holds for it."""
+    """A quantization method: the kernel format of each matrix, and the checkpoint tensors that it is loaded from."""
 
     rounds: bool
-    """Whether the checkpoint holds them in floating point, which is rounded as it is loaded."""
+    """Whether the checkpoint is floating point, and is quantized on loading."""
 
     def format_of(self, name: str) -> WeightFormat:
-        """The format of the matrix that the checkpoint calls `name`, without `.weight`."""
+        """The kernel format of the matrix `name` (the checkpoint's name without `.weight`)."""
         ...
 
     def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
-        """The tensors of the checkpoint's matrix `name`, whose rows are `count` of `weight` from `first` on."""
+        """Parameters of the checkpoint matrix `name`, which fill `count` rows of `weight` from `first` on."""
         ...
 
 
@@ -143,20 +143,20 @@ class Unquantized:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Where what an adapter has for a matrix of the checkpoint goes."""
+    """The destination of an adapter's LoRA matrices for one checkpoint matrix."""
 
     table: LoraTable
     first: int
-    """Row of the table's weight that the matrix begins with."""
+    """First row of the matrix in the table's weight."""
     runs: tuple[RowRun, ...]
-    """The rows of the matrix that the weight has."""
+    """The rows of the matrix that this rank has."""
 
 
 class WeightFactory:
-    """Makes a model's weights, by a method, in a dtype on a device, and notes what of the checkpoint fills them.
+    """Allocates a model's weights for a quantization method, and records the checkpoint tensors that fill them.
 
-    Names and sizes are those of the checkpoint; `ops` is what layers compute with. Of what is made here a rank has its
-    own rows, as `own_runs` says, unless they are to be `whole`.
+    Names and sizes are those of the checkpoint; `ops` are the operations of the layers. Each rank gets its own shard of
+    rows (see `own_runs`), unless a weight is `whole`.
     """
 
     def __init__(
@@ -171,19 +171,19 @@ class WeightFactory:
     ) -> None:
         """
         Args:
-            takes_adapters: whether linear layers have tables of what adapters add to them.
-            kept: what an earlier load made of the weight or tensor of a name in `made`, if that was kept.
+            takes_adapters: whether linear layers get LoRA tables.
+            kept: looks up the packed form of a name in `made` in the cache of packed weights; None on a miss.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
         self.ranks = ops.exchange.ranks
         self.parameters: dict[str, Parameter] = {}
-        """Every tensor that the checkpoint must hold for what was made so far, by its name."""
+        """All checkpoint tensors required so far, by name."""
         self.made: dict[str, Weight | Tensor] = {}
-        """Every weight and tensor that parameters fill, by a name of its own."""
+        """All weights and tensors allocated so far, by a unique name."""
         self.filled: set[str] = set()
-        """Names of parameters whose weights are filled already."""
+        """Names of parameters that were filled from the cache of packed weights."""
         self.adapted: dict[str, AdaptedRows] = {}
-        """Every matrix of the checkpoint that adapters may add to, by its name."""
+        """All checkpoint matrices that adapters can target, by name."""
         self._takes_adapters = takes_adapters
         self._method = method
         self._kept = kept
@@ -191,16 +191,16 @@ class WeightFactory:
         self._precise = False
 
     def precise(self) -> "WeightFactory":
-        """This factory, for weights whose integers meet activations of 15 bits (see `NewWeight`).
+        """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
-        It suits maps that few rows go through, and whose rounding shows in the logits at once.
+        Meant for layers that process few rows and whose rounding errors reach the logits directly.
         """
         precise = copy.copy(self)
         precise._precise = True
         return precise
 
     def at(self, name: str) -> "WeightFactory":
-        """This factory, for names below `name`."""
+        """A copy of this factory whose names have the prefix `name`."""
         below = copy.copy(self)
         below._above = f"{self._above}{name}."
         return below
@@ -216,12 +216,16 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> LinearMap:
-        """The weight of linear maps with as many rows as `sizes` say, without content.
+        """Allocate the fused weight of several linear layers of the same input.
 
-        One name a map where the checkpoint keeps them apart; a single name where it, too, has them as one. Maps in
-        different formats are weights of their own, joined; neighbours in one format share one. `activation` is that of
-        the gate, or of what a single map without a gate gives; None: silu where gated, else none. `pieces` are those of
-        each name; None: the sizes.
+        Adjacent layers with the same format share one weight; weights of different formats are joined.
+
+        Args:
+            names: one name per layer, or a single name if the checkpoint stores them fused.
+            sizes: output rows of each layer.
+            activation: of the gate, or of the output if not gated; None: silu if gated, else none.
+            pieces: for each name, how its rows are sharded; None: by `sizes`.
+            whole: whether every rank has all rows.
         """
         parts = []
         maps = self._named(names, sizes, pieces, whole)
@@ -244,7 +248,7 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> LoraTable | None:
-        """What adapters add to the maps of `linear` of these arguments; None: there are no adapters."""
+        """Allocate the LoRA table of the layers that `linear` makes with these arguments; None without adapters."""
         if not self._takes_adapters:
             return None
         maps = self._named(names, sizes, pieces, whole)
@@ -255,47 +259,48 @@ class WeightFactory:
         return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
-        """Have the checkpoint's matrix `name`, made before, take its rows in another order.
+        """Load the checkpoint's matrix `name`, which was allocated before, with its rows reordered.
 
         Raises:
-            CheckpointError: it is stored in blocks of several rows.
+            CheckpointError: the matrix is stored in blocks of several rows.
         """
         full, count = f"{self._above}{name}.", sum(run.rows for run in runs)
         for key, parameter in self.parameters.items():
             if key.startswith(full):
                 if parameter.shape[:1] != (count,):
-                    raise CheckpointError(f"{key} cannot be read: it is of several rows, which have another order here")
+                    raise CheckpointError(f"{key} cannot be read: its blocks of several rows cannot be reordered")
                 self.parameters[key] = PickedRows(parameter, runs)
 
     def matrix(self, name: str, rows: int, columns: int) -> Weight:
-        """A weight that is one map and may be looked up in as well, without content."""
+        """Allocate the weight of a single linear layer; it also supports row lookup, as an embedding."""
         (rows_of,) = self._named((name,), (rows,))
         return self._new_weight([rows_of], columns, self._method.format_of(rows_of.name), gated=False)
 
     def weight_of(self, name: str, rows: int, columns: int) -> Weight:
-        """A weight that is made of the checkpoint's matrix `name`: by `load_into`, as nothing fills it by itself.
+        """Allocate a weight that is derived from the checkpoint's matrix `name`; the caller fills it with `load_into`.
 
-        It is of the format that the matrix is rounded to; of a matrix that is quantized already, in floating point.
+        Its format is the one that the matrix is quantized to on loading; floating point if the checkpoint itself is
+        quantized.
         """
         format = self._method.format_of(f"{self._above}{name}") if self._method.rounds else FLOAT
         return self.ops.new_weight(rows, columns, format, gated=False, dtype=self.dtype, device=self.device)
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
-        """Have a matrix of the checkpoint, by its name without `.weight`, go to a parameter of the caller's.
+        """Load the checkpoint's matrix `name` (without `.weight`) into the caller's own parameter.
 
         Raises:
-            CheckpointError: it is quantized.
+            CheckpointError: the matrix is quantized.
         """
         full = f"{self._above}{name}"
         if not self._method.rounds and self._method.format_of(full) is not FLOAT:
-            raise CheckpointError(f"{full} is quantized; that is not supported of this matrix")
+            raise CheckpointError(f"{full} is quantized, which is not supported for this matrix")
         self.parameters[f"{full}.weight"] = parameter
 
     def load_into(self, weight: Weight, rows: Tensor) -> None:
-        """Fill such a weight with `rows` [rows, columns] in floating point.
+        """Fill a weight from `weight_of` with floating-point `rows` [rows, columns], quantizing them if needed.
 
         Raises:
-            CheckpointError: they cannot be rounded; the message goes on after a tensor's name.
+            CheckpointError: the rows cannot be quantized; the caller puts the tensor's name before the message.
         """
         made = rows if weight.format is FLOAT else self.ops.quantize(rows, weight.format)
         if made is None:
@@ -303,9 +308,9 @@ class WeightFactory:
         weight.load(0, made)
 
     def whole_matrix(self, name: str, rows: int, columns: int, take: Callable[[Tensor], None]) -> None:
-        """Have the checkpoint's matrix `name`, without `.weight`, go to `take` once all of it is there.
+        """Pass the checkpoint's matrix `name` (without `.weight`) to `take` once it is completely loaded.
 
-        `take` gets [rows, columns] in floating point, whatever the checkpoint stores it as.
+        `take` gets [rows, columns] in floating point, dequantized if necessary.
         """
         full = f"{self._above}{name}"
         format = FLOAT if self._method.rounds else self._method.format_of(full)
@@ -324,14 +329,14 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> Tensor:
-        """The biases of linear maps, one after another, without content; names and sizes as those of `linear`."""
+        """Allocate the concatenated biases of linear layers; names and sizes as in `linear`."""
         maps = self._named(names, sizes, pieces, whole)
         made = self.empty(sum(rows.kept for rows in maps), dtype=dtype)
         self._fill_bias(maps, made)
         return made
 
     def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
-        """Note that the biases of these maps fill `bias`, one after another."""
+        """Load the biases of these linear layers into `bias`, concatenated."""
         self._fill_bias(self._named(names, sizes), bias)
 
     def _fill_bias(self, maps: Sequence[MapRows], bias: Tensor) -> None:
@@ -341,9 +346,9 @@ class WeightFactory:
             first += rows.kept
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
-        """A table without content, as what looks up rows of it: row_ids [n] int64 -> [n, columns].
+        """Allocate an embedding table; returns its lookup: row_ids [n] int64 -> [n, columns].
 
-        Ids are those of this rank's rows.
+        The ids index this rank's rows.
         """
         if self._method.format_of(f"{self._above}{name}") is not FLOAT:
             return self.matrix(name, rows, columns).lookup
@@ -359,9 +364,13 @@ class WeightFactory:
         factor: float = 1.0,
         pieces: tuple[Piece, ...] | None = None,
     ) -> Tensor:
-        """A tensor that the checkpoint holds by this very name, filled if it was kept; `dtype` as that of `empty`.
+        """Allocate the checkpoint tensor `name`, filled on a cache hit.
 
-        It is multiplied by `factor`, and `offset` added to it. Every rank has all of it, unless it is made of `pieces`.
+        Args:
+            dtype: None: the factory's dtype.
+            offset: added on loading.
+            factor: multiplied with on loading, before the offset.
+            pieces: how the rows are sharded; None: every rank has the whole tensor.
         """
         rows = self._rows(name, pieces or (Piece(shape[0], whole=True),))
         made = self._tensor(name, (rows.kept, *shape[1:]), dtype or self.dtype)
@@ -369,27 +378,27 @@ class WeightFactory:
         return made
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
-        """The weight of a norm: in float32 where an offset is added, as it would round the rest away."""
+        """Allocate the weight of a norm: in float32 if it has an offset, which would lose low bits in 16 bits."""
         return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
 
     def float32(self, name: str, *pieces: Piece | int) -> Tensor:
-        """A tensor of one axis in float32 whatever the model's type: what a state depends on over many tokens."""
+        """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens."""
         divided = tuple(piece if isinstance(piece, Piece) else Piece(piece) for piece in pieces)
         return self.tensor(name, sum(piece.rows for piece in divided), dtype=torch.float32, pieces=divided)
 
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
-        """The taps [kernel, channels] float32 of a convolution per channel; the channels are in these pieces."""
+        """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
         rows = self._rows(f"{name}.weight", pieces)
         made = self._tensor(f"{name}.weight", (kernel, rows.kept), torch.float32)
         self.parameters[rows.name] = self._of_rows(TapsParameter(made), rows)
         return made
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of the factory's type unless `dtype` says otherwise; nothing of the checkpoint fills it."""
+        """Allocate a tensor on the factory's device that no checkpoint tensor fills; `dtype` defaults to its dtype."""
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor for the parameter `name`, filled if it was kept."""
+        """Allocate the tensor of the parameter `name`, filled on a cache hit."""
         full = f"{self._above}{name}"
         kept = self._kept(full)
         made = None if kept is None else kept_tensor(kept, shape, dtype)
@@ -409,7 +418,7 @@ class WeightFactory:
         gated: bool,
         activation: Activation | None = None,
     ) -> Weight:
-        """The weight of maps, filled if it was kept."""
+        """Allocate the weight of fused layers, filled on a cache hit."""
         weight = self.ops.new_weight(
             sum(rows.kept for rows in maps),
             columns,
@@ -443,14 +452,14 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> list[MapRows]:
-        """The rows of each map of the checkpoint: one map a size, or one for all of them."""
+        """The rows of each checkpoint matrix: one matrix per size, or one fused matrix."""
         if pieces is None:
             each = tuple(Piece(size, whole) for size in sizes)
             pieces = tuple((piece,) for piece in each) if len(names) > 1 else (each,)
         return [self._rows(name, of_map) for name, of_map in zip(names, pieces, strict=True)]
 
     def _rows(self, name: str, pieces: tuple[Piece, ...]) -> MapRows:
-        """The full name of a tensor that is made of these pieces, and which of its rows are kept."""
+        """The full name of a tensor that consists of these pieces, and the rows that this rank has."""
         count = sum(piece.rows for piece in pieces)
         return MapRows(f"{self._above}{name}", count, own_runs(self.ranks, pieces))
 

@@ -1,6 +1,6 @@
-"""Rows of a GGUF tensor as the integers, scales and offsets that they hold; nothing is rounded.
+"""Unpacks rows of GGUF tensors into their integers, scales and offsets, without rounding.
 
-Each of ggml's types has blocks of 32 or 256 columns, one after another along a row. `gguf.quants` is the reference.
+ggml's types store rows as consecutive blocks of 32 or 256 columns. `gguf.quants` is the reference implementation.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from penstock.quantization.stored_mxfp4 import half_scales
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of E2M1, as the scale is half of E8M0's."""
+"""Twice the values of E2M1; the scale is half of E8M0's in turn."""
 
 
 def quantized_rows(type: str, rows: Tensor) -> Quantized:
-    """`rows` uint8 [n, bytes of a row] of ggml's type `type`, in the format that `GGUF_FORMATS` names for it."""
+    """Unpack `rows` uint8 [n, row_bytes] of ggml's type `type` to its format in `GGUF_FORMATS`."""
     size, read = _TYPES[type]
     return read(rows.view(len(rows), -1, size))
 
@@ -53,7 +53,7 @@ def _q5_k(blocks: Tensor) -> Quantized:
 
 
 def _with_minima(blocks: Tensor, values: Tensor) -> Quantized:
-    """Q4_K or Q5_K: 8 scales and minima of 6 bits in 12 bytes, the upper bits of four among those of the others."""
+    """Q4_K and Q5_K: 8 scales and minima of 6 bits in 12 bytes; upper bits of the last 4 are in bytes of the first."""
     first, second, rest = _cut(blocks[..., 4:16], 3, 4).unbind(-2)
     scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), -1)
     minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), -1)
@@ -80,7 +80,7 @@ def _q3_k(blocks: Tensor) -> Quantized:
     scales = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), -1)
     scales = (scales | _spread(packed[..., 8:], 2, 4).flatten(-2) << 4).view(torch.int8) - 32
     supers = _halves(blocks, 108)
-    return Quantized(_row(lower | upper << 2), _row(scales), _row(4 * scales), supers, supers)  # its zero is 4
+    return Quantized(_row(lower | upper << 2), _row(scales), _row(4 * scales), supers, supers)  # the zero point is 4
 
 
 def _iq4_nl(blocks: Tensor) -> Quantized:
@@ -109,12 +109,12 @@ def _row(parts: Tensor) -> Tensor:
 
 
 def _halves(blocks: Tensor, at: int) -> Tensor:
-    """The float16 of each block that begins with byte `at`: [n, blocks]."""
+    """The float16 at byte `at` of each block: [n, blocks]."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[..., bytes] -> [..., 2 bytes]: all lower halves, then all upper ones."""
+    """[..., bytes] -> [..., 2 * bytes]: all lower nibbles, then all upper ones."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
@@ -124,7 +124,7 @@ def _spread(packed: Tensor, bits: int, parts: int) -> Tensor:
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """[..., 4] -> [..., 32]: a bit a column, in the place of the fifth."""
+    """[..., 4] -> [..., 32]: one bit per column, shifted to bit 4."""
     return torch.stack([(packed >> bit & 1) << 4 for bit in range(8)], -1).flatten(-2)
 
 
@@ -147,4 +147,4 @@ _TYPES: dict[str, tuple[int, Callable[[Tensor], Quantized]]] = {
     "IQ4_XS": (136, _iq4_xs),
     "MXFP4": (17, _mxfp4),
 }
-"""Bytes of a block, and what reads blocks [n, blocks of a row, bytes]."""
+"""Bytes per block, and the function that unpacks blocks [n, blocks_per_row, bytes]."""

@@ -1,9 +1,9 @@
-"""Rounding with error feedback: what a column's rounding costs, the columns after it make up for.
+"""GPTQ: rounding with error feedback, in which later columns compensate for the rounding errors of earlier ones.
 
-The error that counts is that of the map's results on calibration inputs x, which depends on the inputs' Gram matrix
-alone: sum over x of |(W - Q) x|^2 = trace((W - Q) G (W - Q)^T), G = sum of x x^T. Columns are rounded in turn, those
-with the largest inputs first; each error is passed on to the columns that are still to come, in the measure that G's
-inverse gives (Frantar et al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323).
+It minimizes the error of the layer's outputs on calibration inputs x, which depends on the inputs' Gram matrix only:
+sum over x of |(W - Q) x|^2 = trace((W - Q) G (W - Q)^T), G = sum of x x^T. Columns are rounded one by one, those with
+the largest inputs first; each error is distributed over the remaining columns with weights from G's inverse (Frantar et
+al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323).
 """
 
 from dataclasses import dataclass
@@ -12,46 +12,49 @@ import torch
 from torch import Tensor
 
 DAMPING = 0.01
-"""Of the mean of the Gram matrix's diagonal, added to it: inputs that never vary together do so a little."""
+"""Regularization: this fraction of the Gram matrix's mean diagonal is added to its diagonal."""
 _MOST_DAMPING = 1.0
 _BLOCK = 64
-"""Columns that pass errors on among themselves before the rest is updated."""
+"""Columns that exchange errors among themselves before the remaining columns are updated."""
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 _SMALLEST_EXPONENT = -24
-"""Of two, in a row's step: float16 holds its multiples."""
+"""The smallest exponent of a row's step, a power of two: float16 represents its multiples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The values that each weight may take: scale * (q - zero), q from 0 to 2^bits - 1.
+    """The representable values of each weight: scale * (q - zero), q from 0 to 2^bits - 1.
 
-    Scales are whole multiples, up to 255, of a power of two a row, so that bfloat16 and float16 hold them exactly.
+    Scales are integer multiples, up to 255, of one power of two per row, so bfloat16 and float16 store them exactly.
     """
 
     bits: int
     group: int
-    """Columns that share a scale and a zero."""
+    """Columns that share a scale and a zero point."""
     scale: Tensor
     """[rows, groups] float32"""
     zero: Tensor
-    """[rows, groups] float32, whole numbers from 0 to 2^bits - 1"""
+    """[rows, groups] float32, integers from 0 to 2^bits - 1"""
 
     def round(self, values: Tensor, column: int) -> Tensor:
-        """The integers, as float32, nearest to `values` [rows] of a column."""
+        """Quantize `values` [rows] of a column to the nearest integers, as float32."""
         group = column // self.group
         return (values / self.scale[:, group] + self.zero[:, group]).round_().clamp_(0, 2**self.bits - 1)
 
     def dequantize(self, q: Tensor, column: int) -> Tensor:
-        """What integers [rows] of a column stand for."""
+        """Dequantize the integers [rows] of a column."""
         group = column // self.group
         return (q - self.zero[:, group]) * self.scale[:, group]
 
 
 def fit_grid(weight: Tensor, importance: Tensor, bits: int, group: int, *, symmetric: bool) -> Grid:
-    """The grid of the smallest weighted squared error of those tried, for `weight` [rows, columns] float32.
+    """Search the grid with the smallest weighted squared error for `weight` [rows, columns] float32.
 
-    `importance` [columns] weighs the columns' errors. A group is tried at its full range and at shares of it. With
-    `symmetric` every zero is the middle.
+    For each group it tries the full range and several fractions of it.
+
+    Args:
+        importance: [columns], weights of the columns' errors.
+        symmetric: whether all zero points are the middle of the range.
     """
     x = weight.view(len(weight), -1, group)
     weights = importance.view(-1, group).clamp_min(1e-12)
@@ -93,7 +96,7 @@ def _better(best: tuple[Tensor, Tensor, Tensor], other: tuple[Tensor, Tensor, Te
 def _refitted(
     x: Tensor, weights: Tensor, scale: Tensor, zero: Tensor, most: int, *, symmetric: bool
 ) -> tuple[Tensor, Tensor]:
-    """Scale and zero by weighted least squares to the integers that these give."""
+    """Scale and zero point refitted by weighted least squares to the integers that the given ones produce."""
     steps = _steps(x, scale, zero, most)
     weighted = steps * weights
     squares, products = (weighted * steps).sum(-1), (weighted * x).sum(-1)
@@ -112,7 +115,7 @@ def _as_multiples(scale: Tensor) -> Tensor:
 
 
 def round_with_feedback(weight: Tensor, gram: Tensor, grid: Grid) -> Tensor:
-    """Integers [rows, columns] uint8 for `weight` float32; `gram` [columns, columns] of its inputs."""
+    """Quantize `weight` float32 to integers [rows, columns] uint8; `gram` is [columns, columns] of its inputs."""
     columns = weight.shape[1]
     order = gram.diagonal().argsort(descending=True)
     factor = _inverse_factor(gram[order][:, order])
@@ -131,7 +134,7 @@ def round_with_feedback(weight: Tensor, gram: Tensor, grid: Grid) -> Tensor:
 
 
 def _inverse_factor(gram: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of `gram`, damped as much as it takes."""
+    """The upper Cholesky factor of the inverse of `gram`, with as much damping as necessary."""
     mean = float(gram.diagonal().mean())
     damping = DAMPING
     while mean > 0 and damping <= _MOST_DAMPING:
@@ -144,4 +147,4 @@ def _inverse_factor(gram: Tensor) -> Tensor:
             if not bool(failed) and bool(upper.isfinite().all()):
                 return upper
         damping *= 10
-    return torch.eye(len(gram))  # no inputs to learn from: nothing is passed on
+    return torch.eye(len(gram))  # no usable inputs: no error feedback

@@ -1,4 +1,4 @@
-"""Which method stores a model's weights."""
+"""Selects the quantization method of a model's weights."""
 
 from penstock.kernels.ops import Ops
 from penstock.quantization.base import Method, Unquantized
@@ -14,9 +14,11 @@ from penstock.recipes import RECIPES
 
 
 def make_method(recipe: str | None, scheme: StoredScheme | None, ops: Ops) -> Method:
-    """The method that brings what the checkpoint stores (`scheme`; None: floating point) to the kernels' weights.
+    """The method that loads the checkpoint's format into the kernels' weights.
 
-    `recipe` is the name of what floating point is rounded to, if it is.
+    Args:
+        recipe: name of the recipe that floating-point weights are quantized with on loading; None: they are not.
+        scheme: the checkpoint's storage format; None: floating point.
     """
     if isinstance(scheme, GGUFScheme):
         return StoredGGUF(scheme)

@@ -1,4 +1,4 @@
-"""4-bit integers as checkpoints pack them: eight in an int32, the first in its lowest bits."""
+"""Unpacks 4-bit integers from checkpoints: eight per int32, the first one in the lowest bits."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that make sense only together, and tensors that only have to say what is known already."""
+"""Parameters that gather several checkpoint tensors, and parameters that only verify a tensor."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """What one of the tensors must be."""
+    """The required shape and dtype of one tensor of a group."""
 
     shape: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
 
 
 def tensor_group(parts: Mapping[str, TensorPart], finish: Callable[[dict[str, Tensor]], None]) -> dict[str, Parameter]:
-    """Parameters by the names of `parts`, which call `finish` with all tensors as soon as the last row has come.
+    """Parameters with the names of `parts`, which call `finish` with all tensors once the last row is loaded.
 
-    What `finish` raises, the load of that row raises. Until then the tensors are kept, as the checkpoint has them.
+    Errors of `finish` are raised by the `load` of that row. Until then the tensors are kept in memory unchanged.
     """
     gathered: dict[str, Tensor] = {}
     missing = {name: part.shape[0] for name, part in parts.items()}
@@ -31,7 +31,7 @@ def tensor_group(parts: Mapping[str, TensorPart], finish: Callable[[dict[str, Te
     def arrive(name: str, first: int, rows: Tensor) -> None:
         if rows.dtype not in parts[name].dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in parts[name].dtypes)
-            raise CheckpointError(f"is of type {str(rows.dtype).removeprefix('torch.')}, not {wanted}")
+            raise CheckpointError(f"has the type {str(rows.dtype).removeprefix('torch.')}, not {wanted}")
         if name not in gathered:
             gathered[name] = torch.empty(parts[name].shape, dtype=rows.dtype)
         gathered[name][first : first + len(rows)] = rows
@@ -53,7 +53,7 @@ class _Gathered:
 
 
 class CheckedTensor:
-    """A tensor of whole numbers that must hold the ones expected; `otherwise` ends the error, after its name."""
+    """An integer tensor that must equal the expected one; `otherwise` is the error message, after the tensor's name."""
 
     def __init__(self, expected: Tensor, otherwise: str) -> None:
         self.shape: tuple[int, ...] = tuple(expected.shape)

@@ -1,4 +1,4 @@
-"""Weights in floating point, rounded to integers as they are loaded: `--quantization int8` or `int4`."""
+"""Quantizes floating-point weights on loading: `--quantization int8` or `int4`."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class RowsToRound(FloatRows):
-    """Rows of a weight that the checkpoint holds as floating point and the kernel as integers."""
+    """Rows of a weight that is floating point in the checkpoint and quantized in the kernel."""
 
     def __init__(self, ops: Ops, weight: Fillable, first: int, count: int) -> None:
         super().__init__(weight, first, count)
@@ -25,7 +25,7 @@ class RowsToRound(FloatRows):
 
 
 class Rounding:
-    """Matrices in the formats of a recipe."""
+    """Quantizes matrices to the formats of a recipe."""
 
     rounds = True
 

@@ -1,4 +1,4 @@
-"""Rows of a checkpoint's tensors: reordered, or the part that a rank keeps."""
+"""Selects and reorders rows of checkpoint tensors on loading, such as the shard of a rank."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RowRun(NamedTuple):
-    """Neighbouring rows of a matrix, from `given` on in the checkpoint, which come to `first` and on."""
+    """Consecutive rows: row `given` of the checkpoint's matrix goes to row `first` of the weight, and so on."""
 
     given: int
     first: int
@@ -22,21 +22,21 @@ class RowRun(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring rows of a matrix that are divided among the ranks for themselves: the queries of q, k and v."""
+    """Consecutive rows of a matrix that are sharded separately, such as the queries in a fused QKV matrix."""
 
     rows: int
     whole: bool = False
-    """Every rank has all of them."""
+    """Whether every rank has all of the rows."""
 
 
 class MapRows(NamedTuple):
-    """A matrix of the checkpoint, and which of its rows are kept."""
+    """A matrix of the checkpoint, and the rows that this rank has."""
 
     name: str
     num_rows: int
-    """In the checkpoint."""
+    """Rows in the checkpoint."""
     runs: tuple[RowRun, ...]
-    """Those that are kept, in the checkpoint's order."""
+    """The rank's rows, in the checkpoint's order."""
 
     @property
     def kept(self) -> int:
@@ -44,7 +44,7 @@ class MapRows(NamedTuple):
 
 
 def own_runs(ranks: Ranks, pieces: Sequence[Piece]) -> tuple[RowRun, ...]:
-    """The rows that a rank keeps of a matrix that is made of these pieces: its own of each, one after another."""
+    """The rows of a rank's shard of a matrix that consists of these pieces: its rows of each piece, concatenated."""
     if ranks.size == 1:
         return (RowRun(0, 0, sum(piece.rows for piece in pieces)),)
     runs, given, first = [], 0, 0
@@ -56,7 +56,7 @@ def own_runs(ranks: Ranks, pieces: Sequence[Piece]) -> tuple[RowRun, ...]:
 
 
 def _met(runs: Sequence[RowRun], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Of rows from `first` on in the checkpoint: where each run of them comes to, and which of them it is."""
+    """The overlap of `count` checkpoint rows from `first` on with each run: (target row, slice of these rows)."""
     for run in runs:
         begin, end = max(first, run.given), min(first + count, run.given + run.rows)
         if begin < end:
@@ -64,13 +64,13 @@ def _met(runs: Sequence[RowRun], first: int, count: int) -> Iterator[tuple[int, 
 
 
 class PickedRows:
-    """Takes the rows of a tensor in another order than `parameter` has them, or only some."""
+    """Loads the rows of a tensor into `parameter` in another order, or only some of them."""
 
     def __init__(self, parameter: "Parameter", runs: Sequence[RowRun], count: int | None = None) -> None:
         """
         Args:
-            runs: in the checkpoint's order.
-            count: rows of the checkpoint's tensor; None: the runs are all of them.
+            runs: the selected rows, in the checkpoint's order.
+            count: number of rows of the checkpoint's tensor; None: the runs cover all of them.
         """
         rows, *rest = parameter.shape
         self.shape: tuple[int, ...] = (rows if count is None else count, *rest)
@@ -82,24 +82,24 @@ class PickedRows:
 
 
 class Fillable(Protocol):
-    """A weight, as those see it who fill it."""
+    """The part of a weight's interface that loading needs."""
 
     rows: int
     columns: int
     format: WeightFormat
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
-        """As `Weight.load`."""
+        """See `Weight.load`."""
         ...
 
 
 class OwnRows:
-    """A matrix of the checkpoint, of whose rows a weight has some: those of a rank. See `Fillable`."""
+    """A full checkpoint matrix of which only this rank's rows are loaded into a weight. See `Fillable`."""
 
     def __init__(self, weight: Fillable, first: int, given: MapRows) -> None:
         """
         Args:
-            first: the row of the weight that the matrix begins with.
+            first: the matrix's first row in the weight.
         """
         self.rows, self.columns, self.format = given.num_rows, weight.columns, weight.format
         self._weight, self._first, self._runs = weight, first, given.runs

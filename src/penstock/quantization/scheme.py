@@ -1,4 +1,4 @@
-"""How a checkpoint stores the matrices of its layers, where not in the model's dtype. Plain data, no torch."""
+"""Storage formats of quantized checkpoints. Plain data, no torch."""
 
 import re
 from collections.abc import Mapping
@@ -9,26 +9,26 @@ from penstock.recipes import EMBEDDINGS, ROUTERS, Recipe
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 HINT = "penstock_quantization"
-"""Key of config.json that says what only Penstock makes use of in a checkpoint that it quantized."""
+"""Key of config.json that holds Penstock's own settings in checkpoints that it quantized."""
 
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
 _NEVER_QUANTIZED = re.compile(f"{EMBEDDINGS}|{ROUTERS}")
-"""Names of what no FP8 or MXFP4 checkpoint quantizes, and not all of them say so: embeddings, routers of experts."""
+"""Matrices that no FP8 or MXFP4 checkpoint quantizes, whether its config lists them or not: embeddings and routers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Integers, by `quantization_config` of `config.json`; the last two formats are those of compressed-tensors."""
+    """Integer formats; `int-quantized` and `pack-quantized` are those of compressed-tensors."""
 
     format: StoredFormat
     group_size: int | None = None
-    """Columns that share a scale; None: all of a row."""
+    """Columns that share a scale; None: whole rows."""
     symmetric: bool = True
-    """Of pack-quantized: it stores no zeros."""
+    """pack-quantized: whether it stores no zero points."""
 
     def format_of(self, name: str) -> WeightFormat:
-        """How the matrix `name` is kept: embedding and output projection are stored in floating point."""
+        """The kernel format of the matrix `name`; embedding and output projection are floating point."""
         if re.fullmatch(EMBEDDINGS, name):
             return FLOAT
         if self.format == "int-quantized":
@@ -39,14 +39,14 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class GGUFScheme:
-    """The types of the matrices of a GGUF file; at least one is quantized."""
+    """The ggml types of the matrices of a GGUF file; at least one is quantized."""
 
     types: Mapping[str, str]
-    """ggml's name of the type, by the matrix's name."""
+    """ggml's type names, by matrix name."""
     format: str = "GGUF"
 
     def format_of(self, name: str) -> WeightFormat:
-        """How the matrix `name` is kept; one that is made of several tensors, in floating point."""
+        """The kernel format of the matrix `name`; a matrix computed from several tensors is floating point."""
         return FORMATS[GGUF_FORMATS[self.types.get(name, "F32")]]
 
 
@@ -58,24 +58,23 @@ GGUF_FORMATS: dict[str, str] = {
     "IQ4_NL": "q8_0",
     "IQ4_XS": "int8_k",
 }
-"""The format that holds each of ggml's types without loss."""
+"""The kernel format that represents each ggml type without loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedScheme:
-    """What `penstock quantize` writes: pack-quantized, in groups whose scales are multiples of a power of two a row.
-
-    So the kernels hold the layers' matrices in formats of their own, exactly.
+    """The format that `penstock quantize` writes: pack-quantized, with scales that are multiples of one power of two
+    per row, so that the kernels' own formats represent the matrices exactly.
     """
 
     layers: Recipe
-    """Of the layers' matrices."""
+    """Formats of the layers' matrices."""
     embeddings: str
-    """Format that embedding and output projection are rounded to, which are stored in floating point."""
+    """Format that embedding and output projection, stored in floating point, are quantized to on loading."""
     format: StoredFormat = "pack-quantized"
 
     def format_of(self, name: str) -> WeightFormat:
-        """How the matrix `name` is kept."""
+        """The kernel format of the matrix `name`."""
         return FORMATS[self.embeddings] if re.fullmatch(EMBEDDINGS, name) else self.layers.format_of(name)
 
 
@@ -84,9 +83,9 @@ class Float8Scheme:
     """FP8 (e4m3) with float32 or bfloat16 scales."""
 
     scale_per: Literal["tensor", "row", "block"]
-    """What has a scale of its own; a block is `BLOCK` rows of as many columns."""
+    """Granularity of the scales; a block is `BLOCK` rows by `BLOCK` columns."""
     scale_name: Literal["weight_scale", "weight_scale_inv"]
-    """Of the scales' tensor, below the matrix. Both are what the values are multiplied by."""
+    """Name of the scales' tensor, below the matrix. In both cases values are multiplied by the scales."""
     ignored: re.Pattern[str] | None = None
     """Matrices that are stored in floating point, beside embeddings and routers."""
     format: str = "FP8"
@@ -94,22 +93,22 @@ class Float8Scheme:
     BLOCK: ClassVar[int] = 128
 
     def format_of(self, name: str) -> WeightFormat:
-        """How the matrix `name` is kept."""
+        """The kernel format of the matrix `name`."""
         return FLOAT if _is_ignored(name, self.ignored) else FORMATS["fp8"]
 
 
 @dataclass(frozen=True, slots=True)
 class MXFP4Scheme:
-    """MXFP4 (e2m1 by 32 columns, scales that are powers of two), in one of two layouts; see `stored_mxfp4.py`."""
+    """MXFP4 (e2m1 in groups of 32 columns with power-of-two scales), in one of two layouts; see `stored_mxfp4.py`."""
 
     layout: Literal["blocks", "packed"]
-    """Of gpt-oss, or of compressed-tensors."""
+    """blocks: gpt-oss; packed: compressed-tensors."""
     ignored: re.Pattern[str] | None = None
     """Matrices that are stored in floating point, beside embeddings and routers."""
     format: str = "MXFP4"
 
     def format_of(self, name: str) -> WeightFormat:
-        """How the matrix `name` is kept."""
+        """The kernel format of the matrix `name`."""
         return FLOAT if _is_ignored(name, self.ignored) else FORMATS["mxfp4"]
 
 
@@ -118,4 +117,4 @@ def _is_ignored(name: str, ignored: re.Pattern[str] | None) -> bool:
 
 
 StoredScheme = Scheme | PackedScheme | GGUFScheme | Float8Scheme | MXFP4Scheme
-"""How a checkpoint stores its matrices."""
+"""A checkpoint's storage format."""

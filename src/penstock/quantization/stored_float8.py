@@ -1,9 +1,9 @@
-"""Checkpoints whose layers are stored in FP8 (e4m3): floats of 8 bits, with scales that they are multiplied by.
+"""Loads checkpoints whose layers are stored in FP8 (e4m3) with scales that the values are multiplied by.
 
     compressed-tensors  weight [out, in]    weight_scale [1], [out, 1] or [out / 128, in / 128]
-    fp8, fbgemm_fp8     weight [out, in]    weight_scale_inv or weight_scale, likewise; of a whole tensor []
+    fp8, fbgemm_fp8     weight [out, in]    weight_scale_inv or weight_scale, the same shapes; [] for a whole tensor
 
-The kernels keep the values as they are and a float32 scale for each 128 columns of a row: nothing is rounded.
+The kernels store the values unchanged, and a float32 scale for every 128 columns of a row: nothing is rounded.
 """
 
 import torch
@@ -18,11 +18,11 @@ from penstock.quantization.scheme import Float8Scheme
 from penstock.weight_formats import FLOAT, WeightFormat
 
 _NOT_A_NUMBER = 0x7F
-"""The lower bits of e4m3's two values that are none."""
+"""The lower 7 bits of e4m3's two NaN values."""
 
 
 class StoredFloat8:
-    """The layers' matrices as the checkpoint has them."""
+    """Loads FP8 matrices without rounding."""
 
     rounds = False
 
@@ -50,14 +50,14 @@ class StoredFloat8:
 
 
 def float8_rows(values: Tensor, scales: Tensor, scheme: Float8Scheme) -> Quantized:
-    """`values` [rows, columns] float8_e4m3fn with their scales, as the kernels' format `fp8` has them.
+    """Convert `values` [rows, columns] float8_e4m3fn with their scales to the kernels' format `fp8`.
 
     Raises:
-        CheckpointError: some are NaN; the message goes on after a tensor's name.
+        CheckpointError: a value is NaN, or a scale is not finite; the caller puts the tensor's name before the message.
     """
     bits, scales = values.view(torch.uint8), scales.float()
     if bool((bits & _NOT_A_NUMBER == _NOT_A_NUMBER).any()):
-        raise CheckpointError("belongs to a matrix that has weights that are not numbers")
+        raise CheckpointError("belongs to a matrix with weights that are NaN")
     if not bool(scales.isfinite().all()):
         raise CheckpointError("belongs to a matrix whose scales are not finite")
     rows, groups = len(values), -(-values.shape[1] // Float8Scheme.BLOCK)

@@ -1,4 +1,4 @@
-"""Matrices of GGUF files, each of a type of its own."""
+"""Loads matrices of GGUF files, each with its own ggml type."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class StoredGGUF:
-    """The matrices as the file has them."""
+    """Loads the matrices of a GGUF file without rounding."""
 
     rounds = False
 
@@ -31,7 +31,7 @@ class StoredGGUF:
 
 
 class GGUFRows:
-    """Rows of a quantized matrix, which come as blocks of its type: uint8 [n, bytes of a row]."""
+    """Rows of a quantized matrix, loaded as blocks of its ggml type: uint8 [n, row_bytes]."""
 
     def __init__(self, type: str, weight: Fillable, first: int, count: int) -> None:
         self.shape: tuple[int, ...] = (count, weight.columns)
@@ -45,7 +45,7 @@ class GGUFRows:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have torch work alone: unpacking is many short operations, at whose ends its threads wait for one another."""
+    """Run torch on one thread: unpacking consists of many short operations, dominated by thread synchronization."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

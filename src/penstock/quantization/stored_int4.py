@@ -1,16 +1,16 @@
-"""Checkpoints whose layers are stored in 4 bits: GPTQ, AWQ and the pack-quantized format of compressed-tensors.
+"""Loads checkpoints whose layers are stored in 4 bits: GPTQ, AWQ and the pack-quantized format of compressed-tensors.
 
-What they hold for a linear map of `out` rows and `in` columns, n = 8 nibbles to an int32:
+Tensors of a linear layer with `out` rows and `in` columns; n = 8 nibbles per int32:
 
     GPTQ    qweight [in / n, out]    qzeros [groups, out / n]    scales [groups, out]    g_idx [in]
     AWQ     qweight [in, out / n]    qzeros [groups, out / n]    scales [groups, out]
     packed  weight_packed [out, in / n]    weight_zero_point [out / n, groups]    weight_scale [out, groups]
             weight_shape [2]
 
-w = (q - zero) * scale in all of them. Original GPTQ stores each zero less one, its second version as it is. AWQ's words
-hold the columns 0 2 4 6 1 3 5 7. Symmetric packed ones have no zeros: they are 8.
+w = (q - zero) * scale in all of them. The original GPTQ format stores zero - 1, its second version zero. AWQ's words
+hold the columns 0 2 4 6 1 3 5 7. Symmetric packed checkpoints store no zero points: they are 8.
 
-Nothing is rounded again, except that scales are kept as float16, which GPTQ's and AWQ's are.
+Nothing is rounded, except that scales are converted to float16, the type of GPTQ's and AWQ's scales.
 """
 
 import torch
@@ -26,12 +26,12 @@ from penstock.quantization.scheme import Scheme
 from penstock.weight_formats import FLOAT, WeightFormat
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ's its columns 0 to 7 are."""
+"""The positions of columns 0 to 7 within an AWQ word."""
 _INT32 = (torch.int32,)
 
 
 class StoredInt4:
-    """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
+    """Loads 4-bit matrices without rounding; embedding and output projection are floating point."""
 
     rounds = False
 
@@ -53,7 +53,7 @@ class StoredInt4:
 
 
 class _Form:
-    """One linear map in one of the formats."""
+    """The tensors of one linear layer in one of the formats."""
 
     def __init__(self, scheme: Scheme, weight: Fillable, name: str, first: int, count: int) -> None:
         self._weight, self._first = weight, first
@@ -64,10 +64,12 @@ class _Form:
         if self._columns % self._group or (self._group % kept and self._group != self._columns):
             raise CheckpointError(
                 f"groups of {self._group} columns ({scheme.format}) are not supported for {name}, which has "
-                f"{self._columns}: a group must be whole rows, or {kept} columns or a multiple of that"
+                f"{self._columns} columns: groups must be whole rows or multiples of {kept} columns"
             )
         if self._columns % PER_WORD or self._rows % PER_WORD:
-            raise CheckpointError(f"{name} has {self._rows} rows of {self._columns}: {PER_WORD} do not divide them")
+            raise CheckpointError(
+                f"{name} has the shape [{self._rows}, {self._columns}]: both must be multiples of {PER_WORD}"
+            )
         self._groups = self._columns // self._group
 
     def gptq(self) -> dict[str, Parameter]:
@@ -80,7 +82,7 @@ class _Form:
         order = CheckedTensor(
             torch.arange(self._columns, dtype=torch.int64) // self._group,
             "groups the columns in the order of their activations (desc_act), which is not supported; "
-            "quantize without it, or with static groups",
+            "quantize without desc_act, or with static groups",
         )
         qweight = TensorPart((self._columns // PER_WORD, self._rows), _INT32)
         return {"g_idx": order, **tensor_group({"qweight": qweight, **self._by_group()}, finish)}
@@ -116,15 +118,15 @@ class _Form:
         }
 
     def _load(self, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        """`values` [rows, columns], `scales` and `zeros` [rows, groups of the checkpoint]."""
+        """Load `values` [rows, columns] with the checkpoint's `scales` and `zeros` [rows, groups]."""
         scales = scales.to(torch.float16)
         if not bool(scales.isfinite().all()):
-            raise CheckpointError("belongs to a linear map whose scales are not finite as float16")
+            raise CheckpointError("belongs to a matrix whose scales are not finite in float16")
         repeats = -(-self._group // self._weight.format.group)
         scales, zeros = (part.repeat_interleave(repeats, 1) for part in (scales, zeros))
         self._weight.load(self._first, Quantized(values, scales, zeros))
 
 
 def _awq_columns(words: Tensor) -> Tensor:
-    """`words` [rows, columns / 8] int32 -> [rows, columns] uint8."""
+    """Unpack AWQ's `words` [rows, columns / 8] int32 -> [rows, columns] uint8."""
     return unpack_words(words)[..., _AWQ_PLACES].flatten(-2)

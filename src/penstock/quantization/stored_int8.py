@@ -1,4 +1,4 @@
-"""Checkpoints whose layers are stored in 8 bits: the int-quantized format of compressed-tensors, a scale a row."""
+"""Loads checkpoints in the int-quantized format of compressed-tensors: int8 with one scale per row."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class StoredInt8:
-    """The layers' matrices as the checkpoint has them; embedding and output projection in floating point."""
+    """Loads int8 matrices without rounding; embedding and output projection are floating point."""
 
     rounds = False
 
@@ -30,7 +30,7 @@ class StoredInt8:
         def finish(tensors: dict[str, Tensor]) -> None:
             scales = tensors[f"{name}.weight_scale"].float()
             if not bool(scales.isfinite().all()):
-                raise CheckpointError("belongs to a linear map whose scales are not finite")
+                raise CheckpointError("belongs to a matrix whose scales are not finite")
             values = tensors[f"{name}.weight"].view(torch.uint8) ^ 128
             ones = torch.ones(count, weight.format.num_groups(weight.columns), dtype=torch.uint8)
             weight.load(first, Quantized(values, ones, super_scales=scales))

@@ -1,10 +1,10 @@
-"""Checkpoints with matrices in MXFP4: values of 4 bits (e2m1) and an exponent of 8 bits (E8M0) for each 32 columns.
+"""Loads checkpoints in MXFP4: 4-bit values (e2m1) with one 8-bit exponent (E8M0) for every 32 columns.
 
-    blocks   {name}_blocks [out, in / 32, 16]    {name}_scales [out, in / 32]        gpt-oss, by expert
+    blocks   {name}_blocks [out, in / 32, 16]    {name}_scales [out, in / 32]        gpt-oss, per expert
     packed   {name}.weight_packed [out, in / 2]  {name}.weight_scale [out, in / 32]      compressed-tensors
 
-All are bytes. The lower half of each is the even column, the upper half the odd one (GGUF has 16 columns after 16). The
-source is the Microscaling Formats specification of the Open Compute Project, version 1.0.
+All tensors are bytes. The lower nibble of a byte is the even column, the upper nibble the odd one (in GGUF, columns n
+and n + 16). Source: Microscaling Formats specification of the Open Compute Project, version 1.0.
 """
 
 import torch
@@ -21,13 +21,13 @@ from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 GROUP = FORMATS["mxfp4"].group
 _BYTES = (torch.uint8,)
 _NO_NUMBER = 255
-"""The scale that stands for none."""
+"""The E8M0 value of NaN."""
 _VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice those of e2m1."""
+"""Twice the values of e2m1."""
 
 
 class StoredMXFP4:
-    """Matrices as the checkpoint has them."""
+    """Loads MXFP4 matrices without rounding."""
 
     rounds = False
 
@@ -41,7 +41,7 @@ class StoredMXFP4:
         if weight.format is FLOAT:
             return {f"{name}.weight": FloatRows(weight, first, count)}
         if weight.columns % GROUP:
-            raise CheckpointError(f"{name} has {weight.columns} columns: MXFP4 groups {GROUP} of them")
+            raise CheckpointError(f"{name} has {weight.columns} columns; MXFP4 needs a multiple of {GROUP}")
         groups = weight.columns // GROUP
         if self._scheme.layout == "blocks":
             values, scales = f"{name}_blocks", f"{name}_scales"
@@ -57,15 +57,17 @@ class StoredMXFP4:
 
 
 def mxfp4_rows(values: Tensor, scales: Tensor) -> Quantized:
-    """Rows in the kernels' format `mxfp4`.
+    """Convert rows to the kernels' format `mxfp4`.
 
-    `values` uint8 [rows, ...], two columns a byte; `scales` uint8 [rows, groups].
+    Args:
+        values: uint8 [rows, ...], two columns per byte.
+        scales: uint8 [rows, groups].
 
     Raises:
-        CheckpointError: a scale is NaN; the message goes on after a tensor's name.
+        CheckpointError: a scale is NaN; the caller puts the tensor's name before the message.
     """
     if bool((scales == _NO_NUMBER).any()):
-        raise CheckpointError("belongs to a matrix that has scales that are not numbers")
+        raise CheckpointError("belongs to a matrix with scales that are NaN")
     packed = values.reshape(len(values), -1)
     table = torch.tensor([value + FORMATS["mxfp4"].centre for value in _VALUES], dtype=torch.uint8)
     pairs = table[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()]
@@ -73,7 +75,7 @@ def mxfp4_rows(values: Tensor, scales: Tensor) -> Quantized:
 
 
 def half_scales(exponents: Tensor) -> Tensor:
-    """Half of the powers of two that E8M0 `exponents` (uint8) stand for, as bfloat16."""
+    """Half of the scales that E8M0 `exponents` (uint8) encode, as bfloat16."""
     exponent = exponents.short()
-    bits = torch.where(exponent < 2, 0x20 << exponent, (exponent - 1) << 7)  # below the normal numbers, or among them
+    bits = torch.where(exponent < 2, 0x20 << exponent, (exponent - 1) << 7)  # subnormal or normal
     return bits.view(torch.bfloat16)

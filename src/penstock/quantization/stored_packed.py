@@ -1,7 +1,7 @@
-"""Checkpoints that `penstock quantize` wrote: pack-quantized matrices that the kernels' own formats hold exactly.
+"""Loads checkpoints written by `penstock quantize`: pack-quantized matrices that kernel formats represent exactly.
 
-See `quantizer/packed.py` for the layout. Embedding and output projection are stored in floating point, for engines
-that cannot read them otherwise, and are rounded as they are loaded.
+See `quantizer/packed.py` for the layout. Embedding and output projection are stored in floating point, because other
+engines cannot read them quantized, and are quantized on loading.
 """
 
 import re
@@ -25,7 +25,7 @@ _MOST_MULTIPLES = 255
 
 
 class StoredPacked:
-    """The layers' matrices as the checkpoint has them; embedding and output projection rounded."""
+    """Loads the layers' matrices without rounding; quantizes embedding and output projection."""
 
     rounds = False
 
@@ -60,14 +60,14 @@ class StoredPacked:
 
 
 def _multiples(scales: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Scales as multiples of a power of two a row: (multiples uint8, `offsets`, steps [rows, 1])."""
+    """Split scales into multiples of one power of two per row: (multiples uint8, `offsets`, steps [rows, 1])."""
     _, exponent = torch.frexp(scales.amax(1, keepdim=True))
     step = torch.exp2((exponent - 8).float())
     multiples = scales / step
     exact = (multiples == multiples.round()) & (multiples >= 1) & (multiples <= _MOST_MULTIPLES)
     if not bool(exact.all()):
         raise CheckpointError(
-            "belongs to a matrix whose scales are not multiples of a power of two a row, as `penstock quantize` writes "
-            "them; remove penstock_quantization from config.json if another program wrote them"
+            "belongs to a matrix whose scales are not multiples of one power of two per row, as `penstock quantize` "
+            "writes them; remove penstock_quantization from config.json if another program wrote them"
         )
     return multiples.to(torch.uint8), offsets, step
