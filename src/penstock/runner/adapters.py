@@ -1,4 +1,4 @@
-"""Adapters in memory: their weights, and the slot that each has in the tables of the model's linear maps."""
+"""Loaded adapters: their weights, and their slots in the tables of the model's linear maps."""
 
 import threading
 from collections import defaultdict
@@ -17,7 +17,7 @@ from penstock.quantization.base import AdaptedRows
 from penstock.request import Adapter
 
 _Weights = list[tuple[LoraTable, list[LoraMap]]]
-"""An adapter's weights for each table."""
+"""An adapter's weights, per table."""
 
 
 class LoadedAdapters:
@@ -28,17 +28,17 @@ class LoadedAdapters:
     ) -> None:
         """
         Args:
-            adapted: where what adapters have for each matrix goes; all that `model` names are there.
+            adapted: the tables to which adapter weights are added, by matrix name; includes all names in `model`.
         """
         self._adapted, self._model, self._dtype, self._device = adapted, model, dtype, device
         self._ready: dict[str, _Weights] = {}
-        """Read, and not yet in the tables, which only the thread that makes steps may change."""
+        """Loaded but not yet in the tables, which only the step thread may modify."""
         self._lock = threading.Lock()
         self._slots: dict[str, tuple[int, _Weights]] = {}
         self._free = list(range(MAX_SLOTS))[::-1]
 
     def load(self, adapter: Adapter) -> None:
-        """Read an adapter; in any thread.
+        """Load an adapter; may be called in any thread.
 
         Raises:
             AdapterError: it cannot be read, or has changed since it was checked.
@@ -54,7 +54,7 @@ class LoadedAdapters:
             self._ready[adapter.digest] = weights
 
     def drop(self, adapter: Adapter) -> None:
-        """Give an adapter's memory back; between steps."""
+        """Free an adapter's memory; called between steps."""
         with self._lock:
             self._ready.pop(adapter.digest, None)
         slot, weights = self._slots.pop(adapter.digest, (NO_ADAPTER, []))
@@ -64,7 +64,7 @@ class LoadedAdapters:
             self._free.append(slot)
 
     def row_slots(self, adapters: Sequence[Adapter | None], counts: Sequence[int]) -> IntArray | None:
-        """The slot of each row of a step, `counts` rows a sequence; None: no row has an adapter.
+        """The slot of each row of a step, with `counts` rows per sequence; None: no row has an adapter.
 
         All adapters must be loaded.
         """

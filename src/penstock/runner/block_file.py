@@ -1,12 +1,12 @@
-"""A file of KV blocks: slots of one size, and for each a record of what lies in it.
+"""A file of KV blocks: slots of one size, with a record of each slot's content.
 
     header (4 KiB)     magic, and as JSON: fingerprint, mark, sizes
     records            num_slots of: CRC-32 of the rest, depth, digest, parent's digest, tick, cache groups, tokens, and
-                       of each cache group a checksum
-    slots              num_slots of: of each cache group a block's bytes, all layers in one piece; from a page on
+                       one checksum per cache group
+    slots              num_slots of: one block per cache group, all layers in one piece; page-aligned
 
-A slot is what its record says if the record's CRC and a block's checksum agree; nothing else is relied on, neither
-the order in which pages reach the disk nor that a writer got to its end. So damage costs a block.
+A slot is valid if its record's CRC and the block's checksum match; nothing else is assumed, neither the order in which
+pages reach the disk nor that a write completed. So damage costs one block.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from penstock.errors import ConfigError
 MAGIC = b"penstock KV blocks 1\n"
 PAGE = 4096
 MAX_SHARERS = 64
-"""Engines that may take files beside each other under one path."""
+"""Maximum number of engines with files under one path."""
 _FACTS = struct.Struct(f"<I{DIGEST_BYTES}s{DIGEST_BYTES}sQQ")
 _CRC = struct.Struct("<I")
 
@@ -41,11 +41,11 @@ class Layout:
     """The geometry and identity of a file's slots."""
 
     fingerprint: str
-    """Digest of all that the bits of keys and values depend on, beside the tokens."""
+    """Digest of everything that determines the bits of keys and values, besides the tokens."""
     group_bytes: tuple[int, ...]
     """Bytes of a block, by cache group."""
     key_bytes: int
-    """Bytes of a block's tokens."""
+    """Bytes of a block's token ids."""
 
     @property
     def record_bytes(self) -> int:
@@ -53,31 +53,31 @@ class Layout:
 
     @property
     def stride(self) -> int:
-        """From one slot to the next."""
+        """Distance between slots in bytes."""
         return -(-sum(self.group_bytes) // PAGE) * PAGE
 
     def num_slots(self, size: int) -> int:
-        """How many slots a file of so many bytes has."""
+        """Number of slots in a file of `size` bytes."""
         return max(0, (size - 2 * PAGE) // (self.stride + self.record_bytes))
 
     def first_slot(self, num_slots: int) -> int:
-        """Where slot 0 begins."""
+        """Offset of slot 0."""
         return PAGE + -(-num_slots * self.record_bytes // PAGE) * PAGE
 
 
 class ReadAt(Protocol):
-    """Reads a part of a file, wherever that is."""
+    """Reads part of a file, local or remote."""
 
     def __call__(self, place: int, room: memoryview, /) -> bool:
-        """Fill `room` with what begins at a byte of the file; False: it ends before.
+        """Fill `room` from an offset of the file; False: the file ends before.
 
         Raises:
-            OSError: it could not be read.
+            OSError: the read failed.
         """
 
 
 class BlockSlots:
-    """The slots of a file that another engine writes. Several threads may read them."""
+    """The slots of a file that another engine writes. Thread-safe for readers."""
 
     def __init__(self, read: ReadAt, layout: Layout, num_slots: int, mark: str) -> None:
         self.layout, self.num_slots, self.mark = layout, num_slots, mark
@@ -85,14 +85,14 @@ class BlockSlots:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole file."""
+        """Size of the whole file."""
         return _size(self.layout, self.num_slots)
 
     def read_block(self, slot: int, group: int, digest: bytes, key: bytes, block: memoryview) -> bool:
-        """Fill `block` from its group's part of a slot; whether it is that of this path and these tokens, undamaged.
+        """Fill `block` from its group's part of a slot; returns whether it is that path's and these tokens', undamaged.
 
         Raises:
-            OSError: the file could not be read.
+            OSError: the file cannot be read.
         """
         if not 0 <= slot < self.num_slots:
             return False
@@ -119,14 +119,14 @@ class BlockSlots:
 
 
 class BlockFile(BlockSlots):
-    """An open file. Reading and writing of different slots may go on in several threads."""
+    """An open file. Different slots may be read and written by several threads."""
 
     def __init__(self, descriptor: int, layout: Layout, num_slots: int, mark: str) -> None:
         super().__init__(reading(descriptor), layout, num_slots, mark)
         self.descriptor = descriptor
 
     def records(self) -> Iterator[Record]:
-        """The records of the file's slots; damaged ones are left out."""
+        """Records of the file's slots, except damaged ones."""
         size = self.layout.record_bytes
         data = os.pread(self.descriptor, self.num_slots * size, PAGE)
         for slot in range(len(data) // size):
@@ -135,10 +135,10 @@ class BlockFile(BlockSlots):
                 yield record
 
     def write_block(self, slot: int, group: int, block: memoryview) -> int:
-        """Write a block's bytes to its group's part of a slot; their checksum.
+        """Write a block to its group's part of a slot; returns its checksum.
 
         Raises:
-            OSError: they could not be written.
+            OSError: the write failed.
         """
         checksum = checksum_of(block)
         place = self._place(slot, group)
@@ -148,10 +148,10 @@ class BlockFile(BlockSlots):
         return checksum
 
     def write_record(self, record: Record, checksums: Sequence[int]) -> None:
-        """Say what a slot holds.
+        """Write a slot's record.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the write failed.
         """
         facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, record.groups) + record.key
         facts += struct.pack(f"<{len(self.layout.group_bytes)}Q", *checksums)
@@ -159,7 +159,7 @@ class BlockFile(BlockSlots):
         os.pwrite(self.descriptor, data, PAGE + record.slot * self.layout.record_bytes)
 
     def close(self) -> None:
-        """Let go of the file, and of its lock."""
+        """Close the file and release its lock."""
         os.close(self.descriptor)
 
 
@@ -178,19 +178,19 @@ def reading(descriptor: int) -> ReadAt:
 
 
 def checksum_of(block: memoryview) -> int:
-    """64 bits: a CRC-32, and a sum of all words that is folded to as many. Both read at the memory's speed."""
+    """64 bits: a CRC-32, and a folded sum of all words. Both run at memory speed."""
     words = np.frombuffer(block[: len(block) // 8 * 8], np.uint64)
     total = int(words.sum())
     return (total ^ total >> 32) & 0xFFFFFFFF | zlib.crc32(block) << 32
 
 
 def open_own(path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
-    """The file at a path, made where there is none; whether what it held is of use. `size` is in bytes.
+    """Open the file at a path, creating it if necessary; returns whether its content is usable. `size` is in bytes.
 
-    Where another engine has it, the first free one of PATH.1, PATH.2, ... is taken.
+    If another engine uses it, the first free one of PATH.1, PATH.2, ... is opened.
 
     Raises:
-        ConfigError: it cannot be opened or made, is something else, or `size` is below that of a block.
+        ConfigError: it cannot be opened or created, is another kind of file, or `size` is below one block.
     """
     for index in range(MAX_SHARERS):
         candidate = path.with_name(f"{path.name}.{index}") if index else path
@@ -209,7 +209,7 @@ def open_own(path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock the file until it is closed; False: another process has it."""
+    """Lock the file until it is closed; False: another process has locked it."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -235,10 +235,10 @@ def _take(descriptor: int, path: Path, layout: Layout, size: int) -> tuple[Block
 
 
 def open_temporary(layout: Layout, size: int) -> BlockFile:
-    """A file without a name, which is gone with the process.
+    """An unnamed file, which is deleted when the process ends.
 
     Raises:
-        OSError: the folder for temporary files takes none.
+        OSError: the folder for temporary files does not allow it.
     """
     with tempfile.TemporaryFile() as file:
         descriptor = os.dup(file.fileno())
@@ -250,7 +250,7 @@ def open_temporary(layout: Layout, size: int) -> BlockFile:
 
 
 def _begin(descriptor: int, layout: Layout, num_slots: int) -> BlockFile:
-    """Begin a file anew. Its pages take no room until they are written."""
+    """Reset a file. Its pages take no disk space until they are written."""
     mark = secrets.token_hex(16)
     os.ftruncate(descriptor, 0)
     os.ftruncate(descriptor, _size(layout, num_slots))
@@ -273,10 +273,10 @@ def _facts(head: bytes) -> tuple[Layout, int, str] | None:
 
 
 def open_peer(path: str, mark: str, layout: Layout) -> BlockFile:
-    """Another engine's file, to read.
+    """Open another engine's file for reading.
 
     Raises:
-        OSError: it is not there, or is another one.
+        OSError: it does not exist, or is another file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -292,7 +292,7 @@ def slots_of(read: ReadAt, mark: str, layout: Layout) -> BlockSlots:
     """The slots of another engine's file.
 
     Raises:
-        OSError: it cannot be read, or is another one.
+        OSError: it cannot be read, or is another file.
     """
     head = bytearray(PAGE)
     facts = _facts(bytes(head)) if read(0, memoryview(head)) and head.startswith(MAGIC) else None

@@ -1,4 +1,4 @@
-"""The threads that move blocks between the pool's memory and files: see `core.block_tier`."""
+"""I/O threads that move blocks between the pool and files: see `core.block_tier`."""
 
 import contextlib
 import logging
@@ -19,35 +19,35 @@ logger = logging.getLogger("penstock.engine")
 READERS = 2
 MAX_PEERS = 64
 NICENESS = 5
-"""Of the writer: a step's threads come first."""
+"""Niceness of the writer thread, so that the step's threads have priority."""
 
 
 class BlockTransport(Protocol):
-    """Fetches blocks that another engine has."""
+    """Fetches blocks from another engine."""
 
     @property
     def memory(self) -> RemoteMemory | None:
-        """Where others find this engine's file, other than by its path."""
+        """Remote address of this engine's file; None: the path suffices."""
 
     def fetch(self, source: BlockSource, address: BlockAddress, group: int, block: memoryview) -> bool:
-        """Fill the bytes of a cache group's block; whether they are what the address says.
+        """Fill a block of a cache group; returns whether its content matches the address.
 
         Raises:
-            OSError: the engine, or its blocks, cannot be reached.
+            OSError: the engine or its blocks are unreachable.
         """
 
     def close(self) -> None: ...
 
 
 class SharedFiles:
-    """Reads the files of engines of this machine, which stay readable while they live. See `BlockTransport`."""
+    """Reads the files of engines on this machine, which stay readable while they live. See `BlockTransport`."""
 
     memory = None
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._lock = threading.Lock()
-        self._files: dict[str, BlockFile] = {}  # by their marks
+        self._files: dict[str, BlockFile] = {}  # by mark
 
     def fetch(self, source: BlockSource, address: BlockAddress, group: int, block: memoryview) -> bool:
         return self._file(source).read_block(address.slot, group, address.digest, address.key, block)
@@ -67,13 +67,13 @@ class SharedFiles:
 
 
 class BlockStore:
-    """See `BlockIO`. Blocks are written by one thread, so in order, and read by others."""
+    """See `BlockIO`. One thread writes blocks, in order; others read."""
 
     def __init__(self, memory: Sequence[BlockBytes], file: BlockFile | None, transport: BlockTransport) -> None:
         """
         Args:
-            memory: of each cache group.
-            file: the engine's own; None: nothing is written.
+            memory: blocks of each cache group.
+            file: the engine's own file; None: nothing is written.
         """
         self._memory, self._file, self._transport = memory, file, transport
         self._writer = ThreadPoolExecutor(1, "kv-write", _be_nice)
@@ -103,7 +103,7 @@ class BlockStore:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Log the first failure of a row."""
+        """Log the first of consecutive failures."""
         try:
             yield
         except OSError as error:
@@ -125,7 +125,7 @@ class BlockStore:
         return memory.fill(block, lambda content: file.read_block(slot, group, digest, key, content))
 
     def close(self) -> None:
-        """Finish what is under way, and close all files."""
+        """Finish pending operations, and close all files."""
         for threads in (self._readers, self._writer):
             threads.shutdown()
         self._transport.close()

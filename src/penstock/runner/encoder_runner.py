@@ -1,7 +1,7 @@
-"""An encoder's forward pass over whole texts: no cache outlives it, and nothing is sampled.
+"""An encoder's forward pass over whole texts, without a persistent cache or sampling.
 
-Keys and values of a step lie in a paged cache that has room for one step, in one layer's shape: each layer writes its
-own over those of the layer before. So attention is that of decoders, without a mask.
+A paged cache with room for one step holds the keys and values of one layer: each layer overwrites those of the layer
+before. So attention is the decoders' kernel, without a mask.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class EncoderRunner:
     def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
         """
         Args:
-            ops: what to compute with; None for the fastest operations of the device.
+            ops: operations to compute with; None: the device's fastest.
         """
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
@@ -80,7 +80,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def execute(self, plan: EncoderPlan) -> list[bytes | None]:
-        """The vector of each text, float32; None: a number of it is not finite."""
+        """The vector of each text, float32; None if it is not finite."""
         batch, types = self._lay_out(plan), _token_types(plan, self._num_types)
         if self._recorded is None:
             hidden = self._model.forward(
@@ -98,7 +98,7 @@ class EncoderRunner:
         return [row.numpy().tobytes() if good else None for row, good in zip(vectors, finite, strict=True)]
 
     def _lay_out(self, plan: EncoderPlan) -> Batch:
-        """The batch of the texts; each begins at a block of its own."""
+        """Build the batch of the texts; each starts at a new block."""
         tables, first = [], 0
         for length in plan.lengths:
             last = first - (-length // self._block_size)
@@ -109,14 +109,14 @@ class EncoderRunner:
         return Batch(memory, len(tables), len(plan.token_ids), num_blocks, self._device)
 
     def close(self) -> None:
-        """Give the memory back; the runner is of no use afterwards."""
+        """Free the memory; the runner cannot be used afterwards."""
         del self._model, self._cache, self._recorded
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def _token_types(plan: EncoderPlan, num_types: int) -> "np.typing.NDArray[np.int64]":
-    """[num_tokens]: 1 for the tokens of a pair's second text, else 0; all 0 where the model knows a single type."""
+    """[num_tokens]: 1 for tokens of a pair's second text, else 0; all 0 if the model has one token type."""
     types = np.zeros(len(plan.token_ids), np.int64)
     end = 0
     for length, second in zip(plan.lengths, plan.second_texts, strict=True):

@@ -1,4 +1,4 @@
-"""What an answer's bits depend on beside the request, as one short text: engines of equal ones may take over."""
+"""Fingerprint of everything but the request that determines an answer's bits: engines with equal ones may take over."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".json")
 
 
 def arithmetic(path: Path, settings: Settings) -> str:
-    """The fingerprint of a model that is computed by these settings on this machine's kernels."""
+    """The fingerprint of a model computed with these settings and this machine's kernels."""
     library = native.library() if settings.device == "cpu" else None
     digest = hashlib.sha256()
     for fact in (
@@ -35,7 +35,7 @@ def arithmetic(path: Path, settings: Settings) -> str:
 
 
 def checkpoint_digest(path: Path) -> bytes:
-    """Of a checkpoint's files: their names, sizes and samples of their contents, as to read all would take long."""
+    """Digest of a checkpoint's file names, sizes and content samples, since reading everything would take long."""
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS)
     digest = hashlib.sha256()
     for file in files:

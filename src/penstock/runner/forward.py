@@ -1,4 +1,4 @@
-"""A model's forward pass over a step: computed call by call, or recorded once as native programs, a call a step."""
+"""A model's forward pass over a step: eager, or recorded once as native programs that run in one call per step."""
 
 import logging
 import time
@@ -33,18 +33,18 @@ from penstock.settings import Settings
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
 _CPU_GATHER_BYTES = 2 * 2**20
-"""Of keys gathered at one time: few enough to be in a core's cache still when they are read."""
+"""Maximum bytes of keys gathered at a time, so that they are still in a core's cache when they are read."""
 
 T = TypeVar("T")
 
 
 class KVCache:
-    """What every layer keeps, paged; layers of a cache group share block tables and a pool."""
+    """The paged caches of all layers; layers of a cache group share block tables and a pool."""
 
     def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS) -> None:
         """
         Args:
-            backing_seconds: how much longer starting may take, so that the first steps need not wait for memory.
+            backing_seconds: extra startup time for touching memory, so that the first steps need not wait for it.
         """
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
@@ -52,7 +52,7 @@ class KVCache:
         kept = [layer.facts.cache for layer in own.layers]
         self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
         self.layers: list[AnyCache | None] = [None] * len(kept)
-        """Of each layer; None: it keeps nothing."""
+        """One per layer; None: the layer caches nothing."""
         self._group_of = [0] * len(kept)
         for index, group in enumerate(self.groups):
             caches: Sequence[AnyCache] = self._caches[index].layers
@@ -64,11 +64,11 @@ class KVCache:
         self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
-        """What belongs to each layer's group; to the main one for layers that keep nothing."""
+        """The value of each layer's group; the main group's for layers that cache nothing."""
         return [of_groups[group] for group in self._group_of]
 
     def _back_first_blocks(self, settings: Settings, seconds: float) -> None:
-        """Back the blocks of four full steps; then, until `seconds` are over, those of the first `FIRST_TOKENS`."""
+        """Touch the blocks of four full steps; then, until `seconds` have passed, those of the first `FIRST_TOKENS`."""
         backed = 4 * settings.max_num_batched_tokens // self.block_size
         last = FIRST_TOKENS // self.block_size
         deadline = time.monotonic() + seconds
@@ -78,13 +78,13 @@ class KVCache:
             self.back([backed] * len(self.groups))
 
     def back(self, num_blocks: Sequence[int]) -> None:
-        """Have memory ready for so many of the first blocks of each group, before the kernels write to them."""
+        """Touch the memory of the first blocks of each group before the kernels write to them."""
         for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
             caches.back(min(count, group.num_blocks))
 
     @property
     def blocks(self) -> list[BlockBytes] | None:
-        """Of each group, as bytes; None: it keeps states, too."""
+        """The blocks of each group, as bytes; None: there are states, too."""
         blocks = [caches.blocks for caches in self._caches if isinstance(caches, LayerCaches)]
         return blocks if len(blocks) == len(self._caches) else None
 
@@ -99,7 +99,7 @@ class KVCache:
 def _new_caches(
     group: LayerGroup, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops
 ) -> LayerCaches | StateCaches:
-    """The caches of a group's layers, which keep either keys and values, or states of one shape."""
+    """The caches of a group's layers, which hold either keys and values, or states of one shape."""
     of_group = [kept[layer] for layer in group.layers]
     if isinstance(of_group[0], StateSpec):
         parts, block_size = of_group[0].parts, settings.memory.block_size
@@ -124,7 +124,7 @@ def _cache_shape(kept: KVSpec, num_blocks: int, settings: Settings) -> CacheShap
 
 
 def _gather_limit(kept: KVSpec, settings: Settings) -> int:
-    """Most keys that attention gathers at one time: the memory plan's number, or fewer where that is faster."""
+    """Maximum keys that attention gathers at a time: the memory plan's number, or fewer where that is faster."""
     planned = 2 * settings.max_model_len
     if settings.device != "cpu":
         return planned
@@ -134,7 +134,7 @@ def _gather_limit(kept: KVSpec, settings: Settings) -> int:
 def build_batch(
     plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: torch.device, group: int = 0
 ) -> Batch:
-    """The batch of `plan`'s tokens for a cache group in which its sequences have these block tables."""
+    """The batch of `plan`'s tokens for a cache group whose sequences have these block tables."""
     memory, pool_blocks = ops.lay_out(plan.query_lens, plan.starts, block_tables, plan.token_ids, block_size)
     branches = None
     for branch in plan.branches:
@@ -149,15 +149,15 @@ class Forward(Protocol):
     """A model over its cache."""
 
     def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
-        """Compute a step's tokens and store their keys and values; the `logits` of the rows that are sampled.
+        """Compute a step's tokens and store their keys and values; returns the `logits` of the sampled rows.
 
-        `block_tables`: for each cache group those of the plan's sequences.
+        `block_tables`: per cache group, those of the plan's sequences.
         The next call may overwrite the result.
         """
         ...
 
     def logits(self, rows: list[int]) -> Tensor:
-        """[len(rows), vocab_size] float32 of rows of the last step, in any order and repeated at will.
+        """Logits of rows of the last step, in any order and with repetitions: [len(rows), vocab_size] float32.
 
         The next call may overwrite the result.
         """
@@ -165,28 +165,28 @@ class Forward(Protocol):
 
 
 class PassAdapters:
-    """The adapters of the rows of a step, and of those that logits are made of."""
+    """The adapters of a step's rows, and of the rows whose logits are computed."""
 
     def __init__(self, loaded: LoadedAdapters | None) -> None:
         """
         Args:
-            loaded: None where no request has an adapter.
+            loaded: None if no request has an adapter.
         """
         self._loaded = loaded
         self._row_slots: IntArray | None = None
         self.in_layers = None if loaded is None else AdapterRows()
-        """Those of the step's tokens; None where there never are any."""
+        """For the step's tokens; None if requests never have adapters."""
         self.in_head = None if loaded is None else AdapterRows()
-        """The same of the rows that logits are made of."""
+        """For the rows whose logits are computed."""
 
     def begin_step(self, plan: ForwardPlan) -> None:
-        """Be those of the plan's tokens."""
+        """Set the adapters of the plan's tokens."""
         if self._loaded is not None and self.in_layers is not None:
             self._row_slots = self._loaded.row_slots(plan.adapters, plan.query_lens)
             self.in_layers.assign(self._row_slots)
 
     def begin_logits(self, rows: list[int]) -> None:
-        """Be those of these rows of the step."""
+        """Set the adapters of these rows of the step."""
         if self.in_head is not None:
             self.in_head.assign(None if self._row_slots is None else self._row_slots[rows])
 
@@ -259,8 +259,8 @@ def make_forward(
 class RecordedForward:
     """Replays native calls recorded from one run of the model's code. See `Forward` for the methods.
 
-    Logits of up to `max_rows` rows lie on memory that is kept: of a new allocation of their size the system would clear
-    every page, step after step.
+    The output of up to `max_rows` rows of logits is kept allocated: the system would clear every page of a new
+    allocation, step after step.
 
     Raises:
         CannotRecordError: the model uses an operation that the library lacks.

@@ -1,4 +1,4 @@
-"""Hidden states of the tokens in the KV cache, after the model's last norm: what a head that guesses starts from."""
+"""Hidden states of the tokens in the KV cache, after the model's last norm: inputs of a multi-token prediction head."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from penstock import reserve
 
 
 class HiddenStates:
-    """In the blocks of the main cache group: a block's rows are those of its tokens.
+    """Stored by the blocks of the main cache group: a block's rows belong to its tokens.
 
-    They start as zeros, and are no part of blocks that go to files or come from there: guesses alone depend on them.
+    They start as zeros, and are not stored to or loaded from files: only drafts depend on them.
     """
 
     def __init__(self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -28,16 +28,16 @@ class HiddenStates:
         return self._rows.nbytes
 
     def store(self, slots: Tensor, rows: Tensor) -> None:
-        """Keep `rows` [count, size] in `slots` [count] int64."""
+        """Store `rows` [count, size] in `slots` [count] int64."""
         self._rows.index_copy_(0, slots, rows)
 
     def load(self, slots: Tensor) -> Tensor:
-        """Those of `slots` [count] int64, of zeros where a slot is negative: [count, size]."""
+        """Rows of `slots` [count] int64, zeros where a slot is negative: [count, size]."""
         rows = self._rows.index_select(0, slots.clamp(min=0))
         return rows.masked_fill_((slots < 0).unsqueeze(1), 0.0)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks, all at once: each pair is (from, to)."""
+        """Copy blocks simultaneously: each pair is (from, to)."""
         if pairs:
             sources, targets = torch.tensor(pairs, device=self._rows.device).unbind(1)
             blocks = self._rows.view(-1, self._block_size * self._rows.shape[1])

@@ -11,13 +11,13 @@ from penstock.memory import Machine
 
 
 def detect_machine(device: str, measure_free: Callable[[], int] = free_memory) -> Machine:
-    """The machine as `device` sees it; "auto" is a GPU where there is one.
+    """Detect the machine for `device`; "auto" is a GPU if there is one.
 
     Args:
-        measure_free: gives the bytes of memory that this process may still take.
+        measure_free: returns the bytes of memory that this process may still allocate.
 
     Raises:
-        ConfigError: there is no such device here.
+        ConfigError: there is no such device.
     """
     device = _settle(device)
     if device == "cpu":

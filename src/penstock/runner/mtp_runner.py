@@ -1,4 +1,4 @@
-"""The runner of a multi-token-prediction head, beside that of its model: in each rank, where there are several."""
+"""The runner of a multi-token prediction head, which uses its model's runner: one in each rank."""
 
 from array import array
 from collections.abc import Callable
@@ -26,11 +26,11 @@ class MTPStep:
     hidden: "array[int]"
     """See `MTPSteps`."""
     sampled: list[int]
-    """Sequences by their ids, of each row that is sampled."""
+    """Sequence ids of the sampled rows."""
 
 
 def _alone(step: MTPStep) -> None:
-    """There are no other ranks to tell."""
+    """Do nothing: there are no other ranks."""
 
 
 class MTPRunner:
@@ -52,7 +52,7 @@ class MTPRunner:
         """
         Args:
             target: the model's runner, which keeps hidden states.
-            share: tells the other ranks of a step, before this one computes it.
+            share: sends a step to the other ranks, before this one computes it.
         """
         self._share = share
         assert target.hidden is not None, "the model's runner keeps what the head starts from"
@@ -64,10 +64,10 @@ class MTPRunner:
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
         self._last: dict[int, Tensor] = {}
-        """By sequence, what the head made of its last token in the last step."""
+        """By sequence, the head's output for its last token in the last step."""
 
     def execute_after(self, plan: StepPlan, hidden: "array[int]") -> StepResult:
-        """See `MTPSteps`. A step of several ranks that fails is the last: they would not be at one place."""
+        """See `MTPSteps`. With several ranks, no step can follow one that failed: the ranks would be out of step."""
         step = MTPStep(plan.forward, hidden, [seq.sequence_id for seq in plan.samples.sequences])
         try:
             self._share(step)
@@ -82,7 +82,7 @@ class MTPRunner:
             raise
 
     def follow(self, step: MTPStep) -> None:
-        """What `execute_after` does before it samples, for a rank other than the first."""
+        """The part of `execute_after` before sampling, for ranks other than rank 0."""
         with torch.inference_mode():
             self._compute(step)
 
@@ -115,5 +115,5 @@ class MTPRunner:
         return rows
 
     def close(self) -> None:
-        """Give the memory back; the runner is of no use afterwards."""
+        """Free the memory; the runner cannot be used afterwards."""
         del self._head, self._cache, self._hidden, self._last

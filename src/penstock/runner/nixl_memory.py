@@ -1,12 +1,13 @@
-"""Blocks of engines on other machines, by NIXL: an engine reads the memory to which another has mapped its file.
+"""KV blocks of engines on other machines, by NIXL: an engine reads the memory to which another has mapped its file.
 
     prefill engine   file of blocks, mapped, registered ──> metadata of its agent, in each `BlockSource`
                           │ READ (UCX: TCP, shared memory, RDMA)
                           ▼
-    decode engine    a room, registered ──checked as a file's block──> the pool
+    decode engine    a room (buffer), registered ──checked as a file's block──> the pool
 
-The other engine is not asked: what it overwrites meanwhile does not fit its checksum. Nothing is read into the pool
-itself: a transfer that takes too long may still be writing when the block is somebody else's. So it keeps its room.
+The other engine takes no part: a block that it overwrites meanwhile fails its checksum. Transfers do not write to the
+pool
+itself: a transfer that takes too long may still be writing when the block has another owner. So it keeps its buffer.
 """
 
 import contextlib
@@ -34,29 +35,29 @@ from penstock.runner.block_store import MAX_PEERS
 logger = logging.getLogger("penstock.engine")
 
 TRANSFER_SECONDS = 5.0
-"""That one transfer, of a block or less, may take."""
+"""Maximum duration of one transfer, of a block or less."""
 RETRY_SECONDS = 30.0
-"""For which an engine is not asked again after a transfer failed."""
+"""Time for which an engine is not asked again after a transfer failed."""
 MAX_ROOMS = 16
-"""Transfers, those included that were given up and may still be writing."""
+"""Maximum transfers, including abandoned ones that may still be writing."""
 SHORTEST_WAIT, LONGEST_WAIT = 20e-6, 1e-3
-"""Seconds between two looks at a transfer."""
+"""Seconds between two polls of a transfer."""
 PROGRESS_MICROSECONDS = 10_000
-"""How long NIXL's thread sleeps unless something arrives; at the default of its Python interface, 0, it spins.
+"""Sleep of NIXL's thread unless something arrives; with its Python interface's default, 0, it spins.
 
-An idle engine takes 0.4 % of a core so, and 1.4 to 2 % at a tenth of it; what arrives wakes the thread, so transfers
-take as long at either (1 MiB over TCP: 3 to 4 ms).
+This takes 0.4 % of a core in an idle engine, and a tenth of it 1.4 to 2 %. Arriving data wakes the thread, so transfers
+take equally long with either (1 MiB over TCP: 3 to 4 ms).
 """
 
 
 @dataclass(slots=True, eq=False)
 class _Room:
-    """Registered memory that a transfer writes to."""
+    """Registered buffer of a transfer."""
 
     content: NDArray[np.uint8]
     request: int = 0
     peer: "_Peer | None" = None
-    """Whose transfer is under way."""
+    """The peer of the current transfer."""
 
     @property
     def address(self) -> int:
@@ -64,7 +65,7 @@ class _Room:
 
 
 class _Peer:
-    """An engine that offers its file."""
+    """An engine whose file can be read."""
 
     def __init__(self, name: str, address: int) -> None:
         self.name, self.address = name, address
@@ -72,21 +73,21 @@ class _Peer:
         self.slots: BlockSlots | None = None
         self.num_transfers = 0
         self.failed: float | None = None
-        """When a transfer failed."""
+        """Time of the last failed transfer."""
 
 
 class NixlMemory:
-    """Offers the engine's own file, and reads those of others. See `BlockTransport`."""
+    """Exposes the engine's own file, and reads those of others. See `BlockTransport`."""
 
     def __init__(self, layout: Layout, file: BlockFile | None, clock: Callable[[], float] = time.monotonic) -> None:
         """
         Raises:
-            ConfigError: NIXL is not there, or does not start.
+            ConfigError: NIXL is not installed, or does not start.
         """
         self._layout, self._clock = layout, clock
         self._nixl = _import_nixl()
         self._lock = threading.Lock()
-        self._peers: dict[str, _Peer] = {}  # by their files' marks
+        self._peers: dict[str, _Peer] = {}  # by the marks of their files
         self._free: list[_Room] = []
         self._hung: list[_Room] = []
         self._num_rooms = 0
@@ -97,7 +98,7 @@ class NixlMemory:
             if file is not None:
                 self._mapped = mmap.mmap(file.descriptor, file.nbytes)
                 self.memory = self._offer(np.frombuffer(self._mapped, np.uint8))
-        except Exception as error:  # NIXL has many
+        except Exception as error:  # NIXL has many exception types
             raise ConfigError(f"kv_transfer nixl cannot begin: {type(error).__name__}: {error}") from error
 
     def _start_agent(self) -> Any:
@@ -129,7 +130,7 @@ class NixlMemory:
         return peer.slots.read_block(address.slot, group, address.digest, address.key, block)
 
     def _peer(self, mark: str, memory: RemoteMemory) -> _Peer:
-        """The engine whose file has this mark: connected anew if it failed some time ago."""
+        """The engine whose file has this mark, reconnected if it failed some time ago."""
         with self._lock:
             self._sort_hung()
             peer = self._peers.get(mark)
@@ -158,7 +159,7 @@ class NixlMemory:
         self._forget(idle)
 
     def _forget(self, mark: str) -> None:
-        with contextlib.suppress(Exception):  # NIXL may have forgotten it by itself
+        with contextlib.suppress(Exception):  # NIXL may have removed it by itself
             self._agent.invalidateRemoteMD(self._peers.pop(mark).name)
 
     def _read(self, peer: _Peer, place: int, room: memoryview) -> bool:
@@ -189,7 +190,7 @@ class NixlMemory:
         self._give_back(room)
 
     def _run(self, room: _Room, address: int, size: int) -> bool:
-        """Read memory of the room's peer into the room; False if that takes too long, and goes on."""
+        """Read memory of the room's peer into the room; False if that exceeds the time limit, and continues."""
         nixl, agent = self._nixl, self._agent
         assert room.peer is not None
         to = nixl.nixlXferDList(nixl.DRAM_SEG, [(room.address, size, 0)])
@@ -224,7 +225,7 @@ class NixlMemory:
             return room
 
     def _give_back(self, room: _Room) -> None:
-        """The room's transfer is over, well or badly."""
+        """Return a room whose transfer has ended or failed."""
         with self._lock:
             self._end(room)
 
@@ -237,24 +238,24 @@ class NixlMemory:
         self._free.append(room)
 
     def _sort_hung(self) -> None:
-        """Take back the rooms whose transfers were given up, and have ended since."""
+        """Return the rooms of abandoned transfers that have ended since."""
         for room in list(self._hung):
             try:
                 state = self._agent.getXferStatus(room.request)
-            except Exception:  # it has ended by an error
+            except Exception:  # it ended with an error
                 state = None
             if state != self._nixl.NIXL_IN_PROG:
                 self._hung.remove(room)
                 self._end(room)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         del self._agent
 
 
 def _import_nixl() -> Any:
-    """NIXL's bindings: by themselves, as its Python interface sets up logging anew, and lets a thread spin."""
-    for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):  # what fails is logged here
+    """NIXL's low-level bindings: its Python interface reconfigures logging and lets a thread spin."""
+    for name in ("NIXL_LOG_LEVEL", "UCX_LOG_LEVEL"):  # failures are logged here
         os.environ.setdefault(name, "FATAL")
     try:
         return importlib.import_module("nixl_cu12._bindings")

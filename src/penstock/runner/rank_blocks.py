@@ -1,11 +1,11 @@
-"""The blocks of an engine of several ranks, as bytes: each rank's part, one after another.
+"""KV blocks of an engine with several ranks as bytes: the ranks' parts, concatenated.
 
     rank 0's part   own memory ─────────────────┐
     rank 1's part   process_vm_readv, _writev ──┴── a block's bytes        to the file and back (`runner.block_store`)
 
-The ranks are children of the first one on the same machine, so it may read and write their memory. It touches only
-blocks that no step under way writes, and where blocks are moved a step ends for all ranks at one time. What is filled
-is there before a plan names it.
+The other ranks are child processes of rank 0 on the same machine, so it may read and write their memory. It accesses
+only blocks that the current step does not write, and when blocks are moved all ranks end a step together. Loaded blocks
+are complete before a plan uses them.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from penstock.kernels.block_bytes import BlockBytes, BytesInPlace
 from penstock.kernels.ranks import Exchange
 
 _FACTS = 3
-"""Numbers that a rank tells of a cache group."""
+"""Numbers that a rank sends per cache group."""
 
 
 class _Area(ctypes.Structure):
@@ -38,21 +38,21 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class PartOfRank:
-    """A rank's part of the blocks of a cache group, in the memory of its process."""
+    """A rank's part of the blocks of a cache group, in its process's memory."""
 
     pid: int
     address: int
     stride: int
-    """Bytes from one block to the next."""
+    """Distance between blocks in bytes."""
     nbytes: int
-    """Of the part of a block."""
+    """Bytes of a part."""
 
     def read(self, block: int, target: "NDArray[np.uint8]") -> None:
-        """Copy the part of a block to `target` [nbytes]. Raises as `write` does."""
+        """Copy a block's part to `target` [nbytes]. Raises the same errors as `write`."""
         self._move("process_vm_readv", block, target)
 
     def write(self, block: int, source: "NDArray[np.uint8]") -> None:
-        """Copy `source` [nbytes] to the part of a block.
+        """Copy `source` [nbytes] to a block's part.
 
         Raises:
             OSError: the rank has ended, or the system does not allow it.
@@ -76,7 +76,7 @@ class PartOfRank:
 
 
 class RankedBytes:
-    """Blocks of which each rank has a part. See `BlockBytes`."""
+    """Blocks divided among the ranks. See `BlockBytes`."""
 
     def __init__(self, own: BlockBytes, others: Sequence[PartOfRank]) -> None:
         self._own, self._others = own, others
@@ -107,10 +107,10 @@ def _copy(target: memoryview, source: memoryview) -> bool:
 
 
 def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> list[RankedBytes] | None:
-    """The blocks of all ranks, in the first one; all ranks call this with their own. None: some cannot be reached.
+    """The blocks of all ranks, in rank 0; each rank calls this with its own. None: some cannot be accessed.
 
     Raises:
-        ConfigError: the system does not let the first rank read the memory of the others.
+        ConfigError: the system does not let rank 0 read the memory of the others.
     """
     plain = [group for group in blocks or () if isinstance(group, BytesInPlace)]
     is_plain = blocks is not None and len(plain) == len(blocks)

@@ -199,7 +199,7 @@ class RankOrder:
         """The launch options of a rank on its own node.
 
         Raises:
-            ConfigError: this node would compute otherwise than the first one's.
+            ConfigError: this node would not compute exactly as the first one does.
         """
         if arithmetic(checkpoint.path, self.settings) != self.arithmetic:
             raise ConfigError(
@@ -225,12 +225,12 @@ class RankStep:
 
     forward: ForwardPlan
     logits_of: list[int]
-    """Rows whose logits rank 0 needs beside those that are sampled."""
+    """Rows whose logits rank 0 needs besides the sampled ones."""
     changes: list[AdapterChange]
 
 
 def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
-    """Make the runner that the settings ask for: in this process, or across several ranks."""
+    """Create the runner for the settings: in this process, or across several ranks."""
     if settings.tensor_parallel_size == 1:
         return TorchRunner(checkpoint, settings)
     return RankedRunner(checkpoint, settings)
@@ -240,7 +240,7 @@ class RankedRunner:
     """Rank 0 of several: starts the others and sends them each step. See `ModelRunner`.
 
     Raises:
-        CheckpointError: as `TorchRunner`.
+        CheckpointError: see `TorchRunner`.
         ConfigError: there are fewer GPUs than ranks.
         DeviceLostError: a rank could not load its part.
     """
@@ -251,7 +251,7 @@ class RankedRunner:
         self._plans: PlanSource | None = None
         self._closing = False
         self._changes: deque[AdapterChange] = deque()
-        """Changes still to be sent to the other ranks; another thread, which loads adapters, appends them."""
+        """Changes not yet sent to the other ranks; appended by the thread that loads adapters."""
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             if settings.meeting is None:
@@ -261,10 +261,10 @@ class RankedRunner:
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group)
-            self._group.share(b"")  # every rank has loaded its part
+            self._group.share(b"")  # wait until every rank has loaded its part
             self._moves_blocks = settings.moves_blocks
             self.blocks = self._blocks_of_all(self._group) if settings.moves_blocks else None
-            """The KV cache's blocks by its groups, as bytes; None: nobody asks for them."""
+            """The KV cache's blocks by groups, as bytes; None: not needed."""
         except BaseException:
             self._end(0.0)
             raise
@@ -321,7 +321,7 @@ class RankedRunner:
         return ranked_blocks(self._runner.blocks, group.exchange)
 
     def start_head(self, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
-        """The head that guesses further tokens, which every rank has its part of; `settings` are the head's.
+        """Load the multi-token prediction head, divided among the ranks; `settings` are the head's.
 
         Raises:
             DeviceLostError: a rank could not load its part.
@@ -329,7 +329,7 @@ class RankedRunner:
         group = self._group
         assert group is not None
         head = MTPRunner(self._runner, checkpoint, settings, lambda step: _send_to_ranks(group, step))
-        group.share(b"")  # every rank has loaded its part
+        group.share(b"")  # wait until every rank has loaded its part
         return head
 
     @property
@@ -338,7 +338,7 @@ class RankedRunner:
         return [process.pid for process in self._processes]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """As `TorchRunner.execute`, but no step can follow one that failed: the ranks would be out of step.
+        """Like `TorchRunner.execute`, but no step can follow one that failed: the ranks would be out of step.
 
         Raises:
             DeviceLostError: no further plan can be executed.
@@ -349,7 +349,7 @@ class RankedRunner:
             self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
             result = self._runner.execute(plan)
             if self._moves_blocks:
-                self._group.share(b"")  # all have stored their keys: of the last layer's nothing was exchanged yet
+                self._group.share(b"")  # all have stored their keys: no exchange followed the last layer's
             return result
         except BaseException as error:
             self._end(0.0)
@@ -358,7 +358,7 @@ class RankedRunner:
             raise
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """See `TorchRunner.load_adapter`. The other ranks learn of it with the next step, and load it during that."""
+        """See `TorchRunner.load_adapter`. The other ranks are told with the next step, and load it during that."""
         self._changes.append(AdapterChange(adapter, is_loaded=True))
         try:
             self._runner.load_adapter(adapter)
@@ -471,7 +471,7 @@ def join_engine(join: RankJoin) -> None:
     """Run a rank of an engine on several nodes: receive a `RankOrder` from rank 0, then follow it.
 
     Raises:
-        ConfigError: this node would compute otherwise than the first one's.
+        ConfigError: this node would not compute exactly as the first one does.
     """
     plans = PlanSink(join.meeting)
     order = pickle.loads(plans.share(b""))

@@ -1,4 +1,4 @@
-"""The runner that computes: a plan in, sampled tokens out, on one device."""
+"""The PyTorch runner: executes plans on one device and returns sampled tokens."""
 
 import re
 from array import array
@@ -25,17 +25,17 @@ from penstock.settings import Settings
 _TEXTS = re.compile(
     "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
 )
-"""Texts of torch's plain RuntimeErrors for a failed device library, or no memory on the CPU."""
+"""Messages of torch's plain RuntimeErrors for a failed device library, or no memory on the CPU."""
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether each later step would fail, too: the device's context is broken, or memory ran out beside the plan."""
+    """Whether every later step would fail, too: the device's context is broken, or memory ran out despite the plan."""
     known = (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError)
     return isinstance(error, known) or (isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error))))
 
 
 class BlockTables:
-    """Follows the scheduler's tables by the differences that plans carry."""
+    """Mirrors the scheduler's block tables from the differences in plans."""
 
     def __init__(self, num_groups: int, num_slots: int) -> None:
         self._tables = [[array("i") for _ in range(num_slots)] for _ in range(num_groups)]
@@ -49,7 +49,7 @@ class BlockTables:
             table.extend(blocks)
 
     def of(self, slots: list[int]) -> "list[list[array[int]]]":
-        """For each cache group the tables of these slots, to be read before the next `update`."""
+        """Per cache group, the tables of these slots; valid until the next `update`."""
         return [[tables[slot] for slot in slots] for tables in self._tables]
 
 
@@ -63,7 +63,7 @@ class TorchRunner:
     def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
         """
         Args:
-            ops: what to compute with; None for the fastest operations of the device.
+            ops: operations to compute with; None: the device's fastest.
         """
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
@@ -78,7 +78,7 @@ class TorchRunner:
                 self._adapters = LoadedAdapters(self._model.adapted, adaptable_maps, dtype, self._device)
             self._cache = KVCache(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
-            """None: not needed."""
+            """None if not needed."""
             self._forward = make_forward(
                 self._model,
                 self._cache,
@@ -104,23 +104,23 @@ class TorchRunner:
 
     @property
     def ops(self) -> Ops:
-        """The operations that it computes with."""
+        """The operations it computes with."""
         return self._ops
 
     @property
     def blocks(self) -> list[BlockBytes] | None:
-        """The KV cache's blocks by its groups, as bytes; None: it keeps states, too."""
+        """The KV cache's blocks by groups, as bytes; None: there are states, too."""
         return self._cache.blocks
 
     def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:
-        """What `execute` does before it samples, for a rank other than the first; then the `logits` of these rows."""
+        """The part of `execute` before sampling, for ranks other than rank 0; then the `logits` of these rows."""
         with torch.inference_mode():
             if self._compute(forward) is not None:
                 for part in self._chunks(len(logits_of)):
                     self._forward.logits(logits_of[part])
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Copy blocks, compute the plan's tokens, store their keys and values, and sample where it says so.
+        """Copy blocks, compute the plan's tokens, store their keys and values, and sample the sampled rows.
 
         Raises:
             DeviceLostError: no further plan can be executed.
@@ -143,7 +143,7 @@ class TorchRunner:
         return result
 
     def _compute(self, forward: ForwardPlan) -> Tensor | None:
-        """The step's logits; None: it only changes tables and copies blocks."""
+        """The step's logits; None if it only updates tables and copies blocks."""
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:
             self._cache.copy(forward.block_copies)
@@ -155,7 +155,7 @@ class TorchRunner:
         return self._forward(forward, self._block_tables.of(forward.slots))
 
     def _chunks(self, count: int) -> Iterator[slice]:
-        """Rows of logits, in parts that the memory plan includes."""
+        """Chunks of `count` rows of logits, of the size in the memory plan."""
         for begin in range(0, count, self._max_rows):
             yield slice(begin, min(begin + self._max_rows, count))
 
@@ -168,21 +168,21 @@ class TorchRunner:
         return entries
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Read an adapter, for steps to come; in any thread.
+        """Load an adapter for later steps; may be called in any thread.
 
         Raises:
-            AdapterError: it cannot be read, or is not what it was.
+            AdapterError: it cannot be read, or its content has changed.
         """
         assert self._adapters is not None, "no memory was planned for adapters"
         self._adapters.load(adapter)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Give an adapter's memory back; between steps."""
+        """Free an adapter's memory; called between steps."""
         assert self._adapters is not None
         self._adapters.drop(adapter)
 
     def close(self) -> None:
-        """Give the memory back; the runner is of no use afterwards."""
+        """Free the memory; the runner cannot be used afterwards."""
         del self._model, self._cache, self._forward, self.hidden
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Middleware for all routes: request ids, error bodies for what escapes, HEAD, the access log."""
+"""Middleware for all routes: request ids, responses to uncaught exceptions, HEAD, the access log."""
 
 import logging
 import re
@@ -28,9 +28,9 @@ _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """ASGI middleware: puts `x-request-id`, the caller's or a new one, on each answer, and answers what escapes.
+    """ASGI middleware: sets `x-request-id`, the caller's or a new one, on responses, and answers uncaught exceptions.
 
-    The same id goes by `request-id`, the name that Anthropic's clients read.
+    The id is also sent as `request-id`, the name that Anthropic's clients read.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -63,7 +63,7 @@ class RequestId:
 
 
 class HeadRequests:
-    """ASGI middleware: answers HEAD as GET without the body."""
+    """ASGI middleware: answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def create_app(
     engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
 ) -> FastAPI:
-    """The application of a started engine; without `keys`, no authentication."""
+    """The application of a started engine; without `keys`, there is no authentication."""
     app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
     model_name = config.served_model_name or engine.info.model_name
     if engine.adapters.find(model_name) is not None:

@@ -1,8 +1,8 @@
-"""The base of bodies in all dialects.
+"""Base class of request bodies in all dialects.
 
-A parameter is obeyed, or refused by name. Those that a dialect or its kin know and this server does not obey stand in
-a class's `NOT_OBEYED`, with the values that ask for nothing; null always asks for nothing. Bodies hold text and nothing
-else; large ones are checked in a thread (`LargeBodyRoute`), so that the event loop serves others meanwhile.
+A parameter is obeyed, or refused by name. A class's `NOT_OBEYED` lists known parameters that this server does not
+support, with the values that have no effect; null never has an effect. All strings must be valid Unicode. Large bodies
+are validated in a thread (`LargeBodyRoute`), so that the event loop stays free.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 Neutral = dict[str, tuple[Any, ...]]
 Many = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is refused at its first wrong item: a body of a million of them must not cost a million errors."""
+"""A list whose validation stops at its first invalid item: a million of them must not cost a million errors."""
 
 MAX_METADATA = 16
 _LONGEST_NAME = 64
@@ -72,7 +72,7 @@ def check_text(text: str, field: str) -> str:
     """Return the text unless it is invalid.
 
     Raises:
-        InvalidRequestError: it holds half of a surrogate pair, which JSON can carry and no text does.
+        InvalidRequestError: it contains an unpaired surrogate, which is valid in JSON but not in text.
     """
     if not _is_text(text):
         raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field)
@@ -85,10 +85,10 @@ def may_hold_half_a_pair(raw: bytes) -> bool:
 
 
 def check_all_text(content: object) -> None:
-    """Check every text in a parsed body, names of fields too.
+    """Check every string in a parsed body, including field names.
 
     Raises:
-        InvalidRequestError: one holds half of a surrogate pair; `param` is its field.
+        InvalidRequestError: one contains an unpaired surrogate; `param` is its field.
     """
     waiting: list[tuple[object, _Place | None]] = [(content, None)]
     while waiting:
@@ -117,7 +117,7 @@ def _is_text(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value is in a body; as text, as a caller would write it: `messages[0].content`."""
+    """Location of a value in a body; as text, in the caller's notation: `messages[0].content`."""
 
     name: str | int
     within: "_Place | None"
@@ -145,7 +145,7 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_check_metadata)]
 
 @contextlib.contextmanager
 def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
-    """Let refusals name the field that the caller wrote, where the engine knows it by another name."""
+    """Make errors name the caller's field where the engine has another name for it."""
     try:
         yield
     except InvalidRequestError as error:
@@ -154,9 +154,9 @@ def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
 
 
 LARGE_BODY = 65_536
-"""Bytes from which on a body is checked in a thread: some milliseconds' work."""
+"""Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
 _LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
-"""Numbers with more digits than a double may hold; integers are exact in Python."""
+"""Numbers with more digits than a double may represent; integers are exact in Python."""
 
 
 class CheckedRequest(Request):
@@ -175,7 +175,7 @@ class CheckedRequest(Request):
 
 
 class LargeBodyRoute(APIRoute):
-    """Gives FastAPI small bodies to check; large ones it checks in a thread, with the same outcome."""
+    """Lets FastAPI validate small bodies, and validates large ones in a thread, with the same result."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -184,7 +184,7 @@ class LargeBodyRoute(APIRoute):
             raw = await request.body()
             if self.body_field is None:
                 return await handle(request)
-            with contextlib.suppress(ValueError, RecursionError):  # it is no JSON: FastAPI says so
+            with contextlib.suppress(ValueError, RecursionError):  # not JSON: FastAPI reports it
                 if len(raw) >= LARGE_BODY:
                     work: LargeWork = request.app.state.large_work
                     request = CheckedRequest(request, raw, await work.run(len(raw), lambda: self._check(raw)))
@@ -199,8 +199,8 @@ class LargeBodyRoute(APIRoute):
     def _check(self, raw: bytes) -> object:
         """
         Raises:
-            InvalidRequestError: a text in it is none.
-            RequestValidationError: it is JSON, and not what the route takes.
+            InvalidRequestError: a string in it is not valid Unicode.
+            RequestValidationError: it is JSON, but does not match the route's schema.
         """
         assert self.body_field is not None
         content = json.loads(raw, parse_float=_number)

@@ -1,6 +1,6 @@
-"""The context of one HTTP call: all the server knows beside its body.
+"""The context of one HTTP call: everything the server knows about it besides its body.
 
-RequestId ──> AccessLog ──> CallLimits ──> routes: each layer fills in what it learns
+RequestId ──> AccessLog ──> CallLimits ──> routes: each layer adds what it knows
 """
 
 import asyncio
@@ -36,25 +36,25 @@ class CallContext:
     """Name of the API key."""
     caller: Caller = ANYONE
     queue_timeout: float | None = None
-    """Seconds that its requests may wait in the queue; None for the server's limit."""
+    """Seconds that its requests may wait in the queue; None: the server's limit."""
     last_event_id: str | None = None
     """The last event of a broken stream that the client received."""
     num_body_bytes: int = 0
     receive: Receive = _stay_connected
-    """ASGI's: after the body, a message when the client leaves."""
+    """ASGI's `receive`: after the body, a message when the client disconnects."""
     request_stream: RequestStream | None = None
     failure: str | None = None
-    """Why it failed, in a word for metrics."""
+    """Why it failed, as a one-word metrics label."""
     refusal: ErrorReply | None = None
     """The reply that its connection sent while the body was arriving."""
 
     def record_failure(self, reply: ErrorReply) -> None:
-        """The call, or its stream, ends with this."""
+        """Record the error with which the call, or its stream, ends."""
         self.failure = reply.reason
 
 
 def context_of(scope: Scope) -> CallContext:
-    """The context of an HTTP call, made when it is first asked for: by its connection or by the first middleware."""
+    """The context of an HTTP call, created on first use: by its connection or by the first middleware."""
     state = scope.setdefault("state", {})
     context: CallContext = state.setdefault(_KEY, CallContext())
     return context
@@ -68,5 +68,5 @@ ContextOf = Annotated[CallContext, Depends(_context)]
 
 
 def is_open(scope: Scope) -> bool:
-    """Whether a call reads what needs no API key and is not worth a line in the log: health, metrics, documentation."""
+    """Whether a path needs no API key and no log line: health, metrics, documentation."""
     return scope["path"] in _OPEN_PATHS and scope["method"] in ("GET", "HEAD")

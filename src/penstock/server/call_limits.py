@@ -1,6 +1,6 @@
-"""Checks that a call passes before any work is done for it: its API key, the limits on calls, and its whole body.
+"""Checks before any work is done for a call: its API key, the limits on calls, and its complete body.
 
-RequestId ──> CallLimits: key → calls open → requests a minute → body size, room for bodies, body time ──> routes
+RequestId ──> CallLimits: key → concurrent calls → requests a minute → body size, room for bodies, body time ──> routes
 """
 
 import asyncio
@@ -52,9 +52,9 @@ class HeldBody:
 
 
 class HeldBodies:
-    """The bodies of a server's open calls: a bound on their sum, in which small ones do not count.
+    """The bodies of a server's open calls: limits their total size, not counting small ones.
 
-    After calls with large bodies their memory is given back to the system.
+    After calls with large bodies, free memory is returned to the system.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -63,7 +63,7 @@ class HeldBodies:
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[HeldBody]:
-        """A call's body, for as long as the call is open; `name` is that of its API key."""
+        """A call's body, while the call is open; `name` is that of its API key."""
         held = HeldBody(self._limit, name)
         try:
             yield held
@@ -83,18 +83,18 @@ class HeldBodies:
 
 
 def _trim_heaps() -> None:
-    """Return free memory from anywhere in glibc's heaps; `free` returns only what lies at their ends."""
+    """Return free memory from anywhere in glibc's heaps; `free` returns only memory at their ends."""
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
 _DISCARDED = 16
-"""Bytes of a refused body that are read and discarded, in multiples of the largest body, so that its sender reads the
-refusal."""
+"""Bytes of a refused body that are read and discarded, in multiples of the largest body, so that its sender reads
+the response."""
 
 QUEUE_TIMEOUT = "x-queue-timeout"
 _SHOWN = 64
-"""Characters of a header that a refusal repeats."""
+"""Maximum characters of a header repeated in an error."""
 
 
 class _ClientGone(Exception):
@@ -102,9 +102,9 @@ class _ClientGone(Exception):
 
 
 class CallLimits:
-    """ASGI middleware: holds calls to the limits, notes in their context who calls, and passes bodies on in one piece.
+    """ASGI middleware: enforces the limits, records the caller in the context, and passes bodies on in one piece.
 
-    A caller says how many seconds its requests may wait in the queue by a header, `x-queue-timeout`, in any dialect.
+    In any dialect, the header `x-queue-timeout` sets the seconds that a call's requests may wait in the queue.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, limits: CallLimitsConfig) -> None:
@@ -139,10 +139,10 @@ class CallLimits:
                 context.num_body_bytes, context.receive = len(body), _replay(body, receive)
                 del body
                 await self._app(scope, context.receive, send_with_limits)
-        except PenstockError as error:  # only of the gate itself: the application answers its own
+        except PenstockError as error:  # only errors of the middleware: the application answers its own
             response = error_response(error, scope["path"], context)
             if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
-                response.headers["connection"] = "close"  # the rest of the body may still be on its way
+                response.headers["connection"] = "close"  # the rest of the body may still arrive
             await response(scope, receive, send_with_limits)
         except _ClientGone:
             pass
@@ -165,7 +165,7 @@ class CallLimits:
 
     async def _read_body(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
         headers = Headers(scope=scope)
-        length = int(headers.get("content-length", "0"))  # the HTTP parser has seen that it is a number
+        length = int(headers.get("content-length", "0"))  # the HTTP parser has checked that it is a number
         if length > self._limits.max_body_bytes and headers.get("expect", "").lower() == "100-continue":
             raise self._too_large()  # before any of it is sent
         try:
@@ -216,7 +216,7 @@ def _queue_timeout(headers: Headers) -> float | None:
     if given is None:
         return None
     try:
-        seconds = float(given) if given.isascii() and "_" not in given else 0.0  # Python's own ways to write numbers
+        seconds = float(given) if given.isascii() and "_" not in given else 0.0  # not Python's other notations
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
@@ -226,7 +226,7 @@ def _queue_timeout(headers: Headers) -> float | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the whole body at once, and then what follows it: the disconnect."""
+    """A `receive` that returns the whole body at once, then what follows: the disconnect."""
     left: bytes | None = body
 
     async def replay() -> Message:

@@ -1,10 +1,10 @@
-"""One HTTP connection: uvicorn's protocol over h11, with bounds on what a client sends and on how long that takes.
+"""One HTTP connection: uvicorn's h11 protocol, with limits on what a client sends and on how long that takes.
 
     idle ──first byte──> head ──complete──> call ──answered──> rest of its body ──read──> idle
      the longest idle       size, count,      chunks             time
      are closed first       time
 
-A broken bound is answered once, in the dialect of the path where it is known, and ends the connection.
+A violated limit is answered once, in the dialect of the path if it is known, and closes the connection.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ FREE_CHUNKS = 4096
 MIN_CHUNK = 64
 """A chunked body may have `FREE_CHUNKS` chunks, and one more for each `MIN_CHUNK` bytes: each costs h11 some 8 µs."""
 LINGER_SECONDS = 1.0
-"""How long what a refused client still sends is read and dropped: a reset could keep it from reading the refusal."""
+"""Time for which a refused client's data is read and dropped: a reset could keep it from reading the response."""
 _PIECE = 16_384
-"""Bytes that are parsed at a time; what a head may exceed its limit by before it is refused."""
+"""Bytes parsed at a time, by which a head may exceed its limit before it is refused."""
 
 _CODES = {
     408: "request_timeout",
@@ -49,11 +49,11 @@ _CODES = {
 
 
 class _Beyond(h11.RemoteProtocolError):
-    """A request that is HTTP, and beyond a limit."""
+    """A request that is valid HTTP but exceeds a limit."""
 
 
 class BoundedConnection(h11.Connection):
-    """h11's parser, which also refuses requests beyond the limits. `fault` is what it refused."""
+    """h11's parser, which also refuses requests above the limits. `fault` is the error."""
 
     def __init__(self, limits: CallLimitsConfig) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
@@ -65,7 +65,7 @@ class BoundedConnection(h11.Connection):
 
     @property
     def num_unparsed(self) -> int:
-        """Bytes that were received and not yet parsed."""
+        """Bytes received but not yet parsed."""
         return len(self._receive_buffer)
 
     def next_event(self) -> Any:
@@ -81,7 +81,7 @@ class BoundedConnection(h11.Connection):
     def _check(self, event: object) -> None:
         """
         Raises:
-            h11.RemoteProtocolError: with the event, the request is beyond a limit.
+            h11.RemoteProtocolError: with this event, the request exceeds a limit.
         """
         if isinstance(event, h11.Request):
             self._check_request(event)
@@ -102,7 +102,7 @@ class BoundedConnection(h11.Connection):
         if len(request.target) > MAX_TARGET:
             raise _Beyond(_LONG_TARGET, error_status_hint=414)
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
-            # A proxy that goes by the other one sees another request follow (RFC 9112, 6.3).
+            # A proxy that uses the other header sees another request follow (RFC 9112, 6.3).
             raise _Beyond("a request has either Content-Length or Transfer-Encoding, not both")
         self._check_fields(request.headers, len(request.method) + len(request.target), "head")
 
@@ -117,13 +117,13 @@ class BoundedConnection(h11.Connection):
 
     def _reply_to(self, error: h11.RemoteProtocolError, in_head: bool) -> ErrorReply:
         status, message = error.error_status_hint, str(error)
-        if status == 431 and not isinstance(error, _Beyond):  # by h11, of an incomplete head or trailer
+        if status == 431 and not isinstance(error, _Beyond):  # from h11, for an incomplete head or trailer
             where = "head" if in_head else "trailer, or a chunk's extension,"
             message = f"the {where} has more than {self._limits.max_header_bytes} bytes (max_header_bytes)"
             if in_head and b"\n" not in bytes(self._receive_buffer):
                 status, message = 414, _LONG_TARGET
         elif not isinstance(error, _Beyond):
-            message = message.partition(": bytearray")[0]  # h11 repeats what it cannot read
+            message = message.partition(": bytearray")[0]  # h11 repeats what it cannot parse
             message = f"the request is not valid HTTP/1.1: {message}"
         return ErrorReply(status, message, code=_CODES.get(status))
 
@@ -132,12 +132,12 @@ _LONG_TARGET = f"the request target has more than {MAX_TARGET} bytes"
 
 
 class _Flow(FlowControl):
-    """Reads on while a client waits for its answer, to see whether it leaves, but not much of what it sends ahead."""
+    """Keeps reading while a client waits for its answer, to detect a disconnect, but limits what it sends ahead."""
 
     def __init__(self, transport: asyncio.Transport, reads_ahead: Callable[[], bool | None]) -> None:
         """
         Args:
-            reads_ahead: while a call is under way, whether more may be read; else None.
+            reads_ahead: during a call, whether more may be read; else None.
         """
         super().__init__(transport)
         self._reads_ahead = reads_ahead
@@ -155,7 +155,7 @@ Owed = Literal["head", "body"]
 
 
 class BoundedProtocol(H11Protocol):
-    """Timers: `owed` while the client is to send the rest of something, `stall` while it takes nothing of an answer."""
+    """Timers: `owed` while the client must send the rest of something, `stall` while it reads none of an answer."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class BoundedProtocol(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._refused = False
 
-    # ── what asyncio calls ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── called by asyncio ────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -209,7 +209,7 @@ class BoundedProtocol(H11Protocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
 
-    # ── what uvicorn calls ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── called by uvicorn ────────────────────────────────────────────────────────────────────────────────────────────
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -226,10 +226,10 @@ class BoundedProtocol(H11Protocol):
         self._refuse(self._parser.reply)
 
     def _should_upgrade(self) -> bool:
-        """Never: a client that offers another protocol is answered in this one, as RFC 9110 7.8 has it."""
+        """Always False: an offer of another protocol is answered in HTTP/1.1, as RFC 9110 7.8 allows."""
         return False
 
-    # ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _is_idle(self) -> bool:
@@ -241,7 +241,7 @@ class BoundedProtocol(H11Protocol):
         return self._parser.num_unparsed <= self._limits.max_header_bytes
 
     def _watch(self) -> None:
-        """Give the client `body_timeout` for what it owes, from when it began to owe it."""
+        """Allow `body_timeout` for what the client must still send, from when it began to owe it."""
         if self._refused:
             return
         if self._is_idle:
@@ -259,7 +259,7 @@ class BoundedProtocol(H11Protocol):
             self._owed_timer = self.loop.call_later(self._limits.body_timeout, self._end_overdue)
 
     def _what_is_owed(self) -> Owed | None:
-        """The part that the client must still send: of a head (the first at once), or of a body that is answered."""
+        """What the client must still send: the rest of a head (the first at once), or of a body already answered."""
         if self.conn.their_state is h11.IDLE:
             return "head" if self.cycle is None or self._parser.num_unparsed else None
         answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
@@ -276,7 +276,7 @@ class BoundedProtocol(H11Protocol):
     def _end_stalled(self) -> None:
         seconds = self._limits.write_timeout
         logger.warning("a client read nothing of its answer for %g s: its connection is cut", seconds)
-        self.transport.abort()  # closing would wait for what is buffered to be read
+        self.transport.abort()  # closing would wait until the client has read the buffer
 
     def _make_room(self) -> None:
         longest_idle = next(iter(self._idle))
@@ -306,7 +306,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def _take_call_back(self, reply: ErrorReply) -> None:
-        """Withdraw a request with a bad body from its application, which sees a disconnect."""
+        """Cancel a request with an invalid body in its application, which sees a disconnect."""
         context_of(cast(Scope, self.cycle.scope)).refusal = reply
         self.cycle.disconnected = True
         self.cycle.message_event.set()

@@ -1,12 +1,12 @@
-"""The seam between the dialects and the engine.
+"""The interface between the dialects and the engine.
 
-A dialect is a schema for bodies, routes that make requests of them, an `Answer` that makes its wire format of what the
-engine says, and the shape of its errors. What lies between, the same for all, is here.
+A dialect is a schema of bodies, routes that convert them to requests, an `Answer` that converts engine outputs to its
+wire format, and the shape of its errors. This module has everything in between, which all dialects share.
 
     body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
 
-Framing of streams as in the HTML standard, section 9.2: an event is `data: <one line>`, perhaps after `event: <name>`,
-ended by an empty line. JSON written without line breaks is one line.
+Streams are framed by the HTML standard, section 9.2: an event is `data: <one line>`, possibly after `event: <name>`,
+and ends with an empty line. JSON without line breaks is one line.
 """
 
 import asyncio
@@ -49,20 +49,20 @@ EVENTS: dict[str, Any] = {
         }
     }
 }
-"""OpenAPI description of a stream, for a route's answers."""
+"""OpenAPI description of a stream, for a route's responses."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def event(data: object, name: str | None = None) -> bytes:
-    """One event that carries an object as JSON, with the name of its kind if it has one."""
+    """One event with an object as JSON, and the name of its type, if any."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
     return head + _encode(data) + b"\n\n"
 
 
 @contextlib.contextmanager
 def on_disconnect(receive: Receive, abort: Callable[[], None]) -> Iterator[None]:
-    """Call `abort` as soon as the client goes away while the block runs. The request's body must have been read."""
+    """Call `abort` when the client disconnects during the block. The request's body must have been read."""
     watch = asyncio.ensure_future(_wait_for_disconnect(receive, abort))
     try:
         yield
@@ -77,7 +77,7 @@ async def _wait_for_disconnect(receive: Receive, abort: Callable[[], None]) -> N
 
 
 class EventStream(Response):
-    """Sends events as they come and ends when `events` does. `abort`, called when the client leaves, must end them."""
+    """Sends events as they come and ends when `events` does. `abort`, called on a disconnect, must end them."""
 
     media_type = "text/event-stream"
 
@@ -111,12 +111,12 @@ ANY_MODEL = ("tgi", "dummy")
 
 
 class Serving:
-    """An engine, and the name under which its model is served."""
+    """An engine, and its model's served name."""
 
     def __init__(self, engine: AsyncEngine, model_name: str, tells_origins: bool = False) -> None:
         """
         Args:
-            tells_origins: whether ids of a stream's events say what any server needs to go on with it.
+            tells_origins: whether stream event ids contain what another server needs to resume the stream.
         """
         self.engine = engine
         self.model_name = model_name
@@ -125,39 +125,39 @@ class Serving:
 
     @functools.cached_property
     def chat_format(self) -> ChatFormat:
-        """How the model writes its answers."""
+        """The format of the model's answers."""
         tokenizer = self.engine.tokenizer
         return format_of("" if tokenizer is None else tokenizer.chat_template_source)
 
 
 class Answer(Protocol):
-    """Formats one call's outcome for a dialect's clients.
+    """Formats one call's outputs in a dialect.
 
-    `position` is that of a prompt in the call. A failed answer is a fault of the call and does not come here. Nor does
-    an aborted one, unless a stream has sent a part of it: the stream then ends with the dialect's event for that.
+    `position` is the index of a prompt in the call. Failed answers do not reach it: they are errors of the call. Nor do
+    aborted ones, unless a stream has sent a part: the stream then ends with the dialect's event for that.
     """
 
     def begin_stream(self) -> bytes:
-        """The events that open a stream, before there is any token."""
+        """Events that open a stream, before any token."""
 
     def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
-        """The events that a delta makes; empty for one that shows nothing."""
+        """Events for a delta; empty if it shows nothing."""
 
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """The events that close a stream."""
+        """Events that close a stream."""
 
     def fail_stream(self, reply: ErrorReply) -> bytes:
-        """The event that ends a stream which cannot go on."""
+        """The event that ends a stream after a failure."""
 
     def complete_body(self, outputs: Sequence[RequestOutput]) -> object:
-        """The answer in one piece: what the body is, as JSON."""
+        """The body of a response that is not streamed, as JSON."""
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
-        """Headers of the dialect's own; `outputs` are None at the begin of a stream."""
+        """Dialect-specific headers; `outputs` is None at the beginning of a stream."""
 
 
 class Call:
-    """One call of a dialect's route: by HTTP, or made from a `CallContext` directly."""
+    """One call of a dialect's route: by HTTP, or created from a `CallContext`."""
 
     def __init__(self, context: CallContext, serving: Serving) -> None:
         self._context = context
@@ -166,18 +166,18 @@ class Call:
         self.model_name = serving.model_name
         self.created = serving.created
         self.adapter: Adapter | None = None
-        """That the call chose."""
+        """The adapter chosen by the call."""
 
     @property
     def chat_format(self) -> ChatFormat:
-        """How the model writes its answers."""
+        """The format of the model's answers."""
         return self._serving.chat_format
 
     def choose_model(self, name: str) -> None:
-        """Have the call answered by the model of this name, or by an adapter of it, which answers then name.
+        """Select the model of this name, or an adapter of it, which the answers then name.
 
         Raises:
-            ModelNotFoundError: neither is served here.
+            ModelNotFoundError: there is no such model or adapter.
         """
         if name == self.model_name:
             return
@@ -188,10 +188,10 @@ class Call:
             self.model_name = name
 
     def choose_adapter(self, name: str) -> None:
-        """Have the call answered by the adapter of this name.
+        """Select the adapter of this name.
 
         Raises:
-            InvalidRequestError: there is none.
+            InvalidRequestError: there is no such adapter.
         """
         self.adapter = self.engine.adapters.find(name)
         if self.adapter is None:
@@ -201,7 +201,7 @@ class Call:
     def check_model(self, name: str) -> None:
         """
         Raises:
-            ModelNotFoundError: another model is served here.
+            ModelNotFoundError: the served model has another name.
         """
         if name not in (self.model_name, *ANY_MODEL):
             adapters = self.engine.adapters
@@ -209,7 +209,7 @@ class Call:
             raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is{also}", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
-        """Do some work on the body; if it is large, in a thread, so that the event loop is not blocked."""
+        """Run some work on the body; in a thread if the body is large, to keep the event loop free."""
         size = self._context.num_body_bytes
         return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
 
@@ -222,10 +222,10 @@ class Call:
         prompt: str | None = None,
         priority: int | None = None,
     ) -> Accepted:
-        """Check one prompt of the call; nothing runs yet.
+        """Validate one prompt of the call without running it.
 
         Raises:
-            InvalidRequestError: the engine could not serve it.
+            InvalidRequestError: the engine cannot serve it.
         """
         caller = self._context.caller
         accepted = self.engine.accept_request(
@@ -241,11 +241,11 @@ class Call:
         return accepted
 
     async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
-        """Run the prompts and send their outputs, streamed or whole. If the client disconnects, they are aborted.
+        """Run the prompts and send their outputs, streamed or whole. A disconnect aborts them.
 
         Raises:
-            LimitError: the queue is full, or the caller's allowance is used up.
-            EngineError: they could not be served; of a stream, only before it begins.
+            LimitError: the queue is full, or the caller's limit is exhausted.
+            EngineError: they could not be served; for a stream, only before it begins.
         """
         if stream:
             request_stream, cursor = await self._open_stream(accepted)
@@ -253,14 +253,14 @@ class Call:
             events = _events(request_stream, answer, cursor, self._context, self._failure_of)
             return EventStream(events, request_stream.abort, answer.headers(None))
         outputs = await self.outputs(accepted)
-        if any(output.prompt_logprobs for output in outputs):  # large, perhaps: not on the event loop
+        if any(output.prompt_logprobs for output in outputs):  # may be large: not on the event loop
             body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
         else:
             body = msgspec.json.encode(answer.complete_body(outputs))
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
     async def outputs(self, accepted: Sequence[Accepted]) -> list[RequestOutput]:
-        """Run the prompts to their ends. Raises as `answer` does."""
+        """Run the prompts to completion. Raises the same errors as `answer`."""
         request_stream = self._context.request_stream = await self._open(accepted, stream=False)
         with request_stream, on_disconnect(self._context.receive, request_stream.abort):
             outputs = await request_stream.results()
@@ -273,11 +273,11 @@ class Call:
     async def compute(
         self, encoded: Sequence[EncodedText], *, request_id: str, priority: int | None = None
     ) -> list[RequestOutput]:
-        """Have texts embedded or scored. Raises as `answer` does."""
+        """Compute embeddings or scores of texts. Raises the same errors as `answer`."""
         caller, accepted = self._context.caller, []
         for position, one in enumerate(encoded):
             if position % _TEXTS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # there may be thousands: others come between them
+                await asyncio.sleep(0)  # there may be thousands: let other tasks run
             accepted.append(
                 self.engine.accept_encoded(
                     one,
@@ -292,7 +292,7 @@ class Call:
         """Why an answer, or the rest of it, will not come."""
         if part.finish_reason is FinishReason.ERROR:
             return EngineError(part.error or "the request failed")
-        if part.finish_reason is FinishReason.ABORT:  # by the end of the server's drain, which says when to come again
+        if part.finish_reason is FinishReason.ABORT:  # the server's drain ended; it says when to retry
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
         return None
 
@@ -303,7 +303,7 @@ class Call:
         return request_stream
 
     async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[RequestStream, StreamCursor | None]:
-        """A new stream or, with `Last-Event-ID`, one that was broken off; a cursor if it can be taken up again."""
+        """A new stream or, with `Last-Event-ID`, a resumed one; with a cursor if the stream can be resumed."""
         sizes = [one.request.params.n for one in accepted]
         last = self._context.last_event_id
         if last:
@@ -322,7 +322,7 @@ class Call:
         return "" if self.adapter is None else self.adapter.digest
 
     async def _reopen(self, cursor: StreamCursor, accepted: Sequence[Accepted]) -> RequestStream:
-        """A call that was broken off: as the journal has it or, begun by another server, computed once more."""
+        """Resume a call: from the journal or, if another server began it, by recomputing it."""
         origin = cursor.origin()
         try:
             return await self.engine.reopen(cursor.call, accepted)
@@ -365,7 +365,7 @@ async def _events(
     context: CallContext,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
 ) -> AsyncIterator[bytes]:
-    """The stream's events; deltas that arrived together make one chunk. A failure becomes the last event."""
+    """Events of the stream; deltas that arrived together form one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
     has_begun = cursor is not None and cursor.resumes
     try:

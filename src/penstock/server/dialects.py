@@ -1,4 +1,4 @@
-"""The dialects of this server, and which of them a path speaks."""
+"""The server's dialects, and the dialect of each path."""
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,11 +30,11 @@ _SHAPES: dict[str, Shape] = {
         if isinstance(route, APIRoute)
     },
 }
-"""By path, for the dialects that are not OpenAI's."""
+"""Dialects other than OpenAI's, by path."""
 
 
 def add_dialects(app: FastAPI) -> None:
-    """Give the application every dialect's routes, and every error that a route can raise its answer."""
+    """Add every dialect's routes to the application, and a handler for every error that a route can raise."""
     openai = (openai_routes, openai_responses, openai_encoding)
     for routes in (*openai, anthropic_routes, cohere_routes, tei_routes, tgi_routes):
         app.include_router(routes.router)
@@ -50,7 +50,7 @@ def shape_of(path: str) -> Shape:
 
 
 def error_response(error: Exception, path: str, context: CallContext | None = None) -> Response:
-    """The HTTP answer to an exception at a path, whichever it is; noted in the call's context, if there is one."""
+    """The HTTP response to an exception at a path; recorded in the call's context, if there is one."""
     reply = reply_to_error(error)
     if context is not None:
         context.record_failure(reply)

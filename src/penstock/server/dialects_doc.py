@@ -1,4 +1,4 @@
-"""`docs/dialects.md`, from the schemas themselves: `python -m penstock.server.dialects_doc > docs/dialects.md`."""
+"""Generates `docs/dialects.md` from the schemas: `python -m penstock.server.dialects_doc > docs/dialects.md`."""
 
 import json
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ BODIES: dict[str, type[Body]] = {
 
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
-_HUGE = 2**31  # bounds so large are the machine's
+_HUGE = 2**31  # larger bounds come from the machine
 
 
 def describe() -> str:
@@ -89,7 +89,7 @@ def _section(title: str, body: type[Body]) -> Iterator[str]:
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """Types and bounds of a schema, in few words; null, which all optional ones take, is left out."""
+    """Types and bounds of a schema, in short; null, which all optional fields accept, is omitted."""
     return " or ".join(_kind(option) for option in schema.get("anyOf", [schema]) if option.get("type") != "null")
 
 

@@ -1,4 +1,4 @@
-"""Maps exceptions to HTTP status and error code, before a dialect formats them."""
+"""Maps exceptions to HTTP statuses and error codes; dialects format these."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +48,11 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     SlowReaderError: (503, "slow_reader"),
     JournalUnavailableError: (503, "journal_unavailable"),
     EngineError: (500, None),
-    ClientGoneError: (499, "client_gone"),  # nginx's status, for logs only: the client has gone
+    ClientGoneError: (499, "client_gone"),  # nginx's status, for logs only: the client has disconnected
     JournalDamagedError: (500, "journal_damaged"),
     EngineDeadError: (503, "engine_unavailable"),
 }
-"""Status and code by the kind of error; a kind that is not listed is as the one it derives from."""
+"""Status and code by error class; a class not listed inherits those of its base class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class ErrorReply:
     """One failed call."""
 
     status: int
-    """HTTP's, where the dialect has no other of its own."""
+    """HTTP status, unless the dialect has its own."""
     message: str
     param: str | None = None
-    """The field at fault, as the caller wrote it."""
+    """The invalid field, in the caller's notation."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def reason(self) -> str:
-        """Why the call failed, in a word for metrics."""
+        """Why the call failed, as a one-word metrics label."""
         return self.code or reason_of_status(self.status)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ _REASONS = {400: "invalid_request", 404: "not_found", 405: "not_found", 422: "in
 
 
 def reason_of_status(status: int) -> str:
-    """Why a call failed, in a word for metrics, where the status is all that is known."""
+    """Why a call failed, as a one-word metrics label, if only the status is known."""
     return _REASONS.get(status, "server_error")
 
 
@@ -90,7 +90,7 @@ Shape = Callable[[ErrorReply], tuple[int, object]]
 
 
 def reply_to_error(error: Exception) -> ErrorReply:
-    """The reply to an exception of any kind; an unexpected one reveals no details."""
+    """The reply to any exception; unexpected ones reveal no details."""
     if isinstance(error, RequestValidationError):
         return _reply_to_bad_body(error)
     if isinstance(error, HTTPException):
@@ -120,21 +120,21 @@ def _reply_to_bad_body(error: RequestValidationError) -> ErrorReply:
 
 
 def _most_telling(errors: Sequence[Any]) -> Any:
-    """The first error; of a union, that of the member which the value resembled for longest."""
+    """The first error; for a union, that of the member which matched the value longest."""
     field = errors[0]["loc"][:2]
     return max((error for error in errors if error["loc"][:2] == field), key=_progress)
 
 
 def _progress(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
-    """How far into a value its reading came before the error."""
+    """How far into a value its validation came before the error."""
     location = error["loc"]
     return error["type"] == "too_long", len(location), [part for part in location if isinstance(part, int)]
 
 
 def param_of(location: Sequence[int | str]) -> str | None:
-    """The field that a validation error speaks of, as a caller would write it: `messages[0].content`.
+    """The field of a validation error, in the caller's notation: `messages[0].content`.
 
-    Pydantic's location also names the members of unions that it tried; they are left out.
+    Pydantic's location also contains the union members that it tried; they are omitted.
     """
     path = ""
     for part in location[1:]:
@@ -148,7 +148,7 @@ def param_of(location: Sequence[int | str]) -> str | None:
 
 
 _KINDS_OF_BODY = frozenset({"generation", "chat", "completion"})
-"""The tags of the one union of bodies, `Invocation`."""
+"""The tags of `Invocation`, the only union of bodies."""
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool"})
 
 
@@ -160,5 +160,5 @@ def _explain(error: Mapping[str, Any]) -> str:
 
 
 def _encodable(text: str) -> str:
-    """The text with halves of surrogate pairs, which JSON can carry and UTF-8 cannot, written out."""
+    """The text with unpaired surrogates, which JSON can contain and UTF-8 cannot, escaped."""
     return text.encode("utf-8", "backslashreplace").decode()

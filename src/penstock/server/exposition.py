@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them, under our names and, if asked for, under vLLM's."""
+"""Metrics in the Prometheus format, under Penstock's names and, if configured, under vLLM's."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 class PenstockNames(Collector):
-    """Metrics under our own names."""
+    """Metrics under Penstock's names."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -31,7 +31,7 @@ class PenstockNames(Collector):
 
 
 class VllmNames(Collector):
-    """Metrics under the names, labels and buckets that vLLM has for the same."""
+    """Metrics under the corresponding names, labels and buckets of vLLM."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class VllmNames(Collector):
     ) -> None:
         """
         Args:
-            info: returns the engine's facts; a replaced engine's may differ.
+            info: returns the engine's facts, which change when it is replaced.
             adapter_use: returns the adapters of open requests.
         """
         self._metrics = metrics
@@ -72,7 +72,7 @@ _NOT_SUMMED = ("start_time_seconds", "max_fds")
 
 
 class EngineProcesses(Collector):
-    """CPU, memory and open files of all engine processes together; the start of the newest one."""
+    """Total CPU, memory and open files of all engine processes; the start time of the newest one."""
 
     def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
         self._pids = pids
@@ -90,7 +90,7 @@ class EngineProcesses(Collector):
 
 
 def process_collectors(engine_pids: Callable[[], Sequence[int]]) -> list[Collector]:
-    """CPU, memory and open files of this process and of the engines'."""
+    """CPU, memory and open files of this process and of the engine processes."""
     return [ProcessCollector(registry=None), EngineProcesses(engine_pids)]
 
 
@@ -114,7 +114,7 @@ def _family(metric: Metric, name: str, labels: Mapping[str, str]) -> Family:
 
 
 def _info_family(name: str, help: str, labels: Mapping[str, str], value: float) -> GaugeMetricFamily:
-    """A gauge that carries its information in labels."""
+    """A gauge with its information in labels."""
     family = GaugeMetricFamily(name, help, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family

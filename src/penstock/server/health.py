@@ -1,4 +1,4 @@
-"""Health, three ways: is there progress, is a restart from outside needed, may requests come."""
+"""Health checks: progress, whether an outside restart is needed, and readiness for requests."""
 
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from penstock.frontend.client import AsyncEngine
 from penstock.frontend.fleet import PlaceState
 
 RETRY_AFTER = "2"
-"""Seconds, about as long as an engine takes to be replaced."""
+"""Seconds, about the time it takes to replace an engine."""
 
 
 Status = Literal["ok", "restarting", "draining", "unhealthy"]
@@ -37,7 +37,7 @@ _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "
 
 
 def add_health(app: FastAPI, engine: AsyncEngine) -> None:
-    """Add the routes. None says "ok" while the engine is dead or stuck, or, of several, all are."""
+    """Add the routes. None reports "ok" while the engine is dead or stuck, or, with several engines, all are."""
 
     def answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
         return _answer(status, reason, code, engine.fleet.states())

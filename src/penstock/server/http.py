@@ -1,4 +1,4 @@
-"""uvicorn, run as a part of this program rather than as its owner."""
+"""uvicorn as a component of this program, which keeps control of signals."""
 
 import contextlib
 import logging
@@ -17,15 +17,15 @@ from penstock.server.errors import ErrorReply
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals alone (uvicorn would raise them again at its end, and the exit code would be theirs).
+    """Leaves signals alone (uvicorn would raise them again at its end, which would determine the exit code).
 
-    `announce` is called once it listens; `closing_seconds` is how long connections may take to close at the end.
+    `announce` is called once it listens; `closing_seconds` limits the time for closing connections at the end.
     """
 
     def __init__(self, app: FastAPI, announce: Callable[[], None], closing_seconds: int, config: ServerConfig) -> None:
         """
         Raises:
-            ConfigError: the files for TLS cannot be used.
+            ConfigError: the TLS files cannot be used.
         """
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # this server logs start, stop and refusals itself
         serving: Serving = app.state.serving
@@ -60,7 +60,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     def cut_connections(self) -> None:
-        """End those that are left at once, whatever their clients have not read."""
+        """Close the remaining connections at once, whatever their clients have not read."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 

@@ -1,11 +1,11 @@
-"""API keys: who calls, how much they may ask for, and what is left of it.
+"""API keys: authentication of callers, their permissions and rate limits.
 
-A file of keys is TOML, a table each:
+The key file is TOML, with one table per key:
 
     [[key]]
-    name = "team-a"                   # in logs and metrics, and the account that fair scheduling goes by
+    name = "team-a"                   # in logs and metrics, and the tenant of fair scheduling
     secret = "sk-..."                 # or: secret_sha256 = "<64 hexadecimal digits>"
-    requests_per_minute = 60          # each of these may be left out: then there is no such limit
+    requests_per_minute = 60          # optional, like the following: no limit by default
     tokens_per_minute = 100_000       # of prompts and answers
     max_concurrent_requests = 8
     priority = 0                      # the most urgent `priority` that a body may ask for (lower is sooner)
@@ -45,9 +45,9 @@ class ApiKey:
 
 
 class TokenBucket:
-    """An allowance that fills evenly: at most `per_minute`, and as much a minute.
+    """A rate limit that refills evenly: at most `per_minute`, and as much per minute.
 
-    It may be overdrawn, by what was not known beforehand; then nothing is left until that is made up for.
+    Costs not known beforehand may overdraw it; then nothing is available until it has refilled.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -77,7 +77,7 @@ class TokenBucket:
 
 
 class KeyHolder:
-    """State of one API key: what is left of its allowance, and its open calls."""
+    """State of one API key: its remaining allowance and open calls."""
 
     def __init__(self, key: ApiKey, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.key = key
@@ -91,7 +91,7 @@ class KeyHolder:
         """Begin a call.
 
         Raises:
-            RateLimitError: the key's calls at one time, or its requests or tokens per minute, are used up.
+            RateLimitError: the key's concurrent calls, or its requests or tokens per minute, are exhausted.
         """
         most = self.key.max_concurrent_requests
         if most is not None and self.num_open >= most:
@@ -104,7 +104,7 @@ class KeyHolder:
         self.num_open += 1
 
     def leave(self) -> None:
-        """The call is answered."""
+        """Record that the call was answered."""
         self.num_open -= 1
 
     def check(self, num_tokens: int) -> None:
@@ -147,7 +147,7 @@ def _bucket(per_minute: int | None, clock: Callable[[], float]) -> TokenBucket |
 
 
 def _duration(seconds: float) -> str:
-    """As in OpenAI's headers: 17ms, 1.2s, 6m0s."""
+    """A duration in the format of OpenAI's headers: 17ms, 1.2s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:
@@ -157,7 +157,7 @@ def _duration(seconds: float) -> str:
 
 
 class KeyRing:
-    """All API keys of a server. Without any, calls need none."""
+    """All API keys of a server. Without keys, calls need none."""
 
     def __init__(self, keys: Iterable[tuple[ApiKey, bytes]]) -> None:
         """
@@ -167,7 +167,7 @@ class KeyRing:
         Raises:
             ConfigError: two have the same name or secret.
         """
-        # Keys are looked up by a keyed hash of what was sent, so the time that takes reveals nothing about any key.
+        # Keys are looked up by a keyed hash of the input, so that timing reveals nothing about any key.
         self._pepper = secrets.token_bytes(32)
         self._holders: dict[bytes, KeyHolder] = {}
         names = set()
@@ -185,14 +185,14 @@ class KeyRing:
 
     @property
     def num_sharing(self) -> int:
-        """Keys without a prefix cache of their own."""
+        """Number of keys that share a prefix cache."""
         return sum(not holder.caller.namespace for holder in self._holders.values())
 
     def authenticate(self, headers: Headers) -> KeyHolder:
-        """Whose key it is, sent as `Authorization: Bearer` or `x-api-key`.
+        """The holder of the key sent as `Authorization: Bearer` or `x-api-key`.
 
         Raises:
-            AuthenticationError: there is none, or it is not known here.
+            AuthenticationError: there is no key, or it is unknown.
         """
         if not self._holders:
             return self._anyone
@@ -211,15 +211,15 @@ class KeyRing:
 
 
 def load_keys(api_key: str | None, path: str | None, *, private_cache: bool) -> KeyRing:
-    """The keys that the options name.
+    """Load the keys that the options name.
 
     Args:
-        api_key: one key without limits, named `default`, which may see everything.
-        path: a file of keys.
-        private_cache: give each key a prefix cache of its own, whatever the file says.
+        api_key: one key without limits, named `default`, with all permissions.
+        path: a key file.
+        private_cache: give each key its own prefix cache, whatever the file says.
 
     Raises:
-        ConfigError: the file is not as the module's docstring says. The message contains no secrets.
+        ConfigError: the file does not match the module's docstring. The message contains no secrets.
     """
     keys = []
     if api_key is not None:

@@ -1,6 +1,6 @@
-"""The server's log: lines for people or JSON for machines, written by a thread of its own.
+"""The server's log: text lines or JSON, written by its own thread.
 
-A line goes into a bounded queue, so that no request waits for the reader of the log; lines that do not fit are counted.
+Lines go into a bounded queue, so that no request waits for a slow reader of the log; lines that do not fit are counted.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 CAPACITY = 10_000
 FIELDS = "fields"
-"""Name of the extra of a log call that holds its facts as a dict."""
+"""Name of the `extra` of a log call that holds its fields as a dict."""
 
 
 class TextFormatter(logging.Formatter):
@@ -32,7 +32,7 @@ def _shown(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time, level, logger, message, the facts of the call and, after a failure, its traceback."""
+    """One object per line: time, level, logger, message, the call's fields and, after a failure, the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -69,7 +69,7 @@ class _Queue(logging.handlers.QueueHandler):
 
 @contextlib.contextmanager
 def logging_to(stream: TextIO, level: str, *, as_json: bool, capacity: int = CAPACITY) -> Iterator[None]:
-    """Log to a stream while the block runs, and be done with all lines at its end."""
+    """Log to a stream during the block, and write all remaining lines at its end."""
     target = logging.StreamHandler(stream)
     target.setFormatter(JsonFormatter() if as_json else TextFormatter())
     lines: "queue.Queue[logging.LogRecord]" = queue.Queue(capacity)

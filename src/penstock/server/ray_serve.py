@@ -1,10 +1,10 @@
-"""Whole servers behind Ray Serve's HTTP proxies: cells, each with engines of its own on its node (docs/scaling.md).
+"""Complete servers behind Ray Serve's HTTP proxies: cells, each with its own engines on its node (docs/scaling.md).
 
     client ──HTTP──> Ray's proxy, on any node ──> Cell: a replica with AsyncEngine and the application ──> its engines
 
     serve run penstock.server.ray_serve:cells model=/shared/model threads=8
 
-A cell that is lost takes its connections along; with the id of the last event any other goes on with a stream.
+A lost cell breaks its connections; any other cell resumes a stream from the id of its last event.
 """
 
 import contextlib
@@ -39,26 +39,26 @@ REFUSED = {
     "journal": "is for one server, and streams of a cell that is lost go on in others by the ids of their events",
     "otlp_endpoint": "is not for cells: Ray Serve has traces of its own",
 }
-"""Options of `penstock serve` that a cell does not take, and why."""
+"""Options of `penstock serve` that cells do not support, and why."""
 
 
 class Cell:
-    """One server, as a replica of a deployment. Its application is that of `penstock serve`."""
+    """One server, as a replica of a deployment, with the application of `penstock serve`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         """
         Args:
-            options: of `penstock serve`, by their names.
+            options: options of `penstock serve`, by name.
         """
         self._options = options
         self._engine: AsyncEngine | None = None
         self._left = contextlib.ExitStack()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """Start the engines, which share the CPUs and GPUs that are reserved for the replica; Serve calls it once.
+        """Start the engines, which divide the CPUs and GPUs reserved for the replica; called once by Serve.
 
         Raises:
-            ConfigError: options or checkpoint are at fault.
+            ConfigError: options or checkpoint are invalid.
             EngineDeadError: an engine could not start for another reason.
         """
         config, engine_config = read_options(self._options)
@@ -75,15 +75,15 @@ class Cell:
         return create_app(self._engine, config, keys)
 
     async def check_health(self) -> None:
-        """Asked by Serve, which replaces a replica that is not well.
+        """Health check called by Serve, which replaces an unhealthy replica.
 
         Raises:
-            EngineDeadError: there is no engine any more, and will be none.
+            EngineDeadError: there is no engine left, and none will be started.
         """
         if self._engine is not None and self._engine.given_up.is_set():
             raise EngineDeadError("no engine of this cell can be started again")
 
-    async def __del__(self) -> None:  # Serve awaits it when the replica's open calls have ended
+    async def __del__(self) -> None:  # awaited by Serve when the replica's open calls have ended
         if self._engine is not None:
             await self._engine.close()
         self._left.close()
@@ -93,10 +93,10 @@ def cells(options: dict[str, Any]) -> serve.Application:
     """The application, for `serve run` and Serve's configuration files; the deployment is called Cell.
 
     Args:
-        options: of `penstock serve`, by their names. Streams can be resumed unless `resumable_streams` is false.
+        options: options of `penstock serve`, by name. Streams can be resumed unless `resumable_streams` is false.
 
     Raises:
-        ConfigError: an option is unknown, wrong, or not for cells.
+        ConfigError: an option is unknown, invalid, or not supported in cells.
     """
     config, engine_config = read_options(options)
     each = resources_for(None, engine_config)
@@ -111,10 +111,10 @@ def cells(options: dict[str, Any]) -> serve.Application:
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:
-    """The checked options of a cell.
+    """The validated options of a cell.
 
     Raises:
-        ConfigError: an option is unknown, wrong, or not for cells.
+        ConfigError: an option is unknown, invalid, or not supported in cells.
     """
     for name in options:
         if name in REFUSED:
@@ -128,7 +128,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig
 
 
 def _fit(config: EngineConfig, engines: int) -> EngineConfig:
-    """Have each of a cell's engines use its part of what is reserved for the replica."""
+    """Limit each of a cell's engines to its share of the replica's resources."""
     num_cpus = float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)) / engines
     threads = config.model.threads or max(1, int(num_cpus))
     config = replace(config, model=replace(config.model, threads=threads))

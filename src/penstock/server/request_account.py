@@ -1,4 +1,4 @@
-"""Why a request took as long as it did, and what the engine's steps looked like."""
+"""Routes that explain a request's latency and show the engine's steps."""
 
 import asyncio
 from typing import Annotated, Literal

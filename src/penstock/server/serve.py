@@ -1,6 +1,6 @@
-"""`penstock serve`: engine processes, an HTTP server, and their common end.
+"""`penstock serve`: starts and stops engine processes and the HTTP server.
 
-The engines are launched before anything else, so that they load the model while this process imports the server.
+The engines are launched first, so that they load the model while this process imports the server.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RELOAD, GROW, SHRINK = signal.SIGUSR1, signal.SIGTTIN, signal.SIGTTOU
-"""Signals that ask to replace all engines, to add one, and to drain the newest."""
+"""Signals to replace all engines, to add one, and to drain the newest."""
 SHUTTING_DOWN = "the server is shutting down"
 RETRY_AFTER = 5.0
-"""Seconds until another server may be expected at this address."""
+"""Seconds after which another server may be expected at this address."""
 SEND_BUFFER = 256 * 1024
 OTHER_FILES = 256
-"""File descriptors beside connections: sockets to the engine, the journal, pipes of helpers."""
+"""File descriptors besides connections: sockets to the engine, the journal, pipes of helper processes."""
 CLOSING_SECONDS = 5
-"""How long connections may take to close after their requests were ended."""
+"""Maximum time for connections to close after their requests were ended."""
 AT_ONCE_SECONDS = 1.0
-"""The same when the server is to stop at once: enough for an open stream's last event."""
+"""The same on an immediate stop: enough for an open stream's last event."""
 
 logger = logging.getLogger("penstock.server")
 
@@ -52,11 +52,11 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code: 0, or 1 if the engine could not be kept alive.
 
     Raises:
-        ConfigError: options, checkpoint or address are at fault; nothing runs any more.
+        ConfigError: options, checkpoint or address are invalid; no process is left.
         EngineDeadError: the engine could not start for another reason.
     """
     stop = _Stop()
-    for number in SIGNALS:  # until the event loop takes them over; an exception could get lost in what is imported
+    for number in SIGNALS:  # until the event loop handles them; an exception could be lost during imports
         signal.signal(number, stop.on_signal)
     _allow_files(server_config.gate.max_connections + OTHER_FILES)
     listener = _bind(server_config)
@@ -78,7 +78,7 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
 
             resources = resources_for(config.resources, engine_config, config.nodes_per_engine)
             cluster = RayCluster(config.cluster, resources, config.cluster_host, config.nodes_per_engine)
-            for number in SIGNALS:  # which Ray has taken
+            for number in SIGNALS:  # replaced by Ray
                 signal.signal(number, stop.on_signal)
             configs = with_roles([engine_config] * config.engines, config.prefill_engines, config.transfer)
             links += cluster.launch(configs)
@@ -103,12 +103,13 @@ def _allow_files(count: int) -> None:
 
 
 def _bind(config: ServerConfig) -> socket.socket:
-    """Take the port at once: a server that cannot listen should not load a model first."""
+    """Bind the port first: a server that cannot listen should not load a model."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # With its protocol named, asyncio sets TCP_NODELAY on each connection; else a token may wait 40 ms for an ACK.
+    # Because its protocol is given, asyncio sets TCP_NODELAY on each connection; else a token may wait 40 ms for an
+    # ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # As large as the kernel makes them by itself, the buffers of a thousand slow readers would hold gigabytes.
+    # At the kernel's automatic size, the buffers of a thousand slow readers would take gigabytes.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     try:
         listener.bind((config.host, config.port))
@@ -125,7 +126,7 @@ def _run(
     listener: socket.socket,
     stop: "_Stop",
 ) -> int:
-    # Most of a second of imports, while the engine, launched already, loads its model.
+    # These imports take most of a second, while the launched engine loads its model.
     from penstock.frontend.client import AsyncEngine
     from penstock.frontend.recovery.journal import Journal
     from penstock.server.app import create_app
@@ -145,7 +146,7 @@ def _run(
         logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
-        journal = None if config.journal is None else Journal(Path(config.journal))  # it may log damage
+        journal = None if config.journal is None else Journal(Path(config.journal))  # may log damage
         start = functools.partial(
             AsyncEngine.start,
             engine_config,
@@ -177,7 +178,7 @@ def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
 def _announce(
     engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, num_sharing: int
 ) -> None:
-    """Say how memory is planned, what is served where, and how many API keys share the prefix cache."""
+    """Log the memory plan, the model and its address, and the number of API keys that share the prefix cache."""
     host, port = listener.getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     for place in engine.fleet.places.values():
@@ -232,7 +233,7 @@ async def _answer_http(
 
 
 class _Stop:
-    """Signals received: SIGTERM drains open requests, SIGINT or a second signal stops at once."""
+    """Received signals: SIGTERM drains open requests, SIGINT or a second signal stops at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -258,7 +259,7 @@ def _listening_to_signals(stop: _Stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
-    """Change the engines as signals ask for it."""
+    """Handle the signals that replace, add or drain engines."""
     loop, changes = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def change(work: Coroutine[Any, Any, object]) -> None:
@@ -289,7 +290,7 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
-    """Start and drain engines by the queue, if that is asked for."""
+    """Run the autoscaler, if it is enabled."""
     if config.max_engines is None:
         yield
         return
@@ -306,7 +307,7 @@ def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
 async def _first_of(
     task: "asyncio.Task[None]", *others: "Coroutine[Any, Any, Any]", timeout: float | None = None
 ) -> None:
-    """Wait until the task or one of the others is done, or for `timeout` seconds. The others are left."""
+    """Wait until the task or one of the others is done, or for `timeout` seconds. The others continue."""
     waiting = [asyncio.ensure_future(other) for other in others]
     await asyncio.wait([task, *waiting], return_when=asyncio.FIRST_COMPLETED, timeout=timeout)
     for other in waiting:
@@ -314,7 +315,7 @@ async def _first_of(
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work; None if `stop` is set first."""
+    """The result of `work`; None if `stop` is set first."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

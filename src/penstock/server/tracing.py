@@ -1,6 +1,6 @@
-"""OpenTelemetry traces of calls (extra `otel`): a span for the call, and under it queue, prefill and decode.
+"""OpenTelemetry traces of calls (extra `otel`): a span per call, with child spans for queue, prefill and decode.
 
-W3C trace context is taken from the caller's `traceparent` and `tracestate`; the answer's `traceparent` names the span.
+W3C trace context is read from the caller's `traceparent` and `tracestate`; the response's `traceparent` names the span.
 """
 
 import time
@@ -22,12 +22,12 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class CallTracer:
-    """Sends spans to an OTLP/HTTP endpoint, in a thread of its own."""
+    """Sends spans to an OTLP/HTTP endpoint, in its own thread."""
 
     def __init__(self, endpoint: str) -> None:
         """
         Args:
-            endpoint: as http://localhost:4318; spans go to its /v1/traces.
+            endpoint: such as http://localhost:4318; spans go to its /v1/traces.
         """
         url = endpoint if endpoint.endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
         resource = Resource.create({"service.name": "penstock", "service.version": __version__})
@@ -36,7 +36,7 @@ class CallTracer:
         self._tracer: Tracer = self._provider.get_tracer("penstock", __version__)
 
     def begin_span(self, scope: Scope) -> Span:
-        """The span of a call, which is a part of the caller's if it says so."""
+        """Start a call's span, as a child of the caller's, if any."""
         context = _W3C.extract(dict(Headers(scope=scope)))
         attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
         name = f"{scope['method']} {scope['path']}"
@@ -50,7 +50,7 @@ class CallTracer:
         return carrier
 
     def end_span(self, span: Span, status: int | None, failure: str | None, outputs: Sequence[RequestOutput]) -> None:
-        """End a call's span, and add those of what the engine did for it."""
+        """End a call's span, and add child spans for the engine's work."""
         if status is not None:
             span.set_attribute("http.response.status_code", status)
         if failure is not None:
@@ -74,7 +74,7 @@ class CallTracer:
         span.end()
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
