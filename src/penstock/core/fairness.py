@@ -215,8 +215,7 @@ class Claim:
 
 
 class Shares:
-    """Equal shares of slots and KV blocks between tenants: decides which sequences overtake the queue, and at whose
-    cost.
+    """Equal shares of slots and KV blocks between tenants: decides who overtakes the queue, and at whose cost.
 
     With T tenants that have running or waiting sequences, each has a share of `max(1, max_num_seqs // T)` slots and
     `num_blocks // T` blocks. Nothing is reserved: a tenant may exceed its share as long as no other asks for its own.

@@ -1,23 +1,22 @@
-"""Which blocks a sequence has: hits from the prefix cache, new ones from the pools, and their return.
+"""KV cache manager: the blocks of each sequence, as prefix cache hits and new blocks from the pools, and their release.
 
-The layers of a model fall into cache groups (`CacheGroup`), each with a pool of its own. A block has the same place in
-the tables of all groups: place i holds the tokens from `i * block_size` on.
+A model's layers are divided into cache groups (`CacheGroup`), each with its own pool. Index i of every group's block
+table holds the tokens from `i * block_size` on.
 
     tokens         0 ... 31 | 32 ... 63 | 64 ... 95 | 96 ...            block_size 32
     main group          12         3          40         41             all tokens, or those of a window
-    bounded group        -         -           7          9             a window: what is behind it was given back
+    bounded group        -         -           7          9             a window: blocks behind it were freed
     bounded group        -         -           5          8             states: see `core.states`
 
-The first group is the *main* one. A sequence gets blocks of it for all its tokens when it is admitted, so this is where
-memory runs short. The others are *bounded*: they have a window or keep states, a sequence gets their blocks as it is
-computed, and the memory plan makes their pools so large that all sequences together never run short
-(`memory.layer_groups`).
+The first group is the *main* one. A sequence gets main blocks for all its tokens on admission, so only this group can
+run out of memory. The others are *bounded*: they have a window or hold states, a sequence gets their blocks as it is
+computed, and the memory plan sizes their pools so that all sequences together never run out (`memory.layer_groups`).
 
-With its blocks a sequence has a sequence slot, where the runner keeps its block tables (`core.plan`). The beginning of
-a table that the runner has already, `num_sent`, ends before the first block that changes.
+With its blocks a sequence gets a sequence slot, where the runner keeps its block tables (`core.plan`). `num_sent` is
+the length of the unchanged part of a table that the runner already has.
 
 Shortage is `None` or `False`, never an exception: the scheduler decides what to do about it. Idle blocks of the prefix
-cache count as available and are evicted, least recently used first, as new ones are needed.
+cache count as available and are evicted, least recently used first, when new ones are needed.
 """
 
 from array import array
@@ -33,32 +32,32 @@ from penstock.core.states import StateGroup, StateTable
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that keep the same part of each sequence's context, in blocks of one pool."""
+    """Layers that cache the same part of each sequence's context, in blocks of one pool."""
 
     num_blocks: int
     window: int | None = None
-    """How many keys a query sees, its own included; None: all."""
+    """Number of keys a query sees, including its own; None: all."""
     checkpoint_every: int | None = None
-    """Of a group of states: after how many blocks one is kept for the prefix cache, whatever else is. None: the layers
-    keep keys."""
+    """For a group of states: interval, in blocks, of checkpoints for the prefix cache, besides those made anyway. None:
+    the layers cache keys."""
 
 
 class KVManager:
-    """The block tables of all sequences over the pools of the cache groups, and their slots."""
+    """Block tables of all sequences over the pools of the cache groups, and sequence slots."""
 
     def __init__(
         self, groups: tuple[CacheGroup, ...], block_size: int, num_slots: int, *, enable_prefix_caching: bool = True
     ) -> None:
-        """`groups`: the main one first."""
+        """`groups`: the main group first."""
         self.block_size = block_size
         self.pools = [BlockPool(group.num_blocks) for group in groups]
         self.pool = self.pools[0]
-        """Of the main group."""
+        """The main group's pool."""
         self.cache = PrefixCache(self.pools, block_size)
         self.caching = enable_prefix_caching
         self.queried_tokens = 0
         self.hit_tokens = 0
-        # To go on from a border, a state there is needed: the block of the token before, as with a window of 2 keys.
+        # Continuing from a border needs the state there: the block of the token before, as with a window of 2 keys.
         self._windows = [2 if group.checkpoint_every is not None else group.window for group in groups]
         self._windowed = [place for place, window in enumerate(self._windows) if window is not None]
         self._num_slots = num_slots
@@ -79,24 +78,24 @@ class KVManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks of the main group that can be had now: free ones and idle ones."""
+        """Main-group blocks that can be allocated now: free and idle ones."""
         return self.pool.num_free + self.pool.num_idle
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def first_seen(self, group: int, position: int) -> int:
-        """The first block of a group that a query at `position`, or after it, sees."""
+        """Index of the first block of a group that a query at `position`, or a later one, sees."""
         window = self._windows[group]
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def admit(self, seq: Sequence, reserve: int) -> int | None:
-        """Give the sequence blocks for all its tokens, beginning with those that the cache has.
+        """Allocate blocks for all tokens of the sequence, starting with prefix cache hits.
 
-        Sets `num_computed` to the tokens found. At least the last token is always left to compute, since its logits
-        are needed. `reserve` blocks must stay available besides.
+        Sets `num_computed` to the tokens found. At least the last token is left to compute, since its logits are
+        needed. `reserve` blocks must also stay available.
 
-        Returns None once it is done; on a shortage of blocks, or of slots, how many blocks must be available, without
+        Returns None on success; on a shortage of blocks or slots, the number of blocks that must be available, without
         the reserve.
         """
         assert seq.slot == NO_SLOT, f"{seq} has blocks already"
@@ -120,13 +119,13 @@ class KVManager:
         return None
 
     def num_needed(self, seq: Sequence, path: list[Node]) -> int:
-        """Blocks of the main group that must be available to admit the sequence with these hits."""
+        """Main-group blocks that must be available to admit the sequence with these hits."""
         refs = self.pool.refs
         hits_idle = sum(refs(node.blocks[0]) == 0 for node in path[self._first_hit(0, path) :])
         return self.blocks_for(len(seq.tokens)) - len(path) + hits_idle
 
     def _first_hit(self, group: int, path: list[Node]) -> int:
-        """The first node of a path whose block the group needs to go on from the path's end."""
+        """Index of the first node of a path whose block the group needs to continue from the path's end."""
         return self.first_seen(group, len(path) * self.block_size)
 
     def _take_slot(self, seq: Sequence) -> None:
@@ -140,13 +139,13 @@ class KVManager:
                 self._states[group].begin(table, path, num_known)
                 continue
             table.first = self._first_hit(group, path)
-            table.blocks.extend([0] * table.first)  # in place of blocks that are never read
+            table.blocks.extend([0] * table.first)  # placeholders for blocks that are never read
             for node in path[table.first :]:
                 self.cache.hold(group, node.blocks[group])
                 table.blocks.append(node.blocks[group])
 
     def missing(self, seq: Sequence, reserve: int, releasing: Iterable[Sequence]) -> int:
-        """How many blocks would be missing for `admit` after these sequences were released; 0 if it would succeed."""
+        """Number of blocks missing for `admit` after these sequences were released; 0 if it would succeed."""
         holders = Counter(block for one in releasing for block in one.tables[0].held)
         released = {block for block, count in holders.items() if count == self.pool.refs(block)}
         path = self._match(seq)
@@ -155,7 +154,7 @@ class KVManager:
         return max(0, needed + reserve - self.num_available - len(released))
 
     def _match(self, seq: Sequence) -> list[Node]:
-        """What the prefix cache has of the sequence's tokens: the longest path from whose end every group can go on."""
+        """Prefix cache lookup: the longest path of the sequence's tokens from whose end every group can continue."""
         path = self.known_path(seq)
         return path[: self._usable(path)]
 
@@ -166,17 +165,17 @@ class KVManager:
         return self.cache.match(cache_namespace(seq.request), seq.tokens, seq.num_reusable // self.block_size)
 
     def _usable(self, path: list[Node]) -> int:
-        """The most nodes of a path, from the first on, after which every group has the blocks that a query sees."""
+        """Length of the longest usable prefix of a path: every group has the blocks that a query after it sees."""
         if not self._windowed:
             return len(path)
         return self.usable([[block != NO_BLOCK for block in node.blocks] for node in path])
 
     def usable(self, path: list[list[bool]]) -> int:
-        """The most blocks of a text, from the first on, after which every group has the blocks that a query sees.
+        """Length of the longest prefix of a text's blocks after which every group has the blocks that a query sees.
 
-        `path` says of each of the text's blocks which groups have it.
+        `path` contains, for each of the text's blocks, whether each group has it.
         """
-        runs = [0] * len(self.pools)  # how many blocks, up to this one, the group has
+        runs = [0] * len(self.pools)  # per group, the length of the run of blocks that ends here
         usable = 0
         for depth, has in enumerate(path, 1):
             runs = [run + 1 if there else 0 for run, there in zip(runs, has, strict=True)]
@@ -186,9 +185,9 @@ class KVManager:
         return usable
 
     def make_room(self, seq: Sequence, copies: list[BlockCopy]) -> bool:
-        """Make the slot of the sequence's next token writable: a new block, or its own copy of a shared one.
+        """Make the slot of the sequence's next token writable: allocate a new block, or copy a shared one.
 
-        A copy that the runner must make is added to `copies`. False if there is no block for it.
+        A copy that the runner must make is appended to `copies`. False if no block is available.
         """
         main = seq.tables[0]
         if seq.num_computed == len(main.blocks) * self.block_size:
@@ -216,9 +215,9 @@ class KVManager:
             self.cache.drop(group, shared)
 
     def grow(self, seq: Sequence, num_tokens: int) -> int:
-        """Add blocks for `num_tokens` more tokens than are computed, while there are any.
+        """Add blocks for `num_tokens` tokens after the computed ones, as far as available.
 
-        Returns how many of them there is room for. The last block must be the sequence's own: see `make_room`.
+        Returns how many of these tokens have room. The last block must not be shared: see `make_room`.
         """
         wanted, main = self.blocks_for(seq.num_computed + num_tokens), seq.tables[0].blocks
         while len(main) < wanted and self.num_available:
@@ -226,7 +225,7 @@ class KVManager:
         return min(num_tokens, len(main) * self.block_size - seq.num_computed)
 
     def extend_bounded(self, sequences: Iterable[Sequence], query_lens: Iterable[int]) -> None:
-        """Give the sequences of a step their blocks of the bounded groups, for the tokens that the step computes."""
+        """Allocate the bounded groups' blocks for the tokens that a step computes."""
         if len(self.pools) == 1:
             return
         for seq, count in zip(sequences, query_lens, strict=True):
@@ -239,7 +238,7 @@ class KVManager:
                     table.blocks.append(self.cache.take(group))
 
     def begin_drafts(self, seq: Sequence, num_drafts: int) -> int:
-        """Have room for drafts after the sequence's last token: blocks, and states that they can be taken back from.
+        """Allocate room for drafts after the sequence's last token: blocks, and a branch of its states.
 
         Returns how many of `num_drafts` there is room for.
         """
@@ -254,10 +253,10 @@ class KVManager:
         return room
 
     def end_drafts(self, seq: Sequence, num_right: int, num_drafts: int) -> None:
-        """The drafts of a step are judged, and only the right ones are left of the sequence's tokens.
+        """Keep the accepted drafts of a step, which alone are left of the sequence's tokens.
 
-        Their keys stay, and so do states if all of them are right. Otherwise a sequence with states goes back to the
-        token before its drafts. Blocks of the right ones, and of the token after them, are kept then.
+        Their keys stay, and so do states if all drafts were accepted. Otherwise a sequence with states returns to the
+        token before its drafts; it keeps the blocks of the accepted drafts, and of the token after them.
         """
         end = len(seq.tokens)
         seq.num_returned = 0
@@ -276,7 +275,7 @@ class KVManager:
         self._commit_full(seq)
 
     def _end_branches(self, seq: Sequence, num_tokens: int | None) -> None:
-        """Let the states that took in drafts be those after so many tokens; None: give them up."""
+        """Make the branches the live states after `num_tokens` tokens; None: drop them."""
         for group, states in self._states.items():
             table = seq.tables[group]
             assert isinstance(table, StateTable)
@@ -290,12 +289,12 @@ class KVManager:
             self.commit(seq)
 
     def shrink(self, seq: Sequence) -> None:
-        """Release the blocks behind the computed tokens, which were drafts, of a sequence without states."""
+        """Release the blocks behind the computed tokens, which held drafts, of a sequence without states."""
         assert not self._states, "tokens are taken back of a sequence with states"
         self._shrink(seq, seq.num_computed)
 
     def _shrink(self, seq: Sequence, num_tokens: int) -> None:
-        """Release the blocks of keys behind so many tokens."""
+        """Release the key blocks behind the first `num_tokens` tokens."""
         wanted = self.blocks_for(num_tokens)
         for group, table in enumerate(seq.tables):
             if group in self._states:
@@ -307,7 +306,7 @@ class KVManager:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share all of the parent's blocks; the partly filled last one is copied on the first write.
 
-        It gets states of its own, by copies before the next step: see `drain_copies`.
+        The child gets its own states, copied before the next step: see `drain_copies`.
         """
         assert self._free_slots, "the scheduler runs more sequences than there are slots"
         child.take_slot(self._free_slots.pop(), [])
@@ -327,11 +326,11 @@ class KVManager:
             parent.shares_tail = child.shares_tail = True
 
     def drain_copies(self) -> list[BlockCopy]:
-        """The blocks that must be copied before the next step because of forks, once each."""
+        """Blocks that must be copied before the next step because of forks, each once."""
         return [copy for states in self._states.values() for copy in states.drain_copies()]
 
     def hand_over(self, seq: Sequence, heir: Sequence) -> None:
-        """Give all of a sequence's blocks, and its slot, to another of the same prompt."""
+        """Transfer a sequence's blocks and slot to another sequence with the same prompt."""
         heir.take_slot(seq.slot, seq.tables)
         seq.slot, seq.sampled = NO_SLOT, None
         seq.tables = []
@@ -343,10 +342,10 @@ class KVManager:
         seq.num_computed, seq.num_committed, seq.node = 0, 0, None
 
     def commit(self, seq: Sequence) -> None:
-        """Enter the blocks that are full and computed into the prefix tree, and give back what is behind windows.
+        """Insert full computed blocks into the prefix tree, and release blocks behind windows.
 
-        Where the tree has an equal block already, the sequence goes on with that one and gives its own back: so in a
-        group without a window, the holder of a block holds its ancestors in the tree.
+        If the tree already has an equal block, the sequence switches to it and releases its own: so in a group without
+        a window, the holder of a block holds its ancestors in the tree.
         """
         size = self.block_size
         if self.caching:
@@ -378,7 +377,7 @@ class KVManager:
             self.cache.drop(group, block)
 
     def _free_behind(self, group: int, seq: Sequence) -> None:
-        """Give back the blocks that no later query sees. Those in the prefix tree become idle there."""
+        """Release the blocks that no later query sees. Those in the prefix tree become idle."""
         table = seq.tables[group]
         first = self.first_seen(group, seq.num_committed * self.block_size)
         for block in table.blocks[table.first : first]:
@@ -386,7 +385,7 @@ class KVManager:
         table.first = first
 
     def release(self, seq: Sequence) -> None:
-        """Take back a sequence's slot and its blocks, deepest first; those in the prefix tree become idle there."""
+        """Release a sequence's slot and its blocks, deepest first; blocks in the prefix tree become idle."""
         if seq.slot != NO_SLOT:
             self._free_slots.append(seq.slot)
             seq.slot, seq.sampled = NO_SLOT, None
@@ -403,7 +402,7 @@ class KVManager:
         seq.shares_tail = False
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Blocks and slots are conserved; the tree is sound; each sequence's tables cover what it has computed."""
+        """Assert that blocks and slots are conserved, the tree is sound, and tables cover the computed tokens."""
         sequences = list(sequences)
         held: list[list[int]] = [[] for _ in self.pools]
         slots = self._free_slots[:]

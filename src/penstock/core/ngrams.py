@@ -1,9 +1,9 @@
-"""Drafts from the sequence's own text (prompt lookup): what followed when its last tokens stood there before.
+"""Prompt lookup drafts: the tokens that followed an earlier occurrence of the sequence's last tokens.
 
-The text is searched backwards for its last `SIZE` tokens, as bytes: nothing is built or kept for that, and a thousand
-tokens take a microsecond. Once a place is found, it is followed for as long as it is right.
+The text is searched backwards, as bytes, for its last `SIZE` tokens: there is no index to build, and a thousand tokens
+take a microsecond. A match is followed for as long as its drafts are accepted.
 
-Source: Saxena, "Prompt Lookup Decoding", 2023, for the idea.
+Source: Saxena, "Prompt Lookup Decoding", 2023.
 """
 
 from array import array
@@ -17,13 +17,13 @@ _WIDTH = array(INT32).itemsize
 
 
 class NgramDrafter:
-    """Guesses that a sequence continues as after an earlier occurrence of its last tokens."""
+    """Drafts the continuation of an earlier occurrence of the last tokens."""
 
     free = True
 
     def __init__(self) -> None:
         self._copying: dict[int, tuple[int, int]] = {}
-        """By sequence: how many tokens there were, and the place of what might follow them."""
+        """By sequence: its number of tokens, and the index of the tokens that may follow."""
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         return [self._propose(seq, limit) for seq, limit in wanted]
@@ -41,7 +41,7 @@ class NgramDrafter:
             return NO_IDEA
         self._copying[seq.sequence_id] = len(tokens), place
         draft = tokens[place : place + limit]
-        for offset in range(limit - len(draft)):  # the text repeats itself: so does the draft
+        for offset in range(limit - len(draft)):  # continues into the draft itself where the text is periodic
             draft.append(draft[offset])
         return draft
 
@@ -50,7 +50,7 @@ class NgramDrafter:
 
 
 def _after_last_run(tokens: "array[int]") -> int:
-    """Where the last tokens stood before, the place of what followed; 0 for nowhere."""
+    """Index after the latest earlier occurrence of the last tokens; 0: none."""
     text = tokens.tobytes()
     run, end = text[-SIZE * _WIDTH :], len(text) - _WIDTH
     for _ in range(_MAX_TRIES):
@@ -59,5 +59,5 @@ def _after_last_run(tokens: "array[int]") -> int:
             break
         if found % _WIDTH == 0:
             return found // _WIDTH + SIZE
-        end = found + len(run) - 1  # these bytes are parts of four tokens
+        end = found + len(run) - 1  # the matched bytes lie across four tokens
     return 0

@@ -1,5 +1,5 @@
-"""Collaborators of the scheduler: which request is next (queue policies), how many may join (admission policies), and
-how prompts of several tenants share a step's tokens (`PrefillOrder`).
+"""Collaborators of the scheduler: the order of requests (queue policies), the number that may join (admission
+policies), and the division of a step's tokens among tenants' prompts (`PrefillOrder`).
 """
 
 import heapq
@@ -15,13 +15,13 @@ OrderKey = tuple[int, ...]
 
 
 class QueuePolicy(Protocol):
-    """The waiting sequences, in the order in which they are to be served."""
+    """The waiting sequences in the order of service."""
 
     def order_key(self, seq: Sequence) -> OrderKey:
-        """The order in which running sequences get their blocks, smaller earlier. Fixed while they run."""
+        """Order in which running sequences get blocks, smaller first. Fixed while they run."""
 
     def tenant(self, seq: Sequence) -> str:
-        """Among whom slots, blocks and the step's tokens are shared; "" for all where the policy does not share."""
+        """Tenant for sharing slots, blocks and step tokens; always "" if the policy does not share."""
 
     def waiting_tenants(self) -> Iterable[str]: ...
 
@@ -33,16 +33,16 @@ class QueuePolicy(Protocol):
     def peek(self) -> Sequence | None: ...
 
     def admit(self, seq: Sequence) -> None:
-        """The head of the queue, or a claimant, leaves it to run, with `num_computed` tokens from the prefix cache."""
+        """Remove the queue's head, or a claimant, which starts with `num_computed` tokens from the prefix cache."""
 
     def remove(self, seq: Sequence) -> None:
-        """A sequence leaves the queue without having run."""
+        """Remove a sequence that ends without having run."""
 
     def prefilled(self, seq: Sequence, count: int) -> None:
-        """`count` missing tokens of a running sequence are computed in the step being built."""
+        """Record that the step being built computes `count` missing tokens of a running sequence."""
 
     def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
-        """Each of these running sequences got `count` tokens."""
+        """Record that each of these running sequences got `count` tokens."""
 
     def in_order(self) -> Iterator[Sequence]: ...
 
@@ -50,12 +50,12 @@ class QueuePolicy(Protocol):
 
 
 class OrderedQueue:
-    """A queue ordered by a fixed key. Each operation costs at most the logarithm of the queue's length."""
+    """A queue ordered by a fixed key. Each operation takes at most logarithmic time."""
 
     def __init__(self, order_key: Callable[[Sequence], OrderKey]) -> None:
         self.order_key = order_key
         self._heap: list[tuple[OrderKey, Sequence]] = []
-        self._waiting: set[Sequence] = set()  # an entry of the heap that is not in here is stale
+        self._waiting: set[Sequence] = set()  # heap entries that are not in here are stale
 
     def push(self, seq: Sequence) -> None:
         assert seq not in self._waiting, f"{seq} waits already"
@@ -87,12 +87,12 @@ class OrderedQueue:
 
     def remove(self, seq: Sequence) -> None:
         self._waiting.remove(seq)
-        if len(self._heap) > 2 * len(self._waiting) + 8:  # keep stale entries from piling up
+        if len(self._heap) > 2 * len(self._waiting) + 8:  # bound the number of stale entries
             self._heap = [(self.order_key(s), s) for s in self._waiting]
             heapq.heapify(self._heap)
 
     def in_order(self) -> Iterator[Sequence]:
-        yield from sorted(self._waiting, key=self.order_key)  # lazily, when the first is asked for
+        yield from sorted(self._waiting, key=self.order_key)  # sorted lazily, on the first request
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -104,35 +104,35 @@ def by_arrival(seq: Sequence) -> OrderKey:
 
 
 def by_priority(seq: Sequence) -> OrderKey:
-    """The lowest `priority` number first; among equals, first come, first served."""
+    """The lowest `priority` number first; ties are first come, first served."""
     return (seq.request.priority, seq.ordinal, seq.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an admission policy may look at, at the moment a step is put together."""
+    """The input of an admission policy while a step is being built."""
 
     num_running: int
     running_tokens: int
-    """Prompt and `max_tokens`, added up over the running sequences."""
+    """Sum of prompt and `max_tokens` over the running sequences."""
     prefilling_tokens: int
-    """Prompt tokens of running sequences that are in this step already."""
+    """Prompt tokens of running sequences already in this step."""
 
 
 class AdmissionPolicy(Protocol):
-    """How many of the waiting sequences may join this step, and how many prompt tokens it computes."""
+    """Limits the waiting sequences that may join a step, and its prompt tokens."""
 
     max_prefill_tokens: int | None
 
     def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
-        """How many of the waiting sequences and their siblings may join now, in order; None for no limit."""
+        """Number of waiting sequences and siblings that may join now, in order; None: no limit."""
 
     def after_step(self, *, admitted: bool) -> None:
-        """A step was put together, with new sequences or without."""
+        """Called after a step was built, with or without new sequences."""
 
 
 class AdmitAll:
-    """Admits every sequence for which there is room."""
+    """Admits every sequence that fits."""
 
     max_prefill_tokens: int | None = None
 
@@ -144,14 +144,14 @@ class AdmitAll:
 
 
 class TgiAdmission:
-    """The batching controls of Hugging Face's TGI, with the meaning they have in its v3 backend's queue.
+    """The batching controls of Hugging Face's TGI, as defined by its v3 backend's queue.
 
     - `max_batch_prefill_tokens`, rounded up to whole blocks, bounds the prompt tokens of a step; a prompt that does not
-      fit whole joins with a chunk of it.
-    - `max_batch_total_tokens` bounds the worst case: prompt and `max_tokens`, added up over the running sequences.
-    - While a batch runs, newcomers join only if at least `floor(running * waiting_served_ratio)` of them can join
-      together, so that decodes are not disturbed for a few;
-    - unless `max_waiting_tokens` steps have passed since the last time someone joined: then any number may.
+      fit joins with a chunk.
+    - `max_batch_total_tokens` bounds the worst case: the sum of prompt and `max_tokens` over the running sequences.
+    - While a batch runs, new sequences join only if at least `floor(running * waiting_served_ratio)` of them can join
+      together, so that decodes are not interrupted for a few;
+    - after `max_waiting_tokens` steps without a new sequence, any number may join.
     """
 
     def __init__(
@@ -200,17 +200,17 @@ class TgiAdmission:
 
 
 def worst_case_tokens(seq: Sequence) -> int:
-    """Prompt and `max_tokens` of a running sequence and of those that will fork from it."""
+    """Sum of prompt and `max_tokens` over a running sequence and those that will fork from it."""
     return seq.max_length * seq.num_slots
 
 
 class PrefillOrder:
-    """Fair queueing of prompt tokens by a clock a tenant (Goyal, Vin and Cheng, "Start-time Fair Queueing", 1996).
+    """Fair queueing of prompt tokens (Goyal, Vin and Cheng, "Start-time Fair Queueing", 1996), with a clock per tenant.
 
-    A tenant's clock counts the prompt tokens that were computed for it. The lowest clock goes first; those that are
-    ahead of it by no more than a step's tokens count as equal. Of these the tenant with the fewest running sequences
-    goes first, then the one with the fewest tokens to compute: so the prompt of one that asks for little is not cut up.
-    A tenant whose prompts begin to be computed starts no lower than the lowest of the others, and keeps its lead.
+    A tenant's clock counts its computed prompt tokens. The lowest clock goes first; clocks ahead by at most a step's
+    tokens count as equal. Among equals, the tenant with the fewest running sequences goes first, then the one with the
+    fewest tokens to compute: so a small prompt is not split. A tenant that starts computing prompts starts no lower
+    than the lowest of the others, and keeps its lead.
     """
 
     def __init__(self, queue: QueuePolicy, step_tokens: int) -> None:
@@ -220,7 +220,7 @@ class PrefillOrder:
         self._active: set[str] = set()  # tenants with prompts to compute in the latest step
 
     def sort(self, prompts: list[Sequence], running: Sequences[Sequence]) -> list[Sequence]:
-        """The running sequences that lack more than a token, in the order in which a step gives them its tokens."""
+        """Running sequences that lack more than one token, in the order in which a step serves them."""
         by_tenant: dict[str, list[Sequence]] = {}
         for seq in prompts:
             by_tenant.setdefault(self._queue.tenant(seq), []).append(seq)
@@ -237,16 +237,16 @@ class PrefillOrder:
         return [seq for name in sorted(by_tenant, key=place) for seq in by_tenant[name]]
 
     def _begin(self, names: Set[str]) -> None:
-        """These tenants have prompts to compute, in this step."""
+        """Record the tenants with prompts to compute in this step."""
         lowest = min((self._clocks[name] for name in self._active & names), default=None)
-        if lowest is None:  # none of them shared a step with another tenant: no debts
+        if lowest is None:  # no tenant shared a step with another: no debts
             self._clocks, lowest = {}, 0
         ahead = {name: clock for name, clock in self._clocks.items() if clock > lowest}
         self._clocks = ahead | {name: max(self._clocks.get(name, 0), lowest) for name in names}
         self._active = set(names)
 
     def computed(self, seq: Sequence, count: int) -> None:
-        """`count` tokens of the sequence are computed in the step."""
+        """Record that the step computes `count` tokens of the sequence."""
         name = self._queue.tenant(seq)
         if name in self._clocks:
             self._clocks[name] += count

@@ -4,16 +4,16 @@
         │                     └───────────[6 0 0 2]── blocks 40, none
         └──────[8 8 1 3]── blocks 7, none                  (block size 4, two cache groups)
 
-A node stands for one block's tokens after the path to it, so equal paths are equal contents. Keys are the tokens
-themselves (int32, as bytes), never a hash of them. An edge is one block long, so there is nothing to split, and each
-operation costs time proportional to the blocks it touches.
+A node represents one block's tokens after the path to it, so equal paths have equal contents. Keys are the tokens
+themselves (int32, as bytes), never a hash. Since an edge is one block long, nothing is ever split, and each operation
+takes time proportional to the blocks it touches.
 
 For each cache group (`CacheGroup`) a node has a computed block of that group's pool, or none: a group with a window
-needs no blocks behind it, and gives them up one by one; of a group of states only some nodes have one. A path is a hit
-as far as every group can go on from its end.
-In a group without a window a sequence that holds a node's block holds its ancestors' too. Hence the idle nodes (held
-by none) form subtrees, and because a sequence gives its blocks up deepest first, the least recently used idle block is
-always that of a leaf. A node without any block is forgotten, unless it has children or a sequence will insert below it.
+does not need the blocks behind it, and releases them one by one; in a group of states only some nodes have a block. A
+path is a hit as far as every group can continue from its end.
+In a group without a window, a sequence that holds a node's block also holds its ancestors' blocks. Hence the idle nodes
+form subtrees, and since a sequence releases its blocks deepest first, the least recently used idle block always
+belongs to a leaf. A node without blocks is removed, unless it has children or a sequence will insert below it.
 """
 
 from array import array
@@ -57,7 +57,7 @@ class BlockPool:
         return self.num_blocks - self.num_idle - len(self._free)
 
     def refs(self, block: int) -> int:
-        """How many sequences hold the block; 0 for an idle one, `FREE` for a free one."""
+        """Number of sequences that hold the block; 0 if idle, `FREE` if free."""
         return self._refs[block]
 
     def take(self) -> int | None:
@@ -70,7 +70,7 @@ class BlockPool:
         return block
 
     def hold(self, block: int) -> bool:
-        """Hold a used block once more. True if it was idle before."""
+        """Add a reference to a used block. Returns True if it was idle."""
         count = self._refs[block]
         assert count != FREE, f"block {block} is free and cannot be held"
         self._refs[block] = count + 1
@@ -79,7 +79,7 @@ class BlockPool:
         return count == 0
 
     def drop(self, block: int) -> bool:
-        """Give up one hold. True if it was the last: the block is idle now."""
+        """Remove a reference. Returns True if it was the last: the block is now idle."""
         count = self._refs[block]
         assert count > 0, f"block {block} is not held and cannot be dropped"
         self._refs[block] = count - 1
@@ -121,7 +121,7 @@ NO_BLOCK = -1
 
 
 def cache_namespace(request: Request) -> str:
-    """Who may share a request's keys and values: of the same tenants, if they are private, and the same adapter."""
+    """Cache namespace of a request: separate for private tenants and for each adapter."""
     return request.namespace if request.adapter is None else f"{request.namespace}\0{request.adapter.digest}"
 
 
@@ -137,26 +137,26 @@ class Node:
         self.blocks = [NO_BLOCK] * num_groups
         self.children: dict[bytes, Node] = {}
         self.users = 0  # sequences that will insert below it
-        self.stored: StoredBlock | None = None  # where the tier below has it
+        self.stored: StoredBlock | None = None  # its place in the lower tier
 
 
 class Listener(Protocol):
-    """Keeps copies of the tree's blocks elsewhere (`core.block_tier`)."""
+    """Copies the tree's blocks elsewhere (`core.block_tier`)."""
 
     def computed(self, node: Node) -> None:
-        """The node has its blocks; they will not change while they are in the tree."""
+        """Called when the node has its blocks; they do not change while they are in the tree."""
 
     def forgotten(self, group: int, block: int) -> None:
-        """A block has left the tree."""
+        """Called when a block has left the tree."""
 
     def held_blocks(self, group: int) -> Iterable[int]:
-        """Blocks of a group that it holds, once for each hold."""
+        """A group's blocks that it holds, once per reference."""
 
     def check_integrity(self) -> None: ...
 
 
 class PrefixCache:
-    """The tree, and for each cache group the order in which its idle blocks are evicted."""
+    """The tree, and the eviction order of the idle blocks of each cache group."""
 
     def __init__(self, pools: Sequence[BlockPool], block_size: int) -> None:
         self.listener: Listener | None = None
@@ -167,7 +167,7 @@ class PrefixCache:
         self._idle: list[OrderedDict[int, Node]] = [OrderedDict() for _ in pools]
 
     def __len__(self) -> int:
-        """Blocks of the first group."""
+        """Blocks of the main group's pool."""
         return len(self._node_of[0])
 
     def contains(self, group: int, block: int) -> bool:
@@ -175,19 +175,19 @@ class PrefixCache:
         return block in self._node_of[group]
 
     def root(self, namespace: str) -> Node:
-        """The namespace's root, made where there is none: it goes unless it gets users or children."""
+        """The namespace's root, created if necessary; it is removed unless it gets users or children."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = Node(None, b"", namespace, len(self._pools))
         return root
 
     def leave(self, node: Node) -> None:
-        """A sequence will not insert below this node any more."""
+        """Record that a sequence will no longer insert below this node."""
         node.users -= 1
         self._prune(node)
 
     def match(self, namespace: str, tokens: "array[int]", max_blocks: int) -> list[Node]:
-        """The longest known path along the tokens' full blocks, root excluded, at most `max_blocks` long."""
+        """The longest path along the tokens' full blocks in the tree, root excluded, at most `max_blocks` long."""
         node = self._roots.get(namespace)
         path: list[Node] = []
         if node is None:
@@ -202,9 +202,7 @@ class PrefixCache:
         return path
 
     def child(self, parent: Node, tokens: "array[int]") -> Node:
-        """The node of these tokens (one block's) below `parent`, made where there is none; one user goes from
-        `parent` to it.
-        """
+        """The node of one block's tokens below `parent`, created if necessary; moves one user from `parent` to it."""
         key = tokens.tobytes()
         node = parent.children.get(key)
         if node is None:
@@ -214,7 +212,7 @@ class PrefixCache:
         return node
 
     def insert(self, group: int, node: Node, block: int) -> int:
-        """The group's block of a node: the one that is there, or else this one from now on."""
+        """Set the group's block of a node, unless it already has one; returns the node's block."""
         known = node.blocks[group]
         if known != NO_BLOCK:
             return known
@@ -224,22 +222,22 @@ class PrefixCache:
         return block
 
     def set_idle(self, group: int, block: int) -> None:
-        """No sequence holds the block any more: it becomes the most recently used candidate for eviction."""
+        """Mark a block without references as the most recently used candidate for eviction."""
         self._idle[group][block] = self._node_of[group][block]
 
     def set_held(self, group: int, block: int) -> None:
-        """The block is idle no longer."""
+        """Mark a block as no longer idle."""
         del self._idle[group][block]
 
     def evict(self, group: int) -> int | None:
-        """Take the group's least recently used idle block out of the tree; None if nothing is idle."""
+        """Remove the group's least recently used idle block from the tree; None if none is idle."""
         block = next(iter(self._idle[group]), None)
         if block is not None:
             self.forget(group, block)
         return block
 
     def forget(self, group: int, block: int) -> None:
-        """Take a block out of the tree; its holders keep it."""
+        """Remove a block from the tree; its holders keep it."""
         node = self._node_of[group].pop(block)
         self._idle[group].pop(block, None)
         node.blocks[group] = NO_BLOCK
@@ -248,7 +246,7 @@ class PrefixCache:
         self._prune(node)
 
     def take(self, group: int) -> int:
-        """A block of the pool with one reference, which the caller knows to be available: free or idle."""
+        """Allocate a block with one reference, free or by eviction; the caller knows that one is available."""
         pool = self._pools[group]
         block = pool.take()
         if block is None:
@@ -260,12 +258,12 @@ class PrefixCache:
         return block
 
     def hold(self, group: int, block: int) -> None:
-        """Hold a used block once more."""
+        """Add a reference to a used block."""
         if self._pools[group].hold(block):
             self.set_held(group, block)
 
     def drop(self, group: int, block: int) -> None:
-        """Give up one hold of a block. After the last it is idle if it is in the tree, else free."""
+        """Remove a reference. After the last one the block is idle if it is in the tree, else free."""
         pool = self._pools[group]
         if pool.drop(block):
             if self.contains(group, block):
@@ -281,7 +279,7 @@ class PrefixCache:
             pool.free(block)
 
     def _prune(self, node: Node) -> None:
-        """Forget a node that has neither blocks nor users nor children, then its parent likewise."""
+        """Remove a node without blocks, users and children, then its parent in the same way."""
         while not (node.users or node.children or any(block != NO_BLOCK for block in node.blocks)):
             if node.parent is None:
                 if self._roots.get(node.namespace) is node:
@@ -299,9 +297,9 @@ class PrefixCache:
         return iter(self._node_of[0].values())
 
     def check_integrity(self, windows: Sequence[int | None]) -> None:
-        """The tree's links are sound, its indices are those of its nodes, and idle blocks are those without a holder.
+        """Assert that the tree's links and indices are consistent, and that only blocks without a holder are idle.
 
-        `windows` are those of the groups (see `KVManager`): without one, no block outlives its parent's.
+        `windows` are those of the groups (see `KVManager`): in a group without one, no block outlives its parent's.
         """
         seen: list[dict[int, Node]] = [{} for _ in self._pools]
         stack = list(self._roots.values())
@@ -325,7 +323,7 @@ class PrefixCache:
                 self._check_ancestors(group)
 
     def _check_ancestors(self, group: int) -> None:
-        """Of a group without a window the ancestors of a block are there, held as it is, and evicted after it."""
+        """Assert for a group without a window that a block's ancestors exist, are held like it and evicted after it."""
         order = {block: i for i, block in enumerate(self._idle[group])}
         for block, node in self._node_of[group].items():
             assert node.parent is not None

@@ -1,27 +1,27 @@
-"""Continuous batching: which sequences a step computes, how many tokens of each, and what became of them.
+"""Continuous batching: selects the sequences of a step and their tokens, and applies the results.
 
 There is no prefill phase and no decode phase. A sequence has `len(tokens)` tokens; `num_computed` of them are in the
-KV cache; a step closes the gap, in this order, under one budget of tokens:
+KV cache; a step computes the missing ones, in this order, within one token budget:
 
-    1. running sequences that lack one token (decodes), each gets it; then those that lack a few drafts, too, which
-       were right, but whose states were given up with others that were not
-    2. running sequences that lack more (prompts in chunks, preempted ones that recompute), by turns of their tenants
-    3. waiting sequences, as the queue policy orders them and the admission policy and the blocks allow
-    4. drafts: guesses of what comes after a decode's token, as speculation proposes and what is left allows
+    1. running sequences that lack one token (decodes), each gets it; then those that also lack a few accepted drafts,
+       whose states were dropped together with rejected ones
+    2. running sequences that lack more (chunked prompts, recomputation after preemption), in turns of their tenants
+    3. waiting sequences, in the order of the queue policy, as the admission policy and the blocks allow
+    4. drafts for tokens after the decodes, as proposed by speculation, within the remaining budget
 
-Before all these, waiting sequences of tenants within their share start, at the cost of tenants above theirs (`Shares`).
+Before these, waiting sequences of tenants within their share start at the cost of tenants above theirs (`Shares`).
 
-A sequence gets blocks for all its known tokens when it is admitted, and one more whenever it outgrows them. When there
-is none, the victim that loses the least work gives up its blocks and recomputes later.
+On admission a sequence gets blocks for all its known tokens, and later one more whenever it needs it. If none is
+available, the sequence that loses the least work is preempted and recomputes later.
 
 No sequence starves. The first running sequence in the queue's order is never preempted and gets a token each step, and
 none overtakes the head of the queue. So under `fcfs` a request ends after at most
 
-    sum over it and the requests that came before it of  n * (cost + max_num_seqs * longest)  steps
+    sum over it and all earlier requests of  n * (cost + max_num_seqs * longest)  steps
 
 with cost = prompt + max_tokens and longest = the largest cost of all: either the oldest sequence advances, or it waits
-for at most `max_num_seqs` younger ones that it cannot be admitted beside, which end without being replaced. A beam
-search counts as  num_beams * (1 + max_tokens)  sequences: each beam may have to be computed anew for each token.
+for at most `max_num_seqs` younger ones beside which it cannot be admitted, and which are not replaced when they end. A
+beam search counts as  num_beams * (1 + max_tokens)  sequences: each beam may be recomputed for each token.
 `FairQueue` states the bound under `fair`.
 """
 
@@ -45,13 +45,13 @@ from penstock.core.step_update import StepUpdate
 from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
 LOADED_AHEAD = 8
-"""Of the queue's first sequences, how many have blocks loaded from the tier below at one time."""
+"""Number of sequences at the head of the queue whose blocks are loaded from the lower tier at a time."""
 
 
 class Scheduler:
-    """The state of all live requests, and the loop's two halves: `schedule` and `update`.
+    """All live requests, and the two halves of a step: `schedule` and `update`.
 
-    Between a `schedule` that gave a plan and its `update`, nothing else may be called.
+    Between a `schedule` that returned a plan and its `update`, no other method may be called.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Scheduler:
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
         self.kv = kv
         self.num_preemptions = 0
-        self.num_drafted = 0  # tokens that were guessed and computed
-        self.num_accepted = 0  # those of them that were right
+        self.num_drafted = 0  # drafted tokens that were verified
+        self.num_accepted = 0  # accepted drafted tokens
         self.trace = StepTrace()  # of the latest step
         self._queue = queue
         self._admission = admission or AdmitAll()
@@ -85,7 +85,7 @@ class Scheduler:
         self._step_update = StepUpdate(kv, self._sequences, speculation)
         self._step: Step | None = None
         self._last_victim: Request | None = None
-        self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and the blocks that it lacks
+        self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and its missing blocks
         self._num_claims = 0  # since the head of the queue was last admitted
 
     @property
@@ -98,19 +98,19 @@ class Scheduler:
 
     @property
     def running(self) -> Sequences[Sequence]:
-        """The running sequences, in the queue's order."""
+        """The running sequences in the queue's order."""
         return self._sequences.running
 
     @property
     def queue(self) -> QueuePolicy:
-        """Of the waiting sequences."""
+        """The waiting sequences."""
         return self._queue
 
     @property
     def is_steady(self) -> bool:
-        """Whether the running go on as they are, without guesses and newcomers, until one of them ends.
+        """Whether the same sequences decode, without drafts, until one ends or a request is added or removed.
 
-        Or until a request comes or goes. The waiting need a slot or blocks, and the latest step has freed none.
+        Waiting sequences need a slot or blocks, and the latest step has freed none.
         """
         if self._speculation is not None or not isinstance(self._admission, AdmitAll):
             return False
@@ -125,21 +125,21 @@ class Scheduler:
         return any(True for _ in self._queue.claimants())
 
     def request_indices(self) -> list[int]:
-        """The requests in the step under way, as places in the order of arrival."""
+        """Requests in the current step, as indices in order of arrival."""
         assert self._step is not None, "no step is under way"
         return [seq.ordinal for seq in self._step.sequences]
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something, or an ended sequence is still to be reported."""
+        """Whether a step would compute something, or an ending has not been reported."""
         return bool(self._sequences.running or len(self._queue) or self._step_update.num_untold)
 
     def add_request(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
-        """Accept a request. It has been validated: alone, it fits the pool, the budget and `max_num_seqs`.
+        """Add a validated request: alone, it fits the pool, the budget and `max_num_seqs`.
 
         Args:
-            resumed: where another engine left it; each of its sequences goes on on its own, as preempted ones do.
-            ordinal: its place in the order of arrival, if some come late; None: the one after the last.
+            resumed: the state in another engine; its sequences continue separately, like preempted ones.
+            ordinal: index in order of arrival, for requests added out of order; None: after the last one.
         """
         assert self._step is None, "a step is under way"
         longest = len(request.prompt_token_ids) + request.params.max_tokens
@@ -150,13 +150,13 @@ class Scheduler:
             self.finish_request(request.request_id, None, FinishReason.LENGTH)
 
     def requests(self) -> Iterator[Request]:
-        """Those that are unfinished."""
+        """The unfinished requests."""
         return self._sequences.requests()
 
     def finish_request(
         self, request_id: str, index: int | None, reason: FinishReason, error: str | None = None
     ) -> None:
-        """End one of a request's sequences, or all of them, wherever they are; what has ended already stays so.
+        """End one of a request's sequences, or all, in any state; ended ones are unchanged.
 
         A beam search ends as a whole.
         """
@@ -164,14 +164,14 @@ class Scheduler:
         self._step_update.finish_request(request_id, index, reason, error)
 
     def expire(self, request_id: str) -> None:
-        """End a request that has waited long enough; one that ran is left alone."""
+        """End a request that has waited too long; one that has run is unaffected."""
         if all(seq.first_scheduled is None for seq in self._sequences.of(request_id)):
             self._step_update.finish_request(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     def withdraw(self, request_id: str) -> "tuple[str, array[int]] | None":
-        """Take a request out without an ending: it goes on in another engine.
+        """Remove a request that continues on another engine, without an ending.
 
-        Returns the cache's namespace and the computed tokens of the first of its sequences; None if all have ended.
+        Returns the cache namespace and the computed tokens of its first sequence; None if all have ended.
         """
         assert self._step is None, "a step is under way"
         sequences = self._sequences.of(request_id)
@@ -183,13 +183,13 @@ class Scheduler:
         return cache_namespace(first.request), computed
 
     def drain(self) -> list[SequenceOutput]:
-        """The endings that no step produced, once each."""
+        """Endings that no step produced, each once."""
         return self._step_update.drain()
 
-    # ── the first half: put a step together ──────────────────────────────────────────────────────────────────────────
+    # ── first half: build a step ─────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute."""
+        """Build the next step; None if there is nothing to compute."""
         assert self._step is None, "a step is under way"
         if not self._sequences.running and not len(self._queue):
             return None
@@ -202,7 +202,7 @@ class Scheduler:
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)
         if not step.sequences and self.tier is not None and self.tier.is_loading:
-            return None  # what is loaded holds the blocks that lack, or is what the queue's head waits for
+            return None  # loads hold the missing blocks, or the queue's head waits for one
         self._admission.after_step(admitted=bool(step.trace.admitted))
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
@@ -213,7 +213,7 @@ class Scheduler:
         return step.plan()
 
     def _claim(self, step: Step) -> None:
-        """Let waiting sequences start whose tenants are within their shares, by preemption if need be."""
+        """Start waiting sequences of tenants within their shares, preempting others if necessary."""
         num_tokens = min(step.budget - self._max_num_seqs, step.prefill_budget)
         left = num_tokens
         while left > 0 and self._num_claims < self._max_num_seqs:
@@ -241,7 +241,7 @@ class Scheduler:
             left -= len(seq.tokens) - seq.num_computed
 
     def _add_prompts(self, step: Step, prompts: list[Sequence]) -> None:
-        """Spend the rest of the step's budget on running prompts; the oldest gets at least one token."""
+        """Give the rest of the step's budget to running prompts; the oldest gets at least one token."""
         oldest = self._sequences.running[0] if prompts else None
         kept = int(oldest in prompts)
         for seq in self._prefill_order.sort(prompts, self._sequences.running):
@@ -250,7 +250,7 @@ class Scheduler:
             self._add_chunk(seq, step, kept)
 
     def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0) -> int:
-        """Add to the step what the budgets allow of a sequence's missing tokens, less those reserved for another."""
+        """Add a sequence's missing tokens to the step, within the budgets and minus `kept` tokens for another."""
         count = step.add_chunk(seq, kept)
         if count:
             self._queue.prefilled(seq, count)
@@ -258,13 +258,13 @@ class Scheduler:
         return count
 
     def _add_decodes(self, step: Step) -> list[Sequence]:
-        """Give each running sequence that lacks one token its slot; return those that lack more."""
+        """Allocate the next slot for each running sequence that lacks one token; returns those that lack more."""
         behind: list[Sequence] = []
         returned: list[Sequence] = []
         decodes: list[Sequence] = []
         make_room, copies = self.kv.make_room, step.copies
         for seq in self._sequences.running:
-            if seq.status is not Status.RUNNING:  # preempted just now, for an earlier one
+            if seq.status is not Status.RUNNING:  # just preempted for an earlier one
                 continue
             if len(seq.tokens) - seq.num_computed > 1:
                 (returned if seq.num_returned else behind).append(seq)
@@ -282,8 +282,8 @@ class Scheduler:
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
         """Preempt until there is a slot for the sequence's next token; False if there is none in this step.
 
-        Then it was itself a victim, or it runs alone and waits for blocks that are being loaded for others. The first
-        in order is never a victim, so it always gets to its end.
+        Then it was itself preempted, or it runs alone and waits for blocks that are being loaded for others. The first
+        in order is never preempted, so it always finishes.
         """
         while True:
             victim = self._shares.victim_for(seq, self._last_victim)
@@ -307,7 +307,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _admit(self, step: Step) -> None:
-        """Let waiting sequences join, in order, until budget, slots, blocks or the admission policy say no."""
+        """Admit waiting sequences in order, as far as budget, slots, blocks and the admission policy allow."""
         allowed: int | None = None
         if step.budget > 0 and self._sequences.num_free_slots > 0 and len(self._queue) and not step.trace.preempted:
             allowed = self._admission.limit(self._queue.in_order(), self._load(step))
@@ -324,7 +324,7 @@ class Scheduler:
             assert added
 
     def _block_reason(self, seq: Sequence, step: Step, allowed: int | None) -> BlockReason | None:
-        """What keeps the queue's head from joining; None once it has its blocks."""
+        """Why the queue's head cannot join; None once it has its blocks."""
         if step.trace.preempted:
             return "preemption"
         if seq.min_slots > self._sequences.num_free_slots:
@@ -344,13 +344,13 @@ class Scheduler:
         )
 
     def _is_loading(self, seq: Sequence) -> bool:
-        """Whether a waiting sequence waits for blocks from the tier below; if that has any, this asks for them."""
+        """Whether a waiting sequence waits for blocks from the lower tier; starts the load if that has any."""
         return self.tier is not None and not self.tier.ready(seq, self._sequences.num_slots)
 
     def _give_blocks(self, seq: Sequence) -> BlockReason | None:
-        """Give the queue's head its blocks, if there are enough and a reserve for those that run.
+        """Allocate the queue head's blocks, if there are enough, plus a reserve.
 
-        The reserve is a block for each of them: without it, the newcomer's blocks would be wanted back at once.
+        The reserve is one block per running sequence: without it, the new sequence would soon be preempted.
         """
         reserve = self._sequences.num_slots
         if self._sequences.running and self._blocked is not None:
@@ -368,7 +368,7 @@ class Scheduler:
         return None
 
     def _start(self, seq: Sequence, most_slots: int, step: Step) -> None:
-        """Move a waiting sequence, which has its blocks, to the running ones."""
+        """Start a waiting sequence that has its blocks."""
         self._blocked = None
         self._sequences.start(seq, most_slots)
         if seq.first_scheduled is None:
@@ -377,9 +377,9 @@ class Scheduler:
         step.trace.admitted.append((seq.request_id, seq.num_computed))
 
     def _add_drafts(self, step: Step, speculation: Speculation) -> None:
-        """Let decodes, and those that returned, be followed by guesses, as far as tokens, samples and blocks are left.
+        """Add drafts after decodes and returned sequences, as far as tokens, samples and blocks allow.
 
-        A step has at most `num_drafts` more samples than sequences may run: the workspace is planned for these.
+        A step has at most `num_drafts` more samples than running sequences, the number the workspace is planned for.
         """
         budget = min(step.budget, self._sequences.num_free_slots + speculation.num_drafts)
         for place, tokens in speculation.propose(step, budget):
@@ -387,7 +387,7 @@ class Scheduler:
             step.add_drafts(place, tokens[:room])
         self.num_drafted += step.trace.num_drafted
 
-    # ── the second half: what became of it ───────────────────────────────────────────────────────────────────────────
+    # ── second half: apply the result ────────────────────────────────────────────────────────────────────────────────
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Apply a step's result: append the sampled tokens, and end finished sequences."""
@@ -402,7 +402,7 @@ class Scheduler:
         return outputs
 
     def fail_step(self, error: str) -> list[SequenceOutput]:
-        """The step could not be computed: its sequences end with `error`, all others go on."""
+        """End the sequences of a failed step with `error`; all others continue."""
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
@@ -411,5 +411,5 @@ class Scheduler:
         return self.drain()
 
     def check_integrity(self) -> None:
-        """What must hold between steps."""
+        """Assert the invariants between steps."""
         self._sequences.check_integrity()

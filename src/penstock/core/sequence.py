@@ -1,4 +1,4 @@
-"""A sequence: one stream of tokens, and how far its keys and values are computed."""
+"""A sequence: one stream of tokens, and the number of those whose keys and values are computed."""
 
 import sys
 from array import array
@@ -16,12 +16,12 @@ NO_SLOT = -1
 
 
 class Status(Enum):
-    """Where a sequence is. `WAITING` and `RUNNING` may alternate; `FINISHED` is final."""
+    """State of a sequence. `WAITING` and `RUNNING` may alternate; `FINISHED` is final."""
 
     UNBORN = auto()
-    """One of n > 1, whose prompt its sibling is still computing for both."""
+    """One of n > 1, whose prompt a sibling is still computing."""
     PARKED = auto()
-    """One of a beam search, with nothing to compute until the other beams have been; without blocks meanwhile."""
+    """A beam without blocks, which has its candidates and waits for the other beams."""
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -35,22 +35,22 @@ class BlockTable:
     def __init__(self, blocks: "array[int]", first: int = 0) -> None:
         self.blocks = blocks
         self.first = first
-        """Blocks before this place lie behind the group's window; they were given back and are never read."""
+        """Number of blocks behind the group's window, which were released and are never read."""
         self.num_sent = 0
-        """How many blocks, from the first on, the runner has in the sequence's slot."""
+        """Number of leading blocks that the runner has in the sequence's slot."""
 
     @property
     def held(self) -> "array[int]":
-        """The blocks that are the sequence's."""
+        """The blocks held by the sequence."""
         return self.blocks[self.first :] if self.first else self.blocks
 
     def keep_sent(self, most: int) -> None:
-        """Blocks from this place on have changed: the runner has none of them."""
+        """Limit the blocks known to the runner to those before this index, as later ones have changed."""
         self.num_sent = min(self.num_sent, most)
 
 
 class Sequence:
-    """One token stream of a request. Changed by the scheduler, its roster and the KV manager alone."""
+    """One token stream of a request. Modified only by the scheduler, its sequence table and the KV manager."""
 
     __slots__ = (
         "beams",
@@ -92,7 +92,7 @@ class Sequence:
         self.params = params
         self.index = index
         self.ordinal = ordinal  # of its request, in order of arrival
-        self.sequence_id = ordinal * MAX_N + index  # no other ever has it
+        self.sequence_id = ordinal * MAX_N + index  # unique
         self.turn = NOT_YET  # of its request, in order of first admission; set by the queue, if its order needs it
         self.tokens = array(INT32, request.prompt_token_ids)
         self.num_prompt_tokens = len(self.tokens)
@@ -101,52 +101,52 @@ class Sequence:
         self.min_length = len(self.tokens) + params.min_tokens
         self.max_length = len(self.tokens) + params.max_tokens
         self.num_computed = 0  # tokens whose keys and values are in the cache
-        self.num_drafts = 0  # of the tokens, from the end: guesses, in a step that finds out; 0 between steps
-        self.num_returned = 0  # of the tokens, after those computed: right drafts whose states were given up
+        self.num_drafts = 0  # drafts at the end of `tokens` during a step; 0 between steps
+        self.num_returned = 0  # accepted drafts after the computed tokens, whose states were dropped
         # prompt tokens that need not be computed for the log-probability of the next one
         self.num_prompt_logprobs = 0 if params.prompt_logprobs is not None else self.num_prompt_tokens - 1
-        self.beams: BeamSearch | None = None  # that it is a part of
+        self.beams: BeamSearch | None = None  # the search it belongs to
         self.slot = NO_SLOT  # of its state in the runner, while it has blocks
-        self.sampled: SampledSequence | None = None  # what the sampler knows of it in this slot
-        self.tables: list[BlockTable] = []  # one a cache group, while it has a slot
+        self.sampled: SampledSequence | None = None  # the sampler's state in this slot
+        self.tables: list[BlockTable] = []  # one per cache group, while it has a slot
         self.shares_tail = False  # its last block may be shared with a sibling: copy before writing
-        self.node: Node | None = None  # the deepest of its blocks in the prefix tree
-        self.num_committed = 0  # blocks, from the first on, that are in the prefix tree
+        self.node: Node | None = None  # its deepest block's node in the prefix tree
+        self.num_committed = 0  # leading blocks that are in the prefix tree
         self.num_cached_tokens = 0  # prompt tokens found in the prefix cache when it first ran
-        self.num_charged = 0  # prompt tokens that its tenant need not be charged for (any more), if the queue charges
+        self.num_charged = 0  # prompt tokens that its tenant is not charged for (any more), if the queue charges
         self.first_scheduled: float | None = None
-        self.reported = False  # the first output, with the facts that go along, is out
-        self.siblings: list[Sequence] = []  # unborn ones: they fork from this one, or wait, when its prompt is computed
-        self.num_slots = 1  # that it holds while it runs: its own, and those kept for the first of its siblings
+        self.reported = False  # whether the first output was returned, with its metadata
+        self.siblings: list[Sequence] = []  # unborn: they fork from this one, or wait, once its prompt is computed
+        self.num_slots = 1  # slots it holds while it runs: its own, and those reserved for its first siblings
 
     @property
     def min_slots(self) -> int:
-        """Least number of slots it needs to run: one per beam of a search, otherwise one."""
+        """Minimum number of slots it needs to run: one per beam of a search, otherwise one."""
         return 1 if self.beams is None else 1 + len(self.siblings)
 
     @property
     def forks(self) -> "list[Sequence]":
-        """Those of its siblings for which a slot is kept."""
+        """Siblings with a reserved slot."""
         return self.siblings[: self.num_slots - 1]
 
     def take_slot(self, slot: int, tables: "list[BlockTable]") -> None:
-        """Take a sequence slot, whose state the runner must rebuild, with these block tables, one a cache group."""
+        """Assign a sequence slot, whose state the runner must rebuild, and block tables, one per cache group."""
         self.slot = slot
         self.tables = tables
         self.renew_sampled()
 
     def renew_sampled(self) -> None:
-        """Have the sampler build its state anew: tokens that it may have counted are others now."""
+        """Make the sampler rebuild its state, because tokens it may have counted have changed."""
         self.sampled = SampledSequence(self.slot, self.sequence_id, self.params, self.num_prompt_tokens, self.tokens)
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether all log-probabilities of its prompt that were asked for are computed."""
+        """Whether all requested log-probabilities of its prompt are computed."""
         return self.num_prompt_logprobs >= self.num_prompt_tokens - 1
 
     @property
     def num_reusable(self) -> int:
-        """How many of its tokens need not be computed if their keys are in the prefix cache."""
+        """Number of its tokens that need not be computed if their keys are in the prefix cache."""
         return len(self.tokens) - 1 if self.has_prompt_logprobs else self.num_prompt_logprobs
 
     def __repr__(self) -> str:

@@ -1,12 +1,12 @@
-"""Who is live, and where: the sequences that run, those that wait, and those that depend on another.
+"""Live sequences and their states: running, waiting, or dependent on another sequence.
 
     add ──> waiting ──start──> running ──end──> gone
                ▲                 │  │
-               └───── preempt ───┘  └─ fork, rearrange: others run from where it is, sharing its blocks
+               └───── preempt ───┘  └─ fork, rearrange: others continue from its position, sharing its blocks
 
-Of a request's sequences the first computes the prompt for all. Those of n > 1 go their own ways from there: the ones
-for which there was a slot when the first one started fork from it, the others wait and find the prompt in the prefix
-cache, as a preempted sequence does. The beams of a search change places after each token.
+A request's first sequence computes the prompt for all. The others of n > 1 are independent from there: those with a
+reserved slot fork from the first, the others wait and find the prompt in the prefix cache, like a preempted sequence.
+The beams of a search are reassigned after each token.
 """
 
 from bisect import insort
@@ -25,20 +25,20 @@ class SequenceTable:
     def __init__(self, kv: KVManager, queue: QueuePolicy, max_num_seqs: int) -> None:
         self.queue = queue
         self.running: list[Sequence] = []
-        """In the queue's order."""
+        """In queue order."""
         self.num_slots = 0
-        """Of running sequences and those that will fork from them."""
+        """Slots of running sequences and of those that will fork from them."""
         self._kv = kv
         self._max_num_seqs = max_num_seqs
         self._requests: dict[str, list[Sequence]] = {}
         self._num_accepted = 0
 
     def of(self, request_id: str) -> list[Sequence]:
-        """A request's live sequences, by their indices."""
+        """A request's live sequences, by index."""
         return self._requests.get(request_id, [])[:]
 
     def requests(self) -> Iterator[Request]:
-        """Those that have live sequences."""
+        """Requests with live sequences."""
         return (sequences[0].request for sequences in self._requests.values())
 
     def add_request(self, request: Request, resumed: Resumed, ordinal: int | None) -> list[Sequence]:
@@ -63,7 +63,7 @@ class SequenceTable:
         """Queue the unfinished sequences, with their tokens so far."""
         unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
         assert unfinished, "a request that has ended is resumed"
-        has_begun = any(resumed)  # then all log-probabilities of the prompt were sent
+        has_begun = any(resumed)  # then all of the prompt's log-probabilities were sent
         for place, seq in enumerate(unfinished):
             if has_begun or place:
                 seq.num_prompt_logprobs = seq.num_prompt_tokens - 1
@@ -84,7 +84,7 @@ class SequenceTable:
         return self._max_num_seqs - self.num_slots
 
     def start(self, seq: Sequence, most_slots: int) -> None:
-        """A waiting sequence, which has its blocks, runs, with slots for as many of its siblings as it may have."""
+        """Run a waiting sequence that has its blocks, reserving slots for as many of its siblings as allowed."""
         seq.num_slots = min(1 + len(seq.siblings), most_slots)
         assert seq.num_slots >= seq.min_slots, f"{seq} cannot run in {most_slots} slots"
         self.queue.admit(seq)
@@ -92,17 +92,17 @@ class SequenceTable:
         self._run(seq)
 
     def preempt(self, seq: Sequence) -> None:
-        """A running sequence gives up its blocks and waits. It stays in `running` until `drop_preempted`."""
+        """Release a running sequence's blocks and queue it. It stays in `running` until `drop_preempted`."""
         self._kv.release(seq)
         self.num_slots -= seq.num_slots
         self._wait(seq)
 
     def drop_preempted(self) -> None:
-        """Take those that do not run any more out of `running`."""
+        """Remove sequences that no longer run from `running`."""
         self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
 
     def fork(self, seq: Sequence) -> None:
-        """The prompt is computed: siblings that have a slot share its blocks and run from here, the others wait."""
+        """Fork the siblings with a reserved slot after the prompt was computed, and queue the others."""
         running, waiting = seq.forks, seq.siblings[seq.num_slots - 1 :]
         seq.siblings, seq.num_slots = [], 1
         for sibling in running:
@@ -111,14 +111,14 @@ class SequenceTable:
             self._run(sibling)
         for sibling in waiting:
             _follow(seq, sibling)
-            sibling.turn, sibling.num_charged = NOT_YET, 0  # it is admitted, and charged, by itself
+            sibling.turn, sibling.num_charged = NOT_YET, 0  # admitted and charged separately
             self._wait(sibling)
 
     def rearrange(self, sequences: list[Sequence], branches: list[Branch]) -> None:
         """Assign the beams of a search to its surviving branches.
 
-        A beam that its parent's blocks cannot be shared with, as it gave them up, or for which there is no slot, waits
-        and is computed anew.
+        A beam without a slot, or whose parent has released its blocks so that they cannot be shared, waits and is
+        recomputed.
         """
         carrier = sequences[0]
         for sibling in carrier.siblings:
@@ -145,7 +145,7 @@ class SequenceTable:
             self._run(seq)
 
     def park(self, sequences: Iterable[Sequence]) -> None:
-        """Take the blocks of beams that have nothing to compute. Their keys may stay in the prefix cache."""
+        """Release the blocks of beams that have nothing to compute. Their keys may stay in the prefix cache."""
         for seq in sequences:
             if seq.status is Status.RUNNING:
                 self._stop(seq)
@@ -157,7 +157,7 @@ class SequenceTable:
         self.num_slots -= 1
 
     def end_sequence(self, seq: Sequence) -> None:
-        """Take a sequence out of wherever it is. Its unborn siblings live on in one of them."""
+        """Remove a sequence in any state. One of its unborn siblings takes over for the others."""
         live = self._requests[seq.request_id]
         if seq.status is Status.UNBORN:
             carrier = next(one for one in live if seq in one.siblings)
@@ -182,7 +182,7 @@ class SequenceTable:
             self.num_slots -= given_back
 
     def _hand_over(self, seq: Sequence) -> None:
-        """An unborn sibling replaces the sequence that computes the prompt for them."""
+        """Make an unborn sibling replace the sequence that computes the prompt."""
         heir, *rest = seq.siblings
         self.keep_slots(seq, len(seq.siblings))
         seq.siblings, heir.siblings = [], rest
@@ -196,7 +196,7 @@ class SequenceTable:
             self.running[self.running.index(seq)] = heir
 
     def check_integrity(self) -> None:
-        """What must hold between steps, beside the KV manager's own invariants."""
+        """Assert the invariants between steps that the KV manager does not check."""
         live = [seq for sequences in self._requests.values() for seq in sequences]
         self._kv.check_integrity(live)
         running = [seq for seq in live if seq.status is Status.RUNNING]
@@ -214,7 +214,7 @@ class SequenceTable:
 
 
 def _follow(first: Sequence, sibling: Sequence) -> None:
-    """Copy to a sibling the state that the prompt's sequence computed for it."""
+    """Copy the state that the prompt's sequence computed for a sibling."""
     sibling.first_scheduled, sibling.num_cached_tokens = first.first_scheduled, first.num_cached_tokens
     sibling.num_prompt_logprobs = sibling.num_prompt_tokens - 1  # the first sibling reports the prompt
     sibling.turn, sibling.num_charged = first.turn, sibling.num_prompt_tokens

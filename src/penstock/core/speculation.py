@@ -1,12 +1,12 @@
-"""How many guessed tokens a step computes: as many as pay, by what steps cost and how often guesses were right.
+"""Speculation controller: chooses how many drafts to verify, by measured step costs and acceptance rates.
 
-A step that computes n tokens takes T(n) seconds. A draft of k tokens, each right with a chance a if those before it
-are, brings a + a**2 + ... + a**k tokens. So the drafts of a step are chosen to make its tokens a second the most:
+A step of n tokens takes T(n) seconds. A draft of k tokens, each accepted with probability a if those before it are,
+yields a + a**2 + ... + a**k tokens on average. The drafts of a step are chosen to maximise its tokens per second:
 
-    (sequences + sum of the chances of the drafted tokens) / (T(tokens) + seconds to guess)
+    (sequences + sum of the drafts' acceptance probabilities) / (T(tokens) + drafting seconds)
 
-T is measured as steps go by, and a for each sequence as its guesses turn out; what others ask for, and how long their
-contexts are, is in T. Both depend on the clock and the company; the answers do not.
+T is measured from past steps, and a for each sequence from its past drafts; the load and context lengths affect T. Both
+depend on timing and on other requests; the answers do not.
 """
 
 import heapq
@@ -23,98 +23,98 @@ from penstock.core.step import Step
 from penstock.errors import EngineDeadError
 
 Draft: TypeAlias = "array[int]"
-"""What a sequence's next tokens might be; int32, empty where there is no idea. Not changed once it is given."""
+"""Predicted next tokens of a sequence; int32, may be empty. Not modified after it is returned."""
 NO_IDEA: Draft = array(INT32)
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences between two steps.
+    """Drafts the next tokens of sequences between two steps.
 
-    A draft is computed as if it were the sequence's next tokens, in the step that finds out whether it is. A good one
-    saves steps, a bad one costs a little time; neither changes what is answered (docs/sampling.md says why).
+    A draft is computed as if it were the sequence's next tokens, by the step that verifies it. A good draft saves
+    steps, a bad one costs a little time; neither changes the answer (docs/sampling.md explains why).
 
-    Whatever it keeps of a sequence must be recomputable from its tokens: it may be asked about any sequence at any
-    time, with tokens added since. A sequence's `sequence_id`, `tokens`, `params`, `index`, `max_length` and `request`
-    are there to be read; the rest is none of its business.
+    Per-sequence state must be recomputable from the sequence's tokens: any sequence may be drafted for at any time,
+    with tokens added since the last call. A drafter may read a sequence's `sequence_id`, `tokens`, `params`, `index`,
+    `max_length` and `request`, and nothing else.
     """
 
     free: bool
-    """Whether guessing costs next to nothing: then it is asked at each step, if only to see how good it would be, and
-    before one that is not."""
+    """Whether drafting costs almost nothing: the drafter is then asked at each step, even just to measure it, and
+    before drafters that are not free."""
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
-        """Guess next tokens of each of these sequences, at most as many as are named, which is one or more."""
+        """Draft next tokens for each sequence, at most the given number, which is at least one."""
         ...
 
     def forget_sequence(self, seq: Sequence) -> None:
-        """The sequence, perhaps an unknown one, has ended."""
+        """Called when a sequence, perhaps an unknown one, has ended."""
         ...
 
 
 MEMORY = 0.8
-"""Weight that a sequence's acceptance rate keeps after one more guess."""
+"""Weight that a sequence's acceptance rate keeps after each further draft."""
 MEMORY_OF_ALL = 0.99
 """The same for the rate of all sequences together."""
 FIRST_CHANCE = 0.5
-"""Acceptance rate assumed before the first guess."""
+"""Acceptance rate assumed before the first draft."""
 LEAST_GAIN = 1.05
-"""Estimated speed-up from which drafts are computed."""
+"""Minimum estimated speed-up for computing drafts."""
 HOPELESS = 0.8
-"""Share of the best rate found below which no longer drafts are considered."""
+"""Search cut-off: longer drafts are not considered once the rate falls below this share of the best."""
 LEAST_COST = 0.01
-"""Least cost of a drafted token relative to a decode: measurements may say that it costs nothing."""
+"""Minimum cost of a drafted token relative to a decode, as measurements may suggest zero."""
 MAX_WASTED_SHARE = 0.003
-"""Share of the time that may be spent on asking drafters when their guesses do not pay."""
+"""Maximum share of the time spent on drafting while drafts do not pay."""
 MAX_PAUSE = 64
-"""Most steps without asking drafters after guesses that did not pay."""
+"""Maximum steps without drafting after drafts that did not pay."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Guess:
-    """A draft for one of the step's decodes, proposed or yet to be asked for."""
+    """A draft for one of the step's decodes, proposed or still to be requested."""
 
     place: int
-    """Of the sequence among the step's decodes."""
+    """Index of the sequence among the step's decodes."""
     seq: Sequence
     limit: int
     acceptance: Acceptance
     draft: Draft
-    """Empty, if one that costs something is yet to be asked for it."""
+    """Empty until requested, for drafters that are not free."""
     known: int
     """Tokens of the sequence before the draft."""
     count: int = 0
-    """How much of the draft the step computes."""
+    """Number of draft tokens that the step computes."""
 
 
 class Speculation:
-    """Asks drafters for the decodes of a step, and decides how much of what they guess is computed.
+    """Requests drafts for the decodes of a step, and decides how many of their tokens to compute.
 
-    The drafters that cost next to nothing are asked about all decodes, in their order and until one has a guess; those
-    that do cost about the ones that are left, where it pays.
+    Free drafters are asked for all decodes, in order, until one returns a draft; the others are asked for the remaining
+    decodes, if that pays.
     """
 
     def __init__(self, drafters: Iterable[Drafter], num_drafts: int, clock: Callable[[], float]) -> None:
         """
         Args:
-            num_drafts: most tokens that are drafted for a sequence in one step.
+            num_drafts: maximum drafted tokens per sequence and step.
         """
         self.num_drafts = num_drafts
         self._drafters = list(drafters)
         self._clock = clock
         self._costs = StepCosts()
-        self._guess_seconds: deque[float] = deque([0.0], maxlen=WINDOW)  # a token, of those that cost
+        self._guess_seconds: deque[float] = deque([0.0], maxlen=WINDOW)  # per token, for drafters that are not free
         self._acceptance: dict[int, Acceptance] = {}
         self._overall = Acceptance(MEMORY_OF_ALL)
         self._guesses: list[_Guess] = []
         self._began = 0.0
         self._guessing = 0.0
-        self._pause = 0  # steps to come in which no drafter is asked
+        self._pause = 0  # remaining steps without drafting
         self._paused = False  # in the current step
 
     def begin_step(self) -> None:
-        """A step is about to be put together."""
+        """Called before a step is built."""
         self._guesses = []
         self._paused = self._pause > 0
         if self._paused:
@@ -124,7 +124,7 @@ class Speculation:
         self._began = self._clock()
 
     def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
-        """What is worth computing after the step's decodes, by their places; at most `budget` tokens in all."""
+        """Drafts that pay, with the indices of their decodes; at most `budget` tokens in all."""
         num_decodes = step.num_decodes + step.num_returned
         if self._paused or budget <= 0 or not num_decodes or not self._costs.known:
             return []
@@ -150,7 +150,7 @@ class Speculation:
         return [(guess.place, guess.draft[: guess.count]) for guess in kept if guess.draft]
 
     def _askable(self, step: Step) -> tuple[list[int], list[tuple[Sequence, int]]]:
-        """The step's decodes that may be followed by drafts: their places, and how many tokens each may have."""
+        """The step's decodes that may have drafts: their indices, and the maximum length of each draft."""
         places: list[int] = []
         wanted: list[tuple[Sequence, int]] = []
         for place, seq in enumerate(step.sequences[: step.num_decodes + step.num_returned]):
@@ -161,7 +161,7 @@ class Speculation:
         return places, wanted
 
     def end_step(self, num_tokens: int) -> None:
-        """The step of so many tokens was taken in, and its sequences have their new tokens: learn from it."""
+        """Learn from a completed step of `num_tokens` tokens, whose sequences have their new tokens."""
         if self._paused:
             return
         for guess in self._guesses:
@@ -188,7 +188,7 @@ class Speculation:
         return acceptance
 
     def _ask(self, wanted: list[tuple[Sequence, int]], *, free: bool) -> list[Draft]:
-        """What the drafters of one kind guess in each of these. One that fails is never asked again."""
+        """Drafts for each sequence from the free drafters, or from the others. A drafter that raises is disabled."""
         drafts = [NO_IDEA] * len(wanted)
         for drafter in list(self._drafters):
             unknown = [index for index, draft in enumerate(drafts) if not draft]
@@ -216,7 +216,7 @@ class Speculation:
         return not all(drafter.free for drafter in self._drafters)
 
     def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> None:
-        """Set how many tokens of each guess are computed."""
+        """Set the number of tokens to compute of each draft."""
         offers, worth = self._offers(num_decodes, num_tokens, budget)
         for guess in self._guesses:
             guess.count = 0
@@ -224,13 +224,13 @@ class Speculation:
             self._guesses[index].count += 1
 
     def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
-        """The guesses' tokens, the most likely first, each by its guess's index; and how many of them pay."""
+        """All draft tokens, most likely first, each as the index of its draft; and how many of them pay."""
         prior = self._overall.chance(FIRST_CHANCE)
-        # The median, as guessing takes longer where a text that was left alone must be caught up with first.
+        # The median, since drafting takes longer when a sequence's backlog must be computed first.
         seconds = sorted(self._guess_seconds)[len(self._guess_seconds) // 2]
         chances = [guess.acceptance.chance(prior) for guess in self._guesses]
         left = [len(guess.draft) or (guess.limit if self._costly else 0) for guess in self._guesses]
-        if self._overall.is_new:  # the first token of a draft teaches as much as a long one that is wrong
+        if self._overall.is_new:  # the first token of a draft teaches as much as a long rejected one
             left = [min(one, 1) for one in left]
         heap = [
             (-chance, index)

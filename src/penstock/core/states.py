@@ -1,33 +1,34 @@
-"""The states of recurrent layers: which block holds a sequence's state, and which older ones the prefix cache keeps.
+"""States of recurrent layers: the block of each sequence's live state, and the checkpoints kept by the prefix cache.
 
-A state sums up all tokens before it. A sequence goes on from its *live* one and has no use for those before. Others
-do: a later turn of a chat, or the sequence itself after it was preempted, goes on from a *checkpoint*, a state at the
-border of two blocks that is in the prefix tree.
+A state summarises all tokens before it. A sequence continues from its *live* state and does not need earlier ones.
+Other sequences do: a later turn of a chat, or the sequence itself after preemption, continues from a *checkpoint*, a
+state at a block border that is in the prefix tree.
 
-    place in the table    0   1   2   3   4       block_size 32
+    index in the table    0   1   2   3   4       block_size 32
     block                 7   7   7   4   9       computed: 140 tokens
                                   │   │   └─────  live: after 140 tokens
                                   │   └─────────  checkpoint after 128 tokens
                                   └─────────────  checkpoint after 96 tokens
 
-Place i names the block in which the state lies while, and after, the tokens of block i are computed. So a step that
-goes on after `start` tokens reads the state at place `(start - 1) // block_size`. Where the number changes from one
-place to the next, it goes on in the other block and leaves the first as it is; where it does not, it goes on in place.
-A table reaches to the place of the next token, whose block is the live one: the sequence's alone, and not in the tree.
+Index i names the block that holds the state while, and after, the tokens of block i are computed. So a step that
+continues after `start` tokens reads the state at index `(start - 1) // block_size`. Where the block number changes from
+one index to the next, the state continues in the new block and the old one is unchanged; otherwise it is updated in
+place. A table ends at the index of the next token, whose block is the live one, owned by the sequence alone and not in
+the tree.
 
 Checkpoints are made at the last border of each step's chunk, every `checkpoint_every` blocks, at the last border before
-the prompt's last token, and where a prompt left a text that the tree knows, as others may leave it there, too. One that
-is nothing but the last of its chunk is discarded when the sequence has come to its next. A sequence holds a checkpoint
-only while it has to read it.
+the prompt's last token, and where a prompt diverged from a text in the tree, as others may diverge there, too. A
+checkpoint made only as the last of its chunk is discarded when the sequence reaches its next one. A sequence holds a
+checkpoint only until it has read it.
 
-Drafts may have to be taken back, so a state takes them in elsewhere, in a *branch*: a block that the sequence has for
-that one step. Where all of them are right the branch becomes the live block. Otherwise it goes, and the state is that
-after the token before the drafts; those that were right are computed once more, in the next step, which may have
-drafts again. Drafts end at a border, so that no checkpoint is missed.
+Drafts may be rejected, so they update a copy of the state, a *branch*: a block that the sequence has for that step
+only. If all drafts are accepted, the branch becomes the live block. Otherwise it is freed, and the state is that after
+the token before the drafts; the accepted ones are recomputed in the next step, which may have drafts again. Drafts end
+at a border, so that no checkpoint is missed.
 
-The pool never runs short. Each sequence slot is owed one block, the live one. Any other block (a checkpoint, a
-branch, a hit without another holder) is only taken if as many blocks stay available as there are free slots. So a pool
-with as many blocks as slots is enough, and each block more can keep a checkpoint.
+The pool never runs out. Each sequence slot is guaranteed one block, the live one. Any other block (a checkpoint, a
+branch, a hit without another holder) is taken only if as many blocks stay available as there are free slots. So a pool
+with as many blocks as slots suffices, and each additional block can keep a checkpoint.
 """
 
 from array import array
@@ -38,18 +39,18 @@ from penstock.core.sequence import INT32, BlockTable, Sequence
 
 
 class StateTable(BlockTable):
-    """A sequence's blocks of a group of states. Equal numbers stand together, and are one block."""
+    """A sequence's blocks of a group of states. Equal numbers are adjacent, and are one block."""
 
     __slots__ = ("branch", "left_at", "passing")
 
     def __init__(self, blocks: "array[int]", first: int = 0) -> None:
         super().__init__(blocks, first)
         self.passing: tuple[Node, int] | None = None
-        """Node and block of the sequence's latest checkpoint, if it is to be discarded at the next."""
+        """(Node, block) of the sequence's latest checkpoint, if it is discarded at the next one."""
         self.branch = NO_BLOCK
-        """The block that has the drafts of the step under way."""
+        """The block with the drafts of the current step."""
         self.left_at = 0
-        """The border at which its tokens left what the prefix tree had of them when it was admitted."""
+        """The border at which its tokens diverged from the prefix tree when it was admitted."""
 
     @property
     def held(self) -> "array[int]":
@@ -71,8 +72,8 @@ class StateGroup:
     ) -> None:
         """
         Args:
-            free_slots: the unused sequence slots; changed by the KV manager.
-            checkpoint_every: so many blocks; None: there are no checkpoints.
+            free_slots: the unused sequence slots; updated by the KV manager.
+            checkpoint_every: interval in blocks; None: there are no checkpoints.
         """
         assert pool.num_blocks >= len(free_slots), "each slot needs a state"
         self._group = group
@@ -82,17 +83,17 @@ class StateGroup:
         self._block_size = block_size
         self._every = checkpoint_every
         self._copies: list[BlockCopy] = []
-        self._superseded: list[tuple[Node, int]] = []  # nodes and blocks of checkpoints, in the commit under way
+        self._superseded: list[tuple[Node, int]] = []  # (node, block) of checkpoints that the current commit replaces
 
     @property
     def _num_spare(self) -> int:
-        """Blocks that can be had beside those owed to free slots."""
+        """Available blocks beyond those guaranteed to free slots."""
         return self._pool.num_free + self._pool.num_idle - len(self._free_slots)
 
     def begin(self, table: StateTable, path: list[Node], left_at: int) -> None:
-        """Give a sequence that has just taken a slot its live block, after the state at the end of a hit.
+        """Allocate the live block of a sequence that has just taken a slot, after the state at the end of a hit.
 
-        That state becomes the live one where no other block can be spared.
+        The hit's own state becomes the live one if no other block can be spared.
         """
         table.left_at = left_at
         if not path:
@@ -110,7 +111,7 @@ class StateGroup:
             table.blocks.extend([hit, hit])
 
     def extend(self, seq: Sequence, table: StateTable, num_tokens: int) -> None:
-        """Let the table reach to the token after the first `num_tokens`, with the checkpoints up to there."""
+        """Extend the table to the token after the first `num_tokens`, with the checkpoints up to there."""
         self._drop_passed(seq, table)
         blocks, last = table.blocks, num_tokens // self._block_size
         for border in range(len(blocks), last + 1):
@@ -118,14 +119,14 @@ class StateGroup:
             blocks.append(self._cache.take(self._group) if is_wanted and self._num_spare > 0 else blocks[-1])
 
     def _is_lasting(self, seq: Sequence, table: StateTable, border: int) -> bool:
-        """Whether a checkpoint there outlives the sequence's next one."""
+        """Whether a checkpoint at this border outlives the sequence's next one."""
         periodic = self._every is not None and border % self._every == 0
         return periodic or border in ((seq.num_prompt_tokens - 1) // self._block_size, table.left_at)
 
     def insert(self, seq: Sequence, node: Node, table: StateTable, place: int) -> None:
-        """Enter the state at the end of the block at a place, which is computed, into the tree if it is a checkpoint.
+        """Insert the computed state at the end of an index's block into the tree, if it is a checkpoint.
 
-        The node may have one that another sequence computed. Then this one goes when it is not held any more.
+        If the node already has one that another sequence computed, this one is freed once it is no longer held.
         """
         block = table.blocks[place]
         if block == table.blocks[place + 1]:
@@ -138,7 +139,7 @@ class StateGroup:
             table.passing = None if self._is_lasting(seq, table, place + 1) else (node, block)
 
     def commit(self, seq: Sequence, table: StateTable) -> None:
-        """The sequence's checkpoints are in the tree, so its older states may go."""
+        """Release the sequence's older states once its checkpoints are in the tree."""
         self._drop_passed(seq, table)
         for node, block in self._superseded:
             if node.blocks[self._group] == block:
@@ -146,7 +147,7 @@ class StateGroup:
         self._superseded.clear()
 
     def _drop_passed(self, seq: Sequence, table: StateTable) -> None:
-        """Give up the states before the one that the sequence goes on from."""
+        """Release the states before the one that the sequence continues from."""
         first = max(0, seq.num_computed - 1) // self._block_size
         for place in range(table.first, first):
             if table.blocks[place] != table.blocks[place + 1]:
@@ -154,16 +155,16 @@ class StateGroup:
         table.first = first
 
     def most_drafts(self, seq: Sequence) -> int:
-        """How many drafts may follow the sequence's last token."""
+        """Maximum number of drafts after the sequence's last token."""
         return self._block_size - len(seq.tokens) % self._block_size if self._num_spare > 0 else 0
 
     def begin_drafts(self, table: StateTable) -> None:
-        """Give a sequence a branch; there must be room for drafts: see `most_drafts`."""
+        """Allocate a branch; there must be room for drafts: see `most_drafts`."""
         assert table.branch == NO_BLOCK, "drafts are judged before others are made"
         table.branch = self._cache.take(self._group)
 
     def keep_drafts(self, seq: Sequence, table: StateTable, num_tokens: int) -> None:
-        """All drafts are right: the branch is the live block, after so many tokens. The token before is committed."""
+        """Make the branch the live block after all drafts were accepted. The token before is committed."""
         last = len(table.blocks) - 1
         live = table.blocks[last]
         self._drop_passed(seq, table)
@@ -174,13 +175,13 @@ class StateGroup:
         self.extend(seq, table, num_tokens)
 
     def drop_drafts(self, table: StateTable) -> None:
-        """Give the branch up, if there is one."""
+        """Release the branch, if there is one."""
         if table.branch != NO_BLOCK:
             self._cache.drop(self._group, table.branch)
             table.branch = NO_BLOCK
 
     def fork(self, parent: Sequence, table: StateTable) -> StateTable:
-        """The table of a sequence that goes on from where `parent` is, with a live state of its own."""
+        """The table of a sequence forked from `parent`, with its own live state."""
         child = StateTable(table.blocks[:], table.first)
         child.left_at = table.left_at
         for block in table.held[:-1]:
@@ -195,19 +196,19 @@ class StateGroup:
         return child
 
     def drain_copies(self) -> list[BlockCopy]:
-        """The live states to copy before the next step, once each."""
+        """Live states to copy before the next step, each once."""
         copies, self._copies = self._copies, []
         return copies
 
     def release(self, table: StateTable) -> None:
-        """A sequence is about to give up its blocks: what was to be copied to them need not be."""
+        """Cancel copies to the blocks of a sequence that is about to be released."""
         self.drop_drafts(table)
         if self._copies:
             held = table.held
             self._copies = [copy for copy in self._copies if copy.target not in held]
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Every sequence has a live state of its own, and each free slot could have one."""
+        """Assert that every sequence has its own live state, and each free slot could have one."""
         assert self._num_spare >= 0, "a free slot could have no state"
         targets = [copy.target for copy in self._copies]
         assert len(set(targets)) == len(targets), "two states are copied to one block"

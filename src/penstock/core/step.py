@@ -1,4 +1,4 @@
-"""A step being put together: who takes part with how many tokens, and the plan that the runner gets of it."""
+"""A step under construction: its sequences, their numbers of tokens, and the resulting plan for the runner."""
 
 from array import array
 from collections.abc import Iterable
@@ -22,28 +22,28 @@ from penstock.request import Adapter
 
 @dataclass(slots=True)
 class Step:
-    """What has been decided of a step so far; `plan` makes it final."""
+    """What a step contains so far; `plan` finalises it."""
 
     budget: int
     """Tokens that may still be added."""
     prefill_budget: int
-    """How many of them to prompts."""
+    """Tokens of the budget available to prompts."""
     sequences: list[Sequence] = field(default_factory=list)
     query_lens: list[int] = field(default_factory=list)
     num_decodes: int = 0
-    """How many of the sequences lack one token; they come first."""
+    """Number of sequences that lack one token; they come first."""
     num_returned: int = 0
-    """How many, after these, lack that and right drafts whose states were given up."""
+    """Number of sequences after these that also lack accepted drafts whose states were dropped."""
     copies: list[BlockCopy] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
-    """Whose token each sample is; filled in by `plan`. The samples of one sequence stand together."""
+    """The sequence of each sample; set by `plan`. The samples of one sequence are adjacent."""
     prompt_logprobs: PromptLogprobsBatch = field(default_factory=PromptLogprobsBatch)
     num_prompt_logprobs: list[tuple[Sequence, int]] = field(default_factory=list)
-    """Of whose prompt how many of them are; filled in by `plan`."""
+    """(Sequence, number of prompt log-probabilities); set by `plan`."""
     trace: StepTrace = field(default_factory=StepTrace)
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Give each of these sequences, which lack one token, that token."""
+        """Add one token for each of these sequences, which lack one token."""
         assert not self.sequences, "decodes come first"
         self.num_decodes = len(sequences)
         self.sequences = sequences
@@ -51,10 +51,10 @@ class Step:
         self.budget -= len(sequences)
 
     def add_returned(self, seq: Sequence, keep: int) -> bool:
-        """Give a sequence that lacks drafts, which it returned to, all that it lacks; False if it is too much.
+        """Add all that a sequence lacks after its drafts were dropped; False if it exceeds the budget.
 
         Args:
-            keep: tokens of the budget that are for others.
+            keep: budget reserved for others.
         """
         assert len(self.sequences) == self.num_decodes + self.num_returned, "prompts come after"
         lacking = len(seq.tokens) - seq.num_computed
@@ -67,7 +67,7 @@ class Step:
         return True
 
     def add_chunk(self, seq: Sequence, keep: int = 0) -> int:
-        """Add as much of what the sequence lacks as the budgets allow, less `keep` tokens; returns how much that is."""
+        """Add as many of the sequence's missing tokens as the budgets allow, minus `keep`; returns their number."""
         chunk = min(len(seq.tokens) - seq.num_computed, self.budget - keep, self.prefill_budget - keep)
         if chunk <= 0:
             return 0
@@ -78,7 +78,7 @@ class Step:
         return chunk
 
     def add_drafts(self, place: int, tokens: Iterable[int]) -> None:
-        """Let the sequence at `place`, which lacks no more, be followed by guesses; `Scheduler.update` judges them."""
+        """Add drafts to the sequence at index `place`, which lacks nothing else; `Scheduler.update` verifies them."""
         seq = self.sequences[place]
         known = len(seq.tokens)
         seq.tokens.extend(tokens)
@@ -88,7 +88,7 @@ class Step:
         self.trace.num_drafted += seq.num_drafts
 
     def plan(self) -> StepPlan:
-        """The step as the runner takes it: a sample after each sequence's last token, and before each of its drafts."""
+        """The plan for the runner: a sample after each sequence's last token, and before each of its drafts."""
         sampled = self.sampled
         samples = SampleBatch()
         starts = [seq.num_computed for seq in self.sequences]
@@ -147,7 +147,7 @@ class Step:
         return adapters if any(adapters) else []
 
     def _new_blocks(self) -> list[NewBlocks]:
-        """What the runner lacks of the sequences' block tables."""
+        """Block table updates that the runner does not have."""
         new: list[NewBlocks] = []
         for seq in self.sequences:
             for group, table in enumerate(seq.tables):
@@ -157,7 +157,7 @@ class Step:
         return new
 
     def _add_prompt_logprobs(self, seq: Sequence, start: int, count: int, row: int) -> None:
-        """Ask for the log-probabilities of the prompt's tokens that follow those at `row` and after."""
+        """Request log-probabilities of the prompt tokens after row `row` and the following rows."""
         first, last = seq.num_prompt_logprobs, min(start + count, seq.num_prompt_tokens - 1)
         if first >= last:
             return

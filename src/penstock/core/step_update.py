@@ -1,6 +1,6 @@
-"""What became of a step: each sequence's new tokens, and the endings.
+"""Applies a step's result: each sequence's new tokens, and endings.
 
-A sequence ends by a token of its own, by its length, by a failure of its row, or from outside (`finish`).
+A sequence ends by one of its tokens, its length, a failure of its row, or a call (`finish_request`).
 """
 
 import itertools
@@ -31,11 +31,11 @@ class StepUpdate:
         self._sequences = sequences
         self._speculation = speculation
         self._ended: list[SequenceOutput] = []  # endings that no step produced
-        self._searches: dict[str, BeamSearch] = {}  # that got something from the step just made
+        self._searches: dict[str, BeamSearch] = {}  # searches with new candidates from the current step
 
     @property
     def num_untold(self) -> int:
-        """Endings that no step produced, and that `drain` will return."""
+        """Endings that no step produced and `drain` has not returned."""
         return len(self._ended)
 
     def finish_request(
@@ -56,17 +56,17 @@ class StepUpdate:
                     self._ended.append(ending)
 
     def withdraw(self, request_id: str) -> None:
-        """Take a request out without an ending: it goes on in another engine."""
+        """Remove a request without an ending: it continues on another engine."""
         for seq in self._sequences.of(request_id):
             self._end(seq)
 
     def drain(self) -> list[SequenceOutput]:
-        """The endings that no step produced, once each."""
+        """Endings that no step produced, each once."""
         ended, self._ended = self._ended, []
         return ended
 
     def apply_result(self, step: Step, result: StepResult) -> tuple[list[SequenceOutput], list[Sequence]]:
-        """The outputs of a step, and whose each of its new tokens is."""
+        """The outputs of a step, and the sequence of each new token."""
         self._advance(step)
         outputs = self.drain()
         if step.num_prompt_logprobs:
@@ -91,7 +91,7 @@ class StepUpdate:
         size = self._kv.block_size
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
             if seq.num_drafts:
-                continue  # how many of its tokens are right is yet to be seen
+                continue  # its drafts are verified later
             seq.num_computed += count
             seq.num_returned = 0
             if seq.num_computed >= (seq.num_committed + 1) * size:
@@ -100,9 +100,9 @@ class StepUpdate:
                 self._sequences.fork(seq)
 
     def _take_judged(self, step: Step, result: StepResult, outputs: list[SequenceOutput]) -> list[Sequence]:
-        """Add the new tokens of a step with drafts; returns whose each of them is.
+        """Add the new tokens of a step with drafts; returns the sequence of each.
 
-        A sequence's are those sampled up to the first that differs from its draft, which is right itself.
+        A sequence's new tokens are its samples up to the first that differs from its draft, inclusive.
         """
         served: list[Sequence] = []
         place, sampled = 0, step.sampled
@@ -121,10 +121,10 @@ class StepUpdate:
         return served
 
     def _judge(self, seq: Sequence, sampled: list[int | None]) -> int:
-        """How many of a sequence's drafts are what was sampled there; all of them are taken back.
+        """Number of a sequence's drafts that equal the samples; removes all drafts from the tokens.
 
-        The keys of those stay, and may be entered into the prefix cache. Those of wrong ones are as if never computed:
-        what comes in their place is written over them. Of states see `KVManager.end_drafts`.
+        The keys of accepted drafts stay, and may enter the prefix cache. Those of rejected ones are overwritten by the
+        tokens in their place. For states see `KVManager.end_drafts`.
         """
         tokens = seq.tokens
         num_drafts = seq.num_drafts
@@ -138,7 +138,7 @@ class StepUpdate:
         return right
 
     def _pass_on_prompt_logprobs(self, step: Step, logprobs: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
-        """Report prompt log-probabilities, and end the requests that ask for nothing else."""
+        """Report prompt log-probabilities, and end the requests that request nothing else."""
         place = 0
         for seq, count in step.num_prompt_logprobs:
             part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[place : place + count])
@@ -153,7 +153,7 @@ class StepUpdate:
         outputs += self.drain()
 
     def _report(self, seq: Sequence, output: SequenceOutput) -> SequenceOutput:
-        """Let the facts of how it began go along with a sequence's first output."""
+        """Add metadata on the sequence's start to its first output."""
         if not seq.reported:
             seq.reported = True
             output.first_scheduled = seq.first_scheduled
@@ -168,8 +168,8 @@ class StepUpdate:
         outputs: list[SequenceOutput],
         ending: Ending | None = None,
     ) -> int:
-        """A sequence got new tokens, or a beam its candidates; returns how many tokens it goes on with."""
-        if seq.status is Status.FINISHED:  # for another reason, in this step
+        """Add a sequence's new tokens, or a beam's candidates; returns the number of tokens it continues with."""
+        if seq.status is Status.FINISHED:  # it ended in this step for another reason
             return 0
         if seq.beams is None:
             outputs.append(self._append(seq, token_ids, logprobs, ending))
@@ -184,9 +184,9 @@ class StepUpdate:
         return 1
 
     def _advance_searches(self, outputs: list[SequenceOutput]) -> None:
-        """Go on with the beam searches that got something; beams that must wait for others do so without blocks.
+        """Advance the beam searches with new candidates; beams that must wait for others release their blocks.
 
-        Their keys may stay in the prefix cache meanwhile. So a search needs no more blocks than its longest beam.
+        Their keys may stay in the prefix cache. So a search needs no more blocks than its longest beam.
         """
         searches, self._searches = self._searches, {}
         for request_id, search in searches.items():
@@ -206,7 +206,7 @@ class StepUpdate:
     def _append(
         self, seq: Sequence, token_ids: list[int], logprobs: list[TokenLogprob] | None, ending: Ending | None
     ) -> SequenceOutput:
-        """Add a sequence's new tokens, up to one that ends it; `ending` says why none comes after them."""
+        """Add a sequence's new tokens, up to one that ends it; `ending`: why none comes after them."""
         output = self._report(seq, SequenceOutput(seq.request_id, seq.index, token_ids, logprobs))
         tokens, before = seq.tokens, len(seq.tokens)
         for token in token_ids:

@@ -1,13 +1,13 @@
-"""Which computed blocks lie in a file, and in which slot: a tree like the prefix cache's, with an order of its own.
+"""Index of the blocks in a file and their slots: a tree like the prefix cache's, with its own eviction order.
 
     root of a namespace ──[5 9 2 7]── slot 12 ──[1 1 4 8]── slot 3
                             └─────────[6 0 0 2]── slot 40               (block size 4)
 
-A block is known by its path: the tokens from the text's beginning. A lookup walks the tree and compares tokens. In the
-file, where a record must stand alone, a path is a digest of the parent's digest and the block's own tokens, beginning
-with one of the namespace: BLAKE2b of 256 bits, which no two paths share.
+A block is identified by its path: the tokens from the beginning of the text. A lookup walks the tree and compares
+tokens. In the file, where each record must be self-contained, a path is identified by a digest of the parent's digest
+and the block's own tokens, starting from a digest of the namespace: BLAKE2b of 256 bits, which no two paths share.
 
-Leaves are given up, least recently used first, so a block's parent is there as long as it is.
+Leaves are evicted least recently used first, so a block's parent is in the file as long as the block is.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ DIGEST_BYTES = 32
 
 
 def root_digest(namespace: str) -> bytes:
-    """Of the empty path in a namespace."""
+    """Digest of the empty path in a namespace."""
     return hashlib.blake2b(namespace.encode(), digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
 
 
 def path_digest(parent: bytes, key: bytes) -> bytes:
-    """Of the path that goes on from the parent's by a block of these tokens."""
+    """Digest of the parent's path extended by a block of these tokens."""
     return hashlib.blake2b(parent + key, digest_size=DIGEST_BYTES).digest()
 
 
 class State(Enum):
-    """Where a block is on its way; `GONE` is final."""
+    """Progress of a block's write; `GONE` is final."""
 
     WRITING = auto()
     STORED = auto()
@@ -40,19 +40,19 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the file says of the block in a slot."""
+    """The file's record of a slot's block."""
 
     slot: int
     digest: bytes
     parent: bytes
     depth: int
-    """Blocks before it in its path."""
+    """Number of blocks before it in its path."""
     key: bytes
     """Its tokens, int32."""
     tick: int
-    """Larger for what was written later."""
+    """Larger for blocks written later."""
     groups: int = 1
-    """The cache groups whose block the slot holds: one bit for each."""
+    """Bit set of the cache groups whose block is in the slot."""
 
 
 class StoredBlock:
@@ -67,13 +67,13 @@ class StoredBlock:
         self.depth: int = -1 if parent is None else parent.depth + 1
         self.slot = slot
         self.state = state
-        self.groups = 0  # a bit for each cache group whose block is in the slot
+        self.groups = 0  # bit set of the cache groups whose block is in the slot
         self.used = 0
         self.children: dict[bytes, StoredBlock] = {}
 
     @property
     def record(self) -> Record:
-        """What the file is to say of it."""
+        """Its record in the file."""
         assert self.parent is not None, "a root is not in the file"
         return Record(self.slot, self.digest, self.parent.digest, self.depth, self.key, self.used, self.groups)
 
@@ -84,7 +84,7 @@ class StoredTree:
     def __init__(self, num_slots: int, found: Iterable[Record] = ()) -> None:
         """
         Args:
-            found: what the file had from before. What does not hang together is forgotten.
+            found: records read from an existing file. Inconsistent ones are dropped.
         """
         self.num_slots = num_slots
         self._roots: dict[bytes, StoredBlock] = {}
@@ -99,7 +99,7 @@ class StoredTree:
         return self._num_blocks
 
     def _take_up(self, found: Iterable[Record]) -> set[int]:
-        """Build the tree from records, parents first; returns the slots that it uses."""
+        """Build the tree from records, parents first; returns the slots in use."""
         known: dict[bytes, StoredBlock] = {}
         for record in sorted(found, key=lambda one: (one.depth, one.tick)):
             parent = known.get(record.parent)
@@ -124,7 +124,7 @@ class StoredTree:
         return root
 
     def root(self, namespace: str) -> StoredBlock:
-        """The namespace's root, which is forgotten with its last block."""
+        """The namespace's root, which is removed with its last block."""
         digest = root_digest(namespace)
         return self._roots.get(digest) or self._new_root(digest)
 
@@ -133,7 +133,7 @@ class StoredTree:
         return self._roots.get(root_digest(namespace))
 
     def match(self, namespace: str, tokens: "array[int]", block_size: int, max_blocks: int) -> list[StoredBlock]:
-        """The longest path along the tokens' full blocks that is in the file, root excluded, at most `max_blocks`."""
+        """The longest path of the tokens' full blocks in the file, root excluded, at most `max_blocks`."""
         node = self.find_root(namespace)
         path: list[StoredBlock] = []
         if node is None:
@@ -148,18 +148,18 @@ class StoredTree:
         return path
 
     def touch(self, path: Iterable[StoredBlock]) -> None:
-        """These blocks were used now."""
+        """Mark these blocks as used now."""
         self._tick += 1
         for block in path:
             block.used = self._tick
 
     def insert(self, parent: StoredBlock, key: bytes) -> StoredBlock | None:
-        """A slot for a block that is not there yet, to be written; None if all slots are being written to."""
+        """Allocate a slot for a new block to be written; None if all slots are being written."""
         assert parent.state is not State.GONE, "a block is put below one that is gone"
         assert key not in parent.children, "a block is there already"
         digest = path_digest(parent.digest, key)
         block = StoredBlock(parent, key, digest, -1, State.WRITING)
-        parent.children[key] = block  # before the eviction, which spares its parent
+        parent.children[key] = block  # before the eviction, which must not take its parent
         slot = self._free.pop() if self._free else self._evict()
         if slot is None:
             del parent.children[key]
@@ -172,13 +172,13 @@ class StoredTree:
         return block
 
     def written(self, block: StoredBlock) -> None:
-        """The block is in the file."""
+        """Mark a block as written."""
         assert block.state is State.WRITING, "a block is written twice"
         block.state = State.STORED
         self._offer(block)
 
     def remove(self, block: StoredBlock) -> None:
-        """Forget a block and all below it."""
+        """Remove a block and all below it."""
         assert block.parent is not None, "a root is not removed"
         if block.state is State.GONE:
             return
@@ -196,17 +196,17 @@ class StoredTree:
         self._prune(parent)
 
     def _offer(self, block: StoredBlock) -> None:
-        """Let a block be evicted, if nothing depends on it."""
+        """Make a block evictable, if nothing depends on it."""
         if block.parent is not None and block.state is State.STORED and not block.children:
             heapq.heappush(self._leaves, (block.used, self._num_pushed, block))
             self._num_pushed += 1
 
     def _evict(self) -> int | None:
-        """Give up the least recently used leaf; its slot."""
+        """Evict the least recently used leaf; returns its slot."""
         while self._leaves:
             used, _, block = heapq.heappop(self._leaves)
             if block.state is State.GONE or block.children:
-                continue  # it is offered again when its last child goes
+                continue  # becomes evictable again without its last child
             if used != block.used:
                 self._offer(block)
                 continue
@@ -228,7 +228,7 @@ class StoredTree:
                 yield block
 
     def check_integrity(self) -> None:
-        """Each slot is free or one block's; parents are there; whatever could be evicted will be found."""
+        """Assert that each slot is free or used by one block, parents exist, and evictable blocks are queued."""
         blocks = list(self.blocks())
         slots = [block.slot for block in blocks] + self._free
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost, or used twice"
