@@ -63,7 +63,7 @@ class ReferenceCache:
         if parts == 2 and not self._latent:
             stored.append(stored[0].clone())
         query = query[:, :: 1 + gated]
-        turned = [query, *stored[:1]]
+        rotated = [query, *stored[:1]]
         if norms is not None:
             query.copy_(rms_norm(query, norms.query, norms.eps))
             if norms.key is not None:
@@ -72,7 +72,7 @@ class ReferenceCache:
                 ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
                 stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:
-            for part in turned:
+            for part in rotated:
                 apply_rotary(part, *angles.unbind(1), interleaved=interleaved)
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
