@@ -26,7 +26,7 @@ def write_family(
     """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32.
 
     Args:
-        head: as `stored`, of the layer that guesses further tokens; None leaves its tensors out.
+        head: as `stored`, of the multi-token prediction layer; None leaves its tensors out.
         metadata: other values of keys; None leaves one out.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -69,7 +69,7 @@ _HEADS = {
 
 
 def _of_head(name: str, layers: int) -> str:
-    """Qwen's head that guesses further tokens, under the names of DeepSeek's: one more layer."""
+    """Qwen's multi-token prediction head with DeepSeek's names: one more layer."""
     stem, _, leaf = name.rpartition(".")
     if stem in _HEADS:
         return f"model.layers.{layers}.{_HEADS[stem]}.{leaf}"

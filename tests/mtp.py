@@ -1,4 +1,4 @@
-"""Checkpoints with a head that guesses further tokens, which `transformers` neither writes nor computes."""
+"""Checkpoints with a multi-token prediction head, which `transformers` neither writes nor computes."""
 
 import json
 from pathlib import Path

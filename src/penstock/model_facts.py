@@ -141,4 +141,4 @@ class ModelPrecision:
     quantization: str | None
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
     keeps_hidden: bool = False
-    """Beside the keys of a token its hidden state is kept, for a head that guesses further tokens."""
+    """Whether the cache also stores each token's hidden state, for a multi-token prediction head."""

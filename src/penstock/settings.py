@@ -312,7 +312,7 @@ def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: Mode
     if kind == "draft" and model is None:
         raise ConfigError("speculation draft needs a model that guesses: give it as speculative_model")
     if kind == "mtp" and draft_facts is None:
-        raise ConfigError(f"{facts.name} has no head that guesses further tokens: leave speculation mtp out")
+        raise ConfigError(f"{facts.name} has no multi-token prediction head: leave speculation mtp out")
     assert (model is None and kind != "mtp") == (draft_facts is None)
     if draft_facts is not None and draft_facts.state_bytes:
         raise ConfigError(

@@ -50,6 +50,7 @@ def url(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     http = {"host": "127.0.0.1", "port": port}
     config.write_text(json.dumps({"proxy_location": "HeadOnly", "http_options": http, "applications": [application]}))
     command = [sys.executable, "-m", "ray.serve.scripts", "run", "--address", cluster.address, str(config)]
+    command[:0] = ["env", "--default-signal=INT"]  # tests that run in the background of a script ignore it
     log = config.with_suffix(".log")
     with log.open("w") as output:
         serving = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -1,4 +1,4 @@
-"""The head that guesses further tokens, against `transformers`' layers put together as DeepSeek's report says."""
+"""The multi-token prediction head against `transformers`' layers, combined as in DeepSeek's report."""
 
 import copy
 import json
@@ -239,7 +239,7 @@ def test_a_gguf_file_that_counts_a_head_and_does_not_hold_it_has_none(tmp_path: 
     write_with_head(tmp_path / "hf", "Glm4Moe")
     write_family(tmp_path / "model.gguf", tmp_path / "hf", head=None)
     engine(tmp_path / "model.gguf", speculation=None).close()
-    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+    with pytest.raises(ConfigError, match="has no multi-token prediction head"):
         engine(tmp_path / "model.gguf")
 
 
@@ -289,7 +289,7 @@ def test_hidden_states_are_in_the_memory_plan(written: tuple[Path, Expected]) ->
 
 
 def test_what_has_no_head_or_no_tensors_of_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+    with pytest.raises(ConfigError, match="has no multi-token prediction head"):
         engine(write_tiny_llama(tmp_path / "llama"))
     write_random(tmp_path / "bare", "Glm4Moe", **(SHAPE | FAMILIES["Glm4Moe"] | {"num_nextn_predict_layers": 1}))
     with pytest.raises(CheckpointError, match=r"lack model\.layers\.2\."):
@@ -301,10 +301,10 @@ def test_what_has_no_head_or_no_tensors_of_it_is_refused(tmp_path: Path) -> None
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     own = config | {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": True}
     (tmp_path / "own" / "config.json").write_text(json.dumps(own))
-    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+    with pytest.raises(ConfigError, match="has no multi-token prediction head"):
         engine(tmp_path / "own")
     write_family(tmp_path / "next.gguf", tmp_path / "next")
-    with pytest.raises(ConfigError, match="has no head that guesses further tokens"):
+    with pytest.raises(ConfigError, match="has no multi-token prediction head"):
         engine(tmp_path / "next.gguf")
     with pytest.raises(ConfigError, match="takes no speculative_model"):
         engine(tmp_path / "llama", speculative_model=str(tmp_path / "llama"))

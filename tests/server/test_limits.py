@@ -333,16 +333,18 @@ def test_a_request_is_told_why_it_waited_and_only_to_its_key(limited):
             answer = ask(limited, prompt=[3 + attempt] * 40, max_tokens=3)
             held.result()
         told = fetch.get(f"{url}/v1/requests/{answer.json()['id']}/why", headers=loud).json()
-        if told["requests"][0]["events"][0]["what"] == "waited":
+        if any(event.get("why") == "slots" for event in told["requests"][0]["events"]):
             break
     for name in (answer.json()["id"], answer.headers["x-request-id"]):
         (account,) = fetch.get(f"{url}/v1/requests/{name}/why", headers=loud).json()["requests"]
         events = account["events"]
         assert (account["state"], account["tenant"], account["prompt_tokens"]) == ("ended", "loud", 40)
-        assert [event["what"] for event in events] == ["waited", "admitted", "computed", "generated"]
-        assert events[0]["why"] == "slots"
-        assert 0 < events[0]["seconds"] < account["seconds_to_first_token"] < account["seconds"]
-        assert events[2]["tokens"] == 40 - events[1]["tokens"]
+        *waits, admitted, computed, generated = events  # a busy machine may give it other reasons to wait, too
+        assert {event["what"] for event in waits} == {"waited"}
+        assert "slots" in [event["why"] for event in waits]
+        assert [event["what"] for event in (admitted, computed, generated)] == ["admitted", "computed", "generated"]
+        assert 0 < sum(event["seconds"] for event in waits) < account["seconds_to_first_token"] < account["seconds"]
+        assert computed["tokens"] == 40 - admitted["tokens"]
         for key in ("sk-quiet", "sk-private"):
             other = fetch.get(f"{url}/v1/requests/{name}/why", headers={"authorization": f"Bearer {key}"})
             assert other.status_code == 404

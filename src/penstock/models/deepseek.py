@@ -97,11 +97,11 @@ def _model(
     )
     mixture = MixtureSpec(hidden, inner, routing, correction=correction, shared=shared)
     layers = tuple(dense.layer(index, attention, mixture if has else None) for index, has in enumerate(sparse))
-    num_guessing = config.size("num_nextn_predict_layers", 0, least=0)  # multi-token prediction layers
-    guessing = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_guessing))
-    names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *guessing))
+    num_mtp_layers = config.size("num_nextn_predict_layers", 0, least=0)
+    mtp_tensors = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_mtp_layers))
+    names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *mtp_tensors))
     head = nextn_head(dense.layer(dense.num_layers, attention, mixture), hidden, dense.norm_eps)
-    return replace(dense.model, layers=layers, names=names, mtp=head if num_guessing else None)
+    return replace(dense.model, layers=layers, names=names, mtp=head if num_mtp_layers else None)
 
 
 def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttentionSpec:

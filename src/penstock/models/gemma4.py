@@ -110,7 +110,9 @@ def _shared(config: HFConfig, own: list[AttentionSpec], attention: AttentionSpec
             if own[index].cache != attention.cache:  # `attention` does not share yet
                 raise CheckpointError(f"{config.file}: layers that share a KV cache have heads of different sizes")
             return index
-    raise CheckpointError(f"{config.file}: num_kv_shared_layers leaves no layer of one kind whose keys can be shared")
+    raise CheckpointError(
+        f"{config.file}: num_kv_shared_layers leaves a layer without a lower layer of its kind to share"
+    )
 
 
 def _head_sizes(

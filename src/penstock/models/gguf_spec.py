@@ -29,12 +29,12 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
         for index, mixer in enumerate(spec.mixers)
         if isinstance(mixer, AttentionSpec) and mixer.shared is not None
     )
-    guessing = tuple(rf"blk\.{index}\..*" for index in sorted(blocks) if index >= spec.num_layers)
+    mtp_tensors = tuple(rf"blk\.{index}\..*" for index in sorted(blocks) if index >= spec.num_layers)
     return replace(
         spec,
         layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
         mtp=None if spec.mtp is None else _mtp_head(spec.mtp, f"model.layers.{spec.num_layers}"),
-        names=replace(spec.names, ignored=(*spec.names.ignored, *guessing, *unused)),
+        names=replace(spec.names, ignored=(*spec.names.ignored, *mtp_tensors, *unused)),
     )
 
 

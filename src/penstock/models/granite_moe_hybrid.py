@@ -26,11 +26,11 @@ EXPERT_NAMES = MixtureNames(
 
 def granite_moe_hybrid_spec(config: HFConfig) -> ModelSpec:
     """Read a `GraniteMoeHybridForCausalLM`."""
-    turned = config.find("position_embedding_type", str) == "rope"
+    has_rope = config.find("position_embedding_type", str) == "rope"
     config.expect("position_embedding_type", None, "nope", "rope")
-    if not turned:
+    if not has_rope:
         config.ignore("rope_parameters", "rope_theta", "rope_scaling")
-    dense = read_dense(config, max_position=2048, reads_rope=turned)
+    dense = read_dense(config, max_position=2048, reads_rope=has_rope)
     mixers = _mixers(config, dense)
     part = _feed_forward(config, dense)
     return replace(

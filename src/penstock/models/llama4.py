@@ -45,8 +45,8 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
     known = ("default", "linear", "llama3", "frequency_factors")
     if rope.type not in known:  # the norms after RoPE would cancel other types' factor on cosines and sines
         raise config.unsupported("rope type", rope.type, known)
-    turned = _turned(config, dense.num_layers)
-    kinds = config.layer_kinds(dense.num_layers, (_FULL, _CHUNKED), [_CHUNKED if one else _FULL for one in turned])
+    has_rope = _turned(config, dense.num_layers)
+    kinds = config.layer_kinds(dense.num_layers, (_FULL, _CHUNKED), [_CHUNKED if one else _FULL for one in has_rope])
     chunk = config.size("attention_chunk_size", 8192)
     bias = config.get("attention_bias", False)
     with_rope = replace(
@@ -67,8 +67,8 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
         temperature=tuning if config.get("attn_temperature_tuning", True) else None,
     )
     return [
-        replace(with_rope if turns else without, chunk=chunk if kind == _CHUNKED else None)
-        for turns, kind in zip(turned, kinds, strict=True)
+        replace(with_rope if rotates else without, chunk=chunk if kind == _CHUNKED else None)
+        for rotates, kind in zip(has_rope, kinds, strict=True)
     ]
 
 

@@ -242,7 +242,7 @@ class RankedRunner:
     Raises:
         CheckpointError: see `TorchRunner`.
         ConfigError: there are fewer GPUs than ranks.
-        DeviceLostError: a rank could not load its part.
+        DeviceLostError: a rank could not load its shard.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
@@ -321,10 +321,10 @@ class RankedRunner:
         return ranked_blocks(self._runner.blocks, group.exchange)
 
     def start_head(self, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
-        """Load the multi-token prediction head, divided among the ranks; `settings` are the head's.
+        """Load the multi-token prediction head on every rank; `settings` are the head's own.
 
         Raises:
-            DeviceLostError: a rank could not load its part.
+            DeviceLostError: a rank could not load its shard.
         """
         group = self._group
         assert group is not None

@@ -1,8 +1,8 @@
-"""Attention over the paged KV cache: a layer's cache, and the operations that its memory layout asks for.
+"""Attention over the paged KV cache: a layer's cache, and the operations that depend on its memory layout.
 
-reference_cache   the cache as plain tensors; norms, rotary positions and the store in plain torch
-reference         attention over it
-native            cache and operations of the native kernels, in the layout that `csrc/kv_layout.h` draws
+reference_cache   the cache as plain tensors; head norms, RoPE and cache writes in plain torch
+reference         attention over it in plain torch
+native            cache and operations of the native kernels, in the layout of `csrc/kv_layout.h`
 """
 
 from collections.abc import Callable
@@ -18,45 +18,45 @@ from penstock.kernels.block_bytes import BlockBytes
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of each head of the queries and keys, before they are rotated."""
+    """RMS norms of the query and key heads, applied before RoPE."""
 
     query: Tensor
-    """[head_dim], of the type of the activations or float32; so is `key`."""
+    """[head_dim], in the activations' dtype or float32; so is `key`."""
     key: Tensor | None
-    """None: there are no keys to normalise."""
+    """None: the layer has no keys of its own."""
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a layer's cache is made of."""
+    """The parameters of a layer's cache."""
 
     num_blocks: int
     block_size: int
     num_heads: int
-    """Of keys."""
+    """Number of KV heads."""
     head_dim: int
     dtype: torch.dtype
-    """May be int8, with a scale for each token and head."""
+    """int8 has one scale per token and head."""
     device: torch.device
     gather_limit: int
-    """Most keys that the reference gathers at one time, unless a single sequence has more."""
+    """Most keys that the reference gathers at a time, unless a single sequence has more."""
     latent: bool = False
-    """The values are the keys as they are kept: there are no others."""
+    """Whether the stored keys are also the values, so that the cache has no separate values (MLA)."""
 
 
 class LayerCache(Protocol):
-    """One layer's keys and values."""
+    """The KV cache of one layer."""
 
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, but for padding."""
+        """Size in bytes, without padding."""
         ...
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks, all at once: each pair is (from, to)."""
+        """Copy blocks simultaneously; each pair is (source, target)."""
         ...
 
     def rope_and_cache(
@@ -73,21 +73,22 @@ class LayerCache(Protocol):
         parts: int = 3,
         value_norm: bool = False,
     ) -> Tensor:
-        """Normalise (where there are `norms`) and rotate queries and keys; store keys and values.
+        """Normalize queries and keys, apply RoPE, and write keys and values to the cache.
 
         Args:
-            qkv: [num_tokens, columns], contiguous, is given up: the `num_heads` of the queries, then as many heads of
-                keys as the cache has, then those of values.
-            parts: how many of these there are: 2 where values are the keys as they come, before their norm (of a latent
-                cache: as they are kept); 1 where the cache is another layer's, and nothing is stored.
-            value_norm: each head of the values is divided by its root mean square, with the epsilon of `norms`.
-            angles: [num_tokens, 2, angles] float32: cosines, then sines, as `apply_rotary` takes them; None: positions
-                turn nothing.
-            gated: each head of the queries has a gate behind it, as long as itself, which stays as it is.
-            interleaved: pairs lie beside each other, as `apply_rotary` draws.
-            query_factors: [num_tokens] float32, by which the queries are multiplied in the end.
+            qkv: [num_tokens, columns], contiguous, may be overwritten: `num_heads` query heads, then the key heads and
+                the value heads of the cache.
+            norms: None: no normalization.
+            parts: number of parts in `qkv`. 2: queries and keys; the values are the keys before their norm (for a
+                latent cache: the keys as stored). 1: queries only; the cache belongs to another layer, and nothing is
+                written.
+            value_norm: divide each value head by its root mean square, with the epsilon of `norms`.
+            angles: [num_tokens, 2, num_angles] float32: cosines, then sines, as in `apply_rotary`; None: no RoPE.
+            gated: each query head is followed by a gate of the same size, which is left unchanged.
+            interleaved: RoPE rotates adjacent elements; see `reference_cache`.
+            query_factors: [num_tokens] float32, multiplied with the queries at the end.
 
-        Returns the queries, in the first columns of a tensor like `qkv`.
+        Returns the queries, in the first columns of a tensor with the shape of `qkv`.
         """
         ...
 
@@ -105,28 +106,34 @@ class LayerCache(Protocol):
         gated: bool = False,
         bidirectional: bool = False,
     ) -> Tensor:
-        """Attention of each query over its own sequence, causal unless it is `bidirectional`.
+        """Attention of each query over its own sequence, causal unless `bidirectional`.
 
-        `query` [num_tokens, num_heads * head_dim or more]: queries are its first columns, `gated` as `rope_and_cache`
-        takes them; the cache already holds this step's keys and values. A query at position p sees the keys
-        `p - sliding_window < k <= p`, or those from the last multiple of `chunk` on; if `bidirectional` also those
-        `k < p + sliding_window`, of texts that are whole in the step. Scores are
-        `soft_cap * tanh(score / soft_cap)` where there is a soft cap. `sinks` [num_heads] float32 are scores of one
-        key more for each head, whose value is 0. Returns [num_tokens, num_heads * head_dim].
+        The cache already holds this step's keys and values. Returns [num_tokens, num_heads * head_dim].
+
+        Args:
+            query: [num_tokens, num_heads * head_dim or more], with the queries in the first columns.
+            scale: factor on the scores.
+            sliding_window: a query at position p attends to the keys p - sliding_window < k <= p; None: to all k <= p.
+            chunk: a query attends to the keys from the last multiple of `chunk` on.
+            soft_cap: scores become soft_cap * tanh(score / soft_cap).
+            sinks: [num_heads] float32, the score of an additional key of each head, whose value is 0.
+            gated: as in `rope_and_cache`.
+            bidirectional: queries also attend to later keys, k < p + sliding_window; for texts computed whole.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCaches:
-    """The caches of the layers of a group.
+    """The KV caches of the layers of a cache group.
 
-    They start as zeros: a padded gather may touch a slot that was never written, whose weight is 0 but whose content
-    must then be a number, as 0 times NaN is NaN.
+    They are initialized to zeros: a padded gather may read slots that were never written. Their weight is 0, but their
+    content must be finite, because 0 * NaN is NaN.
     """
 
     layers: tuple[LayerCache, ...]
     back: Callable[[int], None]
-    """Has memory ready for so many of the first blocks of all layers; they are first used in ascending order."""
+    """Backs the first `num_blocks` blocks of all layers with physical memory; blocks are first used in ascending order.
+    """
     blocks: BlockBytes
-    """The same memory, block by block."""
+    """Access to the same memory as bytes of blocks."""

@@ -1,4 +1,4 @@
-"""The paged KV cache in the native layout, which `csrc/kv_layout.h` draws, and the operations on it."""
+"""The paged KV cache in the native layout (see `csrc/kv_layout.h`), and the native operations on it."""
 
 import ctypes
 import itertools
@@ -19,11 +19,11 @@ from penstock.native.program import Operation, call, empty_rows
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _PADDING = 256
-"""Bytes behind the last block that vectors may read."""
+"""Bytes after the last block that vector loads may read."""
 
 
 class PackedCache:
-    """One layer's keys and values, packed. See `LayerCache` for the methods."""
+    """The KV cache of one layer in the native layout. See `LayerCache` for the methods."""
 
     MAX_HEAD_DIM: ClassVar[int] = 576
 
@@ -66,7 +66,7 @@ class PackedCache:
         parts: int = 3,
         value_norm: bool = False,
     ) -> Tensor:
-        """See `LayerCache`; the queries come in `qkv` itself."""
+        """See `LayerCache`; returns `qkv` itself."""
         arguments = structs.RopeArgs(
             cache=self._handle,
             batch=batch.handle,
@@ -104,7 +104,7 @@ class PackedCache:
         """See `LayerCache`.
 
         Raises:
-            MemoryError: there is no memory for a thread's scores.
+            MemoryError: allocating a thread's score buffer failed.
         """
         out = empty_rows(query, (num_heads * self._head_dim,), query.dtype)
         arguments = structs.AttentionArgs(
@@ -128,21 +128,21 @@ class PackedCache:
 
 
 def can_pack(shape: CacheShape) -> bool:
-    """Whether the native layout has room for such a cache."""
+    """Whether the native layout supports a cache of this shape."""
     return shape.block_size % 2 == shape.head_dim % 4 == 0 and shape.head_dim <= PackedCache.MAX_HEAD_DIM
 
 
 class AttentionKernels:
-    """Makes caches whose operations are the library's."""
+    """Allocates caches in the native layout."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def new_caches(self, shapes: Sequence[CacheShape]) -> LayerCaches:
-        """Packed caches, of zeros, or plain ones where the native layout has no room for one of the shapes.
+        """Allocate zeroed caches; reference caches if the native layout does not support one of the shapes.
 
-        They share the memory, in which a block's layers lie one after another: what is used of it, from block 0 on, is
-        one piece.
+        All layers share one allocation, ordered by block and then by layer, so that the used part, from block 0 on, is
+        contiguous.
         """
         if not all(map(can_pack, shapes)):
             return reference_cache.new_caches(shapes)
@@ -159,17 +159,17 @@ class AttentionKernels:
 
 
 def _block_bytes(shape: CacheShape) -> int:
-    """Bytes of a layer's part of a block."""
+    """Bytes of one layer in a block."""
     scales = 4 if shape.dtype == torch.int8 else 0
     entries = (2 - shape.latent) * shape.block_size * shape.num_heads
     return entries * (shape.head_dim * shape.dtype.itemsize + scales)
 
 
 class _Backing:
-    """How much of the caches' memory the system has backed, which it does when a page is first touched.
+    """Backs the caches' memory with physical pages ahead of use, with all threads.
 
-    Were that left to the kernels, one thread would wait for a large page, and the others for that thread, layer after
-    layer. Here all threads touch what a step needs. Blocks are first used in ascending order.
+    The operating system backs a page when it is first touched. If the kernels touched pages first, one thread would
+    wait for a huge page, and all others for that thread, in every layer. Blocks are first used in ascending order.
     """
 
     def __init__(self, back: Callable[..., Any], blocks: NDArray[np.uint8]) -> None:

@@ -1,8 +1,9 @@
 """Attention over the paged KV cache in plain torch.
 
-Sequences with one query go together, over keys gathered and padded to the longest; a prompt chunk goes alone. The
-query heads that share a key head (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245) read it where it
-lies: keys and values are not repeated. Over an int8 cache queries are rounded to int8 as keys are.
+Decoding sequences (one query each) are computed together, over gathered keys padded to the longest; each prompt chunk
+is computed separately. Query heads that share a KV head (grouped-query attention, Ainslie et al., 2023,
+arXiv:2305.13245) read it in place: keys and values are not repeated. With an int8 cache, queries are rounded to int8,
+too.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ from torch.nn import functional as F
 from penstock.kernels.batch import Batch, IntArray
 
 MAX_SCORES = 2**22
-"""Scores, or mask entries, held at one time: what bounds the temporary memory of a long prompt chunk."""
+"""Scores or mask entries in memory at a time: bounds the temporary memory of a long prompt chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The tensors of a layer's cache; `reference_cache` says their shapes."""
+    """The tensors of a layer's cache; see `reference_cache` for the shapes."""
 
     key: Tensor
     value: Tensor
@@ -33,23 +34,23 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Which keys a query sees, of those up to its own and perhaps of those after it."""
+    """The attention mask: which keys a query attends to."""
 
     window: int | None = None
-    """So many; None: all."""
+    """Sliding window: number of keys up to the query's own; None: all."""
     chunk: int | None = None
-    """Those from the last multiple of this on; None: all."""
+    """Chunked attention: only keys from the last multiple of this on; None: no chunks."""
     bidirectional: bool = False
-    """Of whole texts: those after its own, too, as many as the window says."""
+    """Whether queries also attend to later keys, within the window; for texts computed whole."""
 
     def first(self, positions: NDArray[Any]) -> NDArray[Any]:
-        """The first key of each query, by its own place."""
+        """The first visible key of the queries at `positions`."""
         if self.chunk is not None:
             return positions // self.chunk * self.chunk
         return 0 * positions if self.window is None else np.maximum(0, positions + 1 - self.window)
 
     def end(self, positions: NDArray[Any], seq_len: int) -> NDArray[Any]:
-        """The key after the last of each query, by its own place."""
+        """One past the last visible key of the queries at `positions`."""
         if not self.bidirectional:
             return positions + 1
         return 0 * positions + seq_len if self.window is None else np.minimum(seq_len, positions + self.window)
@@ -57,45 +58,48 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one query each, whose keys are gathered together."""
+    """Sequences with one query each, whose keys are gathered into one padded tensor."""
 
     rows: Tensor
-    """[group] int64: where their queries lie."""
+    """[group] int64: rows of their queries in the step."""
     block_table: Tensor
-    """[group, blocks] int64, from the first block on that the query sees, padded with 0."""
+    """[group, blocks] int64, from the first visible block on, padded with 0."""
     num_keys: Tensor
     """[group] int64: keys in these blocks."""
     most_keys: int
     mask: Tensor | None
-    """[group, most_keys] bool: true where there is a key that the query sees; None: everywhere."""
+    """[group, most_keys] bool: true for visible keys; None: all are visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A sequence with several queries, `row` to `row + query_len` of the step, after `start` keys of `block_table`."""
+    """A sequence with several queries: rows `row` to `row + query_len` of the step."""
 
     row: int
     query_len: int
     start: int
+    """Keys in `block_table` before the first query's own."""
     first: int
-    """Keys before those."""
+    """Keys of the sequence before `block_table`."""
     block_table: Tensor
-    """[blocks] int64, from the first block on that a query sees."""
+    """[blocks] int64, from the first visible block on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How the work of a step is divided."""
+    """A step's attention work, divided into decode groups and prompt chunks."""
 
     decodes: tuple[DecodeGroup, ...]
     chunks: tuple[PromptChunk, ...]
 
 
 def plan_attention(batch: Batch, block_size: int, gather_limit: int, seen: Seen) -> AttentionPlan:
-    """Divide a step's work. A group of decodes gathers at most `gather_limit` keys, padding included, unless a single
-    sequence has more.
+    """Divide a step's attention work.
 
-    No block behind the window is read: it may be another sequence's by now.
+    Blocks that the sliding window has passed are not read: they may belong to another sequence by now.
+
+    Args:
+        gather_limit: most keys of a decode group, padding included, unless a single sequence has more.
     """
     first_blocks = seen.first(batch.column("seq_lens") - np.diff(batch.column("query_start"))) // block_size
     decodes = tuple(_decode_groups(batch, block_size, gather_limit, seen, first_blocks))
@@ -105,7 +109,7 @@ def plan_attention(batch: Batch, block_size: int, gather_limit: int, seen: Seen)
 def _decode_groups(
     batch: Batch, block_size: int, gather_limit: int, seen: Seen, first_blocks: IntArray
 ) -> Iterator[DecodeGroup]:
-    """The sequences with one query, most keys first: neighbours waste little padding on each other."""
+    """Group the sequences with one query in descending order of their keys, which keeps padding small."""
     query_start, num_keys = batch.column("query_start"), batch.column("seq_lens") - first_blocks * block_size
     device = batch.tensor("blocks").device
     order = np.flatnonzero(np.diff(query_start) == 1)
@@ -136,7 +140,7 @@ def _decode_mask(num_keys: Tensor, firsts: Tensor, most: int) -> Tensor:
 
 
 def _padded_tables(batch: Batch, seqs: NDArray[np.int64], first_blocks: IntArray, width: int) -> IntArray:
-    """`width` blocks of these sequences' tables from their first ones on, padded with 0."""
+    """`width` blocks of these sequences' tables, from `first_blocks` on, padded with 0."""
     table_start, blocks = batch.column("table_start"), batch.column("blocks")
     tables = np.zeros((len(seqs), width), np.int32)
     for row, seq in enumerate(seqs):
@@ -181,9 +185,9 @@ def paged_attention(
 
 
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` [..., head_dim] as integers from -127 to 127, and the scale [...] of each row.
+    """Quantize `rows` [..., head_dim] to integers from -127 to 127, with a scale [...] per row.
 
-    A row with an element that is NaN or infinite gets a scale of NaN.
+    A row that contains NaN or infinity gets a NaN scale.
     """
     largest = rows.abs().amax(-1)
     usable = (largest >= 1e-30) & (largest <= 3e38)
@@ -259,14 +263,14 @@ def _prompt(
 
 
 def _slices(query_len: int, scores_each: int) -> Iterator[tuple[int, int]]:
-    """Ranges of queries that together need at most MAX_SCORES."""
+    """Split the queries into ranges that need at most MAX_SCORES scores each."""
     step = max(1, MAX_SCORES // scores_each)
     for first in range(0, query_len, step):
         yield first, min(first + step, query_len)
 
 
 def _mask(first_keys: NDArray[Any], end_keys: NDArray[Any]) -> Tensor:
-    """[queries, keys] bool: which keys, from the first query's first on, the queries see."""
+    """[queries, keys] bool: the visible keys of each query, beginning at the first query's first key."""
     keys = torch.arange(int(first_keys[0]), int(end_keys[-1]))
     return (keys < torch.from_numpy(end_keys).unsqueeze(1)) & (keys >= torch.from_numpy(first_keys).unsqueeze(1))
 
@@ -293,7 +297,7 @@ def _attend(
 ) -> Tensor:
     """Plain attention: `query` [.., .., queries, head_dim] over `key` and `value` [.., .., keys, head_dim].
 
-    `sinks` are scores of one key more, whose value is 0; their shape is that of the scores of one key, or less.
+    `sinks` are the scores of an additional key whose value is 0; they broadcast to the scores of one key.
     """
     if soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)

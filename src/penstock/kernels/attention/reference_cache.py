@@ -1,10 +1,10 @@
-"""The paged KV cache in plain torch, and what writes to it: norms of heads, rotary positions, the store.
+"""The paged KV cache in plain torch, with the operations that write to it: head norms, RoPE, store.
 
 key, value    [num_blocks, block_size, num_kv_heads, head_dim]      slot = block * block_size + offset in the block
-              of a latent cache one tensor
-scales        [num_blocks, block_size, num_kv_heads] float32, of an int8 cache
+              one tensor in a latent cache
+scales        [num_blocks, block_size, num_kv_heads] float32, in an int8 cache
 
-Rotary positions (Su et al., 2021, arXiv:2104.09864) are in the layout of Hugging Face weights:
+RoPE (Su et al., 2021, arXiv:2104.09864) uses the layout of Hugging Face weights:
 
 head    x0 x1 .. | xh xh+1 ..  | rest        h = number of angles; pairs are (x0, xh), (x1, xh+1), ...
                                              `rest` is not rotated
@@ -25,7 +25,7 @@ from penstock.kernels.elementwise.reference import rms_norm
 
 
 class ReferenceCache:
-    """One layer's keys and values as plain tensors. See `LayerCache` for the methods."""
+    """The KV cache of one layer as plain tensors. See `LayerCache` for the methods."""
 
     def __init__(self, shape: CacheShape) -> None:
         self.dtype, self.gather_limit = shape.dtype, shape.gather_limit
@@ -63,7 +63,7 @@ class ReferenceCache:
         if parts == 2 and not self._latent:
             stored.append(stored[0].clone())
         query = query[:, :: 1 + gated]
-        turned = [query, *stored[:1]]
+        rotated = [query, *stored[:1]]
         if norms is not None:
             query.copy_(rms_norm(query, norms.query, norms.eps))
             if norms.key is not None:
@@ -72,7 +72,7 @@ class ReferenceCache:
                 ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
                 stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:
-            for part in turned:
+            for part in rotated:
                 apply_rotary(part, *angles.unbind(1), interleaved=interleaved)
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
@@ -102,27 +102,27 @@ class ReferenceCache:
         return reference.paged_attention(queries, stored, plan, scale, seen, soft_cap, sinks)
 
     def tensors(self) -> list[Tensor]:
-        """All that it keeps, each [num_blocks, ...]."""
+        """All tensors of the cache, each [num_blocks, ...]."""
         keys, values = (self.key, self.key_scales), (self.value, self.value_scales)
         tensors = keys if self._latent else (*keys, *values)
         return [tensor for tensor in tensors if tensor is not None]
 
 
 def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
-    """Caches of plain tensors, of zeros."""
+    """Allocate zeroed caches of plain tensors."""
     layers = tuple(ReferenceCache(shape) for shape in shapes)
     blocks = GatheredBytes([tensor for layer in layers for tensor in layer.tensors()])
     return LayerCaches(layers, lambda num_blocks: None, blocks)
 
 
 def _new_side(slots: tuple[int, int, int], shape: CacheShape) -> tuple[Tensor, Tensor | None]:
-    """Keys, or values, and their scales."""
+    """Allocate keys or values, with their scales."""
     scales = _zeros(slots, torch.float32, shape.device) if shape.dtype == torch.int8 else None
     return _zeros((*slots, shape.head_dim), shape.dtype, shape.device), scales
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU, memory that the system zeroes when it is first touched: reserved now, and no time spent on it."""
+    """A tensor of zeros; on a CPU only reserved, as the operating system zeroes pages on first touch."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(reserve.zeros(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
@@ -131,7 +131,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:
     """Rotate the heads of `x` [num_tokens, num_heads, head_dim] in place, in float32.
 
-    `cos` and `sin` [num_tokens, angles], float32, belong to the tokens' positions; 2 * angles <= head_dim.
+    `cos` and `sin` [num_tokens, num_angles] float32 are those of the tokens' positions; 2 * num_angles <= head_dim.
     """
     half = cos.shape[-1]
     if interleaved:
@@ -145,9 +145,9 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = Fal
 
 
 def store_kv(key: Tensor, value: Tensor, cache: ReferenceCache, slots: Tensor) -> None:
-    """Write `key` and `value` [num_tokens, num_kv_heads, head_dim] to the slots `slots` [num_tokens], int64.
+    """Write `key` and `value` [num_tokens, num_kv_heads, head_dim] to `slots` [num_tokens] int64.
 
-    They are converted to the cache's type. No slot may occur twice.
+    Converts them to the cache's dtype. The slots must be distinct.
     """
     for rows, target, scales in ((key, cache.key, cache.key_scales), (value, cache.value, cache.value_scales)):
         if scales is None:
@@ -159,5 +159,5 @@ def store_kv(key: Tensor, value: Tensor, cache: ReferenceCache, slots: Tensor) -
 
 
 def copy_blocks(tensor: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy the blocks `sources` of `tensor` to the blocks `targets` [num_copies], int64, all at once."""
+    """Copy the blocks `sources` of `tensor` to the blocks `targets` [num_copies] int64, simultaneously."""
     tensor.index_copy_(0, targets, tensor.index_select(0, sources))

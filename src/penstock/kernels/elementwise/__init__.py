@@ -1,4 +1,4 @@
-"""Operations on single rows: gather, columns, scale, sums, gates, normalisation."""
+"""Row-wise operations: gather, column copies, scaling, sums, gates, normalization."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,19 +9,21 @@ from penstock.feed_forward import Activation
 
 
 class RMSNormOp(Protocol):
-    """Root-mean-square normalisation."""
+    """RMS norm, or layer norm."""
 
     def __call__(self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
-        """`x` [rows, groups * size] over the root mean square of each `size` columns, times `weight` [size].
+        """Divide each group of `size` columns of `x` [rows, groups * size] by its root mean square, times `weight`.
 
-        The weight is of the type of `x`, or float32: nothing is rounded before it is applied then. With a `bias`
-        [size], of the weight's type, the mean is taken off first, and the bias added in the end.
+        Args:
+            weight: [size], in the dtype of `x`, or float32; with float32 nothing is rounded before it is applied.
+            bias: [size], in the weight's dtype; makes this a layer norm: the mean is subtracted first, and the bias is
+                added at the end.
         """
         ...
 
 
 class AddRMSNormOp(Protocol):
-    """The residual sum, and its norm."""
+    """The residual sum and its norm, fused."""
 
     def __call__(
         self,
@@ -35,10 +37,14 @@ class AddRMSNormOp(Protocol):
         after: "NormWeight | None" = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, sum of `factor * x` and `residual`): `weight`, `eps` and `bias` as `rms_norm` takes them.
+        """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
 
-        `x` and `residual` [rows, size] are given up: the results may lie where they were. `x` is normalised by `after`
-        first, where that is given, and the sum multiplied by `total` [1] float32.
+        `x` and `residual` [rows, size] may be overwritten by the results.
+
+        Args:
+            weight, eps, bias: of the norm; see `RMSNormOp`.
+            after: norm of `x` before it is added; None: no norm.
+            total: [1] float32; None: 1.
         """
         ...
 
@@ -47,37 +53,37 @@ class AddRowsOp(Protocol):
     """The residual sum."""
 
     def __call__(self, x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
-        """`total` (or 1) times the sum of `factor * x` and `residual` [rows, size], which is given up."""
+        """total * (factor * x + residual), all [rows, size]; may overwrite `residual`. `total` None: 1."""
         ...
 
 
 class GateOp(Protocol):
-    """Rows times others, after their activation."""
+    """An activation times another tensor."""
 
     def __call__(self, x: Tensor, others: Tensor, first: int, activation: Activation) -> Tensor:
-        """activation(`x`) times the columns of `others` from `first` on; `x` [rows, size] is given up."""
+        """activation(x) * others[:, first : first + size] for `x` [rows, size], which may be overwritten."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NormWeight:
-    """A norm, as operations take it."""
+    """The weight and epsilon of an RMS norm."""
 
     weight: Tensor
-    """[size], of the type of the activations or float32."""
+    """[size], in the activations' dtype or float32."""
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns that go to others: `count` from `first` on to those from `to` on."""
+    """A strided copy of columns: for each head, `count` columns from `first` on to the columns from `to` on."""
 
     first: int
     to: int
     count: int
     heads: int = 1
-    """So many times, further on by `step` and `to_step`."""
+    """Number of repetitions, each offset by `step` in the source and `to_step` in the target."""
     step: int = 0
     to_step: int = 0
     paired: bool = False
-    """x0 y0 x1 y1 .. becomes x0 x1 .. y0 y1 .."""
+    """Deinterleave: x0 y0 x1 y1 .. becomes x0 x1 .. y0 y1 .."""

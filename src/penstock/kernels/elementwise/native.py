@@ -1,5 +1,5 @@
-"""Gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`), gates (`csrc/gate.cpp`, of heads
-`csrc/head_gates.cpp`) and normalisation (`csrc/norm.cpp`) by the native kernels."""
+"""Row-wise operations by the native kernels: gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`),
+gates (`csrc/gate.cpp`, `csrc/head_gates.cpp`) and normalization (`csrc/norm.cpp`)."""
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class NormKernels:
         after: NormWeight | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Both results lie where the arguments were."""
+        """See `AddRMSNormOp`; overwrites `x` and `residual` with the results."""
         assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
         assert residual.is_contiguous()
         assert len(weight) == x.shape[1]

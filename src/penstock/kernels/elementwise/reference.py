@@ -1,4 +1,4 @@
-"""Gather, scale, sums, gates and RMS normalisation, in plain torch."""
+"""Row-wise operations in plain torch: gather, scale, sums, gates and normalization."""
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ def copy_columns(x: Tensor, out: Tensor, columns: Columns) -> None:
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
-    """`x` [rows, columns] is given up; each element is multiplied in float32 and rounded once."""
+    """Multiply `x` [rows, columns] by `factor`, possibly in place: in float32, with one rounding."""
     return x.mul_(factor)
 
 
@@ -53,7 +53,7 @@ def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """The activation of a map without a gate, of each element."""
+    """Apply an activation without a gate to each element."""
     if activation in ("gelu", "gelu_tanh"):
         return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
     if activation == "relu2":
@@ -63,9 +63,9 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
-    """Each of the heads of `x` [num_tokens, num_heads * head_dim] times the sigmoid of its gate; `x` is given up.
+    """Multiply each head of `x` [num_tokens, num_heads * head_dim] by the sigmoid of its gate; may overwrite `x`.
 
-    `query` [num_tokens, ...]: each of its first heads has its gate behind it, as long as itself.
+    `query` [num_tokens, ...] has `num_heads` queries of head_dim columns, each followed by its gate.
     """
     head_dim = x.shape[1] // num_heads
     gates = query[:, : 2 * x.shape[1]].view(len(x), num_heads, 2, head_dim)[:, :, 1]
@@ -75,8 +75,8 @@ def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
     """See `RMSNormOp`; `x` [..., groups * size].
 
-    Zhang and Sennrich, 2019, arXiv:1910.07467; with a bias, Ba et al., 2016, arXiv:1607.06450. The mean is taken in
-    float32 and the result rounded to the type of `weight` before that is applied, as the checkpoints were trained.
+    Zhang and Sennrich, 2019, arXiv:1910.07467; with a bias, Ba et al., 2016, arXiv:1607.06450. The mean is computed in
+    float32, and the result is rounded to the weight's dtype before the weight is applied, as in training.
     """
     wide = x.float() if groups == 1 else x.float().view(*x.shape[:-1], groups, -1)
     if bias is not None:
@@ -89,7 +89,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = Non
 
 
 def rms_norm_columns(x: Tensor, first: int, weight: Tensor, eps: float) -> None:
-    """The columns of `x` from `first` on that `weight` is for, normalised in place."""
+    """Normalize the columns `first` to `first + len(weight)` of `x` in place."""
     columns = x[:, first : first + len(weight)]
     columns.copy_(rms_norm(columns, weight, eps))
 

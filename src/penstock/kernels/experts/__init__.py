@@ -1,4 +1,4 @@
-"""Mixtures of experts: routing, and the few experts that each token meets. `reference.py` is the truth."""
+"""Mixtures of experts: routing, and the computation of each token's experts. `reference.py` defines the results."""
 
 from typing import Protocol
 
@@ -9,31 +9,32 @@ from penstock.kernels.linear.weight import LinearMap, Weight
 
 
 class Route(Protocol):
-    """The experts of each token."""
+    """The router: chooses the experts of each token."""
 
     def __call__(
         self, logits: Tensor, routing: Routing, correction: Tensor | None, scales: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The largest scores of each row, of equal ones the first, whatever the other rows are.
+        """Choose the experts with the largest scores of each row; ties go to the lower index.
 
         Args:
             logits: [num_tokens, num_experts] float32.
-            routing: what is made of them.
-            correction: [num_experts] float32, added to sigmoids to choose by, not to the weights.
-            scales: [num_experts] float32, by which the weights of the experts are multiplied in the end.
+            routing: the scoring function and its settings.
+            correction: [num_experts] float32, a bias on the scores for the choice only, not for the weights.
+            scales: [num_experts] float32, multiplied with the experts' weights at the end.
 
         Returns:
-            The experts [num_tokens, top_k] int32, the one chosen first first, and their weights, float32.
+            The experts [num_tokens, top_k] int32, in the order of choice, and their weights [num_tokens, top_k]
+            float32.
         """
         ...
 
 
 class Experts(Protocol):
-    """Linear maps; each token goes through some of them."""
+    """The experts' MLPs, each applied to the tokens that are routed to it."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take."""
+        """Size in bytes."""
         ...
 
     def mix(
@@ -46,24 +47,24 @@ class Experts(Protocol):
         *,
         scale_x: bool = False,
     ) -> Tensor:
-        """The sum over each token's experts, in the order of `ids`, of their weight times down(gate_up(x)).
+        """Sum weight * down(gate_up(x)) over each token's experts, in the order of `ids`.
 
         Args:
             x: [num_tokens, columns], contiguous.
             ids: [num_tokens, top_k] int32.
             weights: [num_tokens, top_k] float32.
-            shared: added to the sum, of its type; with all columns, where a rank computes only its own.
-            shared_gate: [num_tokens, 1] float32, whose sigmoid multiplies `shared`.
-            scale_x: the weights multiply what the experts take, not what they give.
+            shared: the shared expert's output, added to the sum, in the dtype of `x`; has the columns of all ranks.
+            shared_gate: [num_tokens, 1] float32, whose sigmoid scales `shared`.
+            scale_x: whether the weights multiply the experts' inputs instead of their outputs.
 
         Returns:
-            [num_tokens, rows of down] of the type of `x`: a rank's own columns.
+            [num_tokens, rows of down] in the dtype of `x`: this rank's columns.
         """
         ...
 
 
 class NewExperts(Protocol):
-    """Makes experts of weights, which may be without content yet."""
+    """Combines weights, which may not be loaded yet, into experts."""
 
     def __call__(
         self,
@@ -74,9 +75,9 @@ class NewExperts(Protocol):
     ) -> Experts:
         """
         Args:
-            gate_up: one an expert, from columns to what `down` takes; all of one format.
-            down: one an expert.
-            gate_up_bias: [num_experts, rows of gate_up], of its weights' type of biases.
-            down_bias: [num_experts, rows of down], likewise.
+            gate_up: one per expert, with the activation; all in the same format.
+            down: one per expert.
+            gate_up_bias: [num_experts, rows of gate_up], in the weights' `bias_dtype`.
+            down_bias: [num_experts, rows of down], in the weights' `bias_dtype`.
         """
         ...

@@ -19,7 +19,7 @@ from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import ExpertsArgs, RouteArgs
 
 _SCORES = ("softmax", "softmax_of_top", "sigmoid", "sparsemixer")
-"""Enumerators of ops.h, in their order."""
+"""In the order of the enumerators in ops.h."""
 
 
 class PackedExperts:
@@ -87,7 +87,7 @@ class PackedExperts:
 
 
 def _first_maps(gate_up: Sequence[LinearMap]) -> tuple[Activation | None, list[LinearMap], list[LinearMap]]:
-    """What is done with gate and up, the gates where they are weights of their own, and the other maps."""
+    """(activation, gate weights if they are separate, fused gate_up or up weights)."""
     first = gate_up[0]
     if not isinstance(first, JoinedWeight):
         assert isinstance(first, PackedWeight)
@@ -97,7 +97,7 @@ def _first_maps(gate_up: Sequence[LinearMap]) -> tuple[Activation | None, list[L
 
 
 def _alike(maps: Sequence[LinearMap]) -> bool:
-    """Whether all are kept in the same formats."""
+    """Whether all experts have the same formats."""
     kept = set()
     for each in maps:
         parts = each.parts if isinstance(each, JoinedWeight) else (each,)
@@ -125,9 +125,9 @@ class MixtureKernels:
         self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> Experts:
         joined = isinstance(gate_up[0], JoinedWeight) and gate_up_bias is not None
-        if joined or not (_alike(gate_up) and _alike(down)):  # as where a checkpoint keeps some in floating point
+        if joined or not (_alike(gate_up) and _alike(down)):  # for example, if a checkpoint has some in floating point
             return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._exchange)
-        if not isinstance(self._exchange, SharedExchange | Alone):  # the kernel knows no other
+        if not isinstance(self._exchange, SharedExchange | Alone):  # the kernel supports no other
             return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._exchange)
         return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._exchange)
 

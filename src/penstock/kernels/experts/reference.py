@@ -1,4 +1,4 @@
-"""Routing and mixing in plain torch."""
+"""Routing and experts in plain torch."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def route(
     assert scales is None or routing.score != "sparsemixer"
     if routing.score == "sparsemixer":
         return _mixed_sparsely(logits, routing)
-    scores = logits.sigmoid() if routing.score == "sigmoid" else logits  # softmax keeps the order
+    scores = logits.sigmoid() if routing.score == "sigmoid" else logits  # softmax preserves the order
     choice = scores if correction is None else scores + correction
     if routing.groups > 1:
         choice = _within_best_groups(choice, routing)
@@ -32,7 +32,7 @@ def route(
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
-    """Places of the largest along the last axis, the largest first and of equal ones the first."""
+    """Indices of the largest values along the last axis, in descending order; ties go to the lower index."""
     _, places = values.sort(stable=True, dim=-1, descending=True)
     return places[..., :count]
 
@@ -91,7 +91,7 @@ class ReferenceExperts:
             taken = x[rows] * weights[rows, places, None].to(x.dtype) if scale_x else x[rows]
             outs[rows, places] = self._expert(expert, taken)
         total = torch.zeros_like(outs[:, 0])
-        for place in range(top_k):  # in this order
+        for place in range(top_k):  # a fixed order of summation
             total += outs[:, place] if scale_x else weights[:, place, None] * outs[:, place]
         if shared is not None:
             own = self._exchange.ranks.own(shared.shape[1])

@@ -1,1 +1,1 @@
-"""y = x Wᵀ + b: weights, each with the map that its layout asks for. `reference.py` is the truth."""
+"""Linear layers, y = x Wᵀ + b: weights in each kernel's own layout. `reference.py` defines the results."""

@@ -1,4 +1,4 @@
-"""Linear maps of one input that are kept in different formats, as one."""
+"""Joins linear layers of the same input whose weights have different formats."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from penstock.native.program import empty_rows
 
 
 class JoinedWeight:
-    """Weights whose outputs lie beside each other; or, with a `gate`, two of them: gate(first(x)) * second(x).
+    """Weights whose outputs are concatenated; or, with a `gate`, two weights: gate(first(x)) * second(x).
 
     See `LinearMap` for the methods.
     """

@@ -1,4 +1,4 @@
-"""The native linear map: weights packed as `csrc/linear_kind.h` and its neighbours draw them."""
+"""Linear layers by the native kernels, with weights packed in the layouts of `csrc/linear_kind.h`."""
 
 import ctypes
 import logging
@@ -19,15 +19,15 @@ from penstock.weight_formats import FLOAT, PANEL, Offset, StoredType, WeightForm
 
 log = logging.getLogger(__name__)
 
-_FLOAT32, _BFP16, _INTEGERS, _FLOAT16, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = range(8)  # of ops.h, as the next
+_FLOAT32, _BFP16, _INTEGERS, _FLOAT16, _BFLOAT16, _BFLOAT12, _FLOAT8, _FLOAT8_BY_16 = range(8)  # codes of ops.h
 _STORED_TYPES: tuple[StoredType, ...] = ("float32", "bfloat16", "float16", "int8", "uint8")
 _OFFSETS: tuple[Offset, ...] = ("centre", "zero", "fraction", "minimum")
 _ACTIVATIONS: tuple[Activation | None, ...] = (None, "silu", "gelu_tanh", "clamped_swiglu", "relu2", "gelu")
 
 _WIDER = {_BFLOAT12: (_BFLOAT16,)}
-"""What weights of a kind become that do not fit it."""
+"""Fallback kinds for weights that a kind cannot represent."""
 _ROWS_WIDENED = 4096
-"""At a time."""
+"""Rows converted at a time."""
 
 
 class PackedWeight:
@@ -58,14 +58,14 @@ class PackedWeight:
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
-        # One panel more than the rows fill: of a gated weight each half ends in a panel of its own.
+        # One panel more than the rows need: each half of a gated weight ends in its own panel.
         self._num_row_scales = -(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0
         self._data: Tensor | None = None
         self._row_scales: Tensor | None = None
 
     @property
     def handle(self) -> int:
-        """Where the library finds it."""
+        """Address of the library's struct of the weight."""
         self._memory()
         return self._handle
 
@@ -92,7 +92,7 @@ class PackedWeight:
         return True
 
     def _memory(self) -> tuple[Tensor, Tensor]:
-        """The packed weight and the scales of its rows: zeros at first, and unused where others are adopted."""
+        """The packed weight and its row scales: allocated as zeros on first use, never if a packed form is adopted."""
         if self._data is None or self._row_scales is None:
             data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
             self._hold(data, torch.zeros(self._num_row_scales))
@@ -120,7 +120,7 @@ class PackedWeight:
         assert columns == self.columns
         assert 0 <= first <= first + count <= self.rows
         source = source.contiguous()
-        kept = [None if part is None else part.contiguous() for part in parts]  # until they are packed
+        kept = [None if part is None else part.contiguous() for part in parts]  # alive until they are packed
         self._memory()
         rows = (first, count, source.data_ptr(), dtype, *(native.address(part) for part in kept))
         if self._pack(self._handle, *rows):
@@ -128,9 +128,9 @@ class PackedWeight:
             self._pack(self._handle, *rows)
 
     def _widen(self) -> None:
-        """Go on in 16 bits: too many weights are too far from their neighbours' size for 12."""
+        """Convert to 16 bits per weight: the exponents vary too much for 12."""
         log.warning(
-            "a matrix of %d x %d bfloat16 does not fit in 12 bits a weight: it takes 16", self.rows, self.columns
+            "a bfloat16 matrix of %d x %d cannot be compressed to 12 bits per weight: using 16", self.rows, self.columns
         )
         assert self._row_scales is not None
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
@@ -194,7 +194,7 @@ class PackedWeight:
 
 
 def activation_code(activation: Activation | None) -> int:
-    """The library's number for an activation."""
+    """The library's code for an activation."""
     return _ACTIVATIONS.index(activation)
 
 
@@ -209,7 +209,7 @@ def _kind_of(format: WeightFormat, dtype: torch.dtype, library: Library) -> int:
 
 
 def _describe(format: WeightFormat, weight: WeightStruct) -> None:
-    """Tell the library the fields of an integer format."""
+    """Copy the fields of an integer format to the library's struct."""
     weight.bits, weight.group, weight.super_columns = format.bits, format.group, format.super_columns
     weight.offset = _OFFSETS.index(format.offset)
     weight.scale_type = _STORED_TYPES.index(format.scale)
@@ -218,7 +218,7 @@ def _describe(format: WeightFormat, weight: WeightStruct) -> None:
 
 
 class LinearKernels:
-    """Makes weights whose maps are the library's."""
+    """Allocates weights in the native layouts."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -235,7 +235,7 @@ class LinearKernels:
         device: torch.device,
         precise: bool = False,
     ) -> PackedWeight:
-        """A weight without content; see `Weight` for the arguments."""
+        """See `NewWeight`."""
         assert device.type == "cpu"
         return PackedWeight(
             self._library, rows, columns, format, gated=gated, activation=activation, dtype=dtype, precise=precise

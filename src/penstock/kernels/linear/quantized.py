@@ -1,4 +1,4 @@
-"""Rows of a weight as integers, as `penstock.weight_formats` describes them, and what they stand for."""
+"""Quantized rows of a weight, in the formats of `penstock.weight_formats`, and their dequantization."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ from penstock.weight_formats import StoredType, WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Rows of a weight in one of the integer formats. Scales, offsets and super scales are of the types it stores."""
+    """Quantized rows of a weight. Scales, offsets and super scales have the dtypes that the format stores."""
 
     values: Tensor
-    """[rows, columns] uint8, from 0 on in every format of integers; of FP8 its bits"""
+    """[rows, columns] uint8: unsigned integers, or the bits of FP8 values"""
     scales: Tensor
     """[rows, groups]"""
     offsets: Tensor | None = None
-    """[rows, groups]: zeros, eighths or minima; None where the format's zero is the centre"""
+    """[rows, groups]: zero points, fractions or minima; None if the format's zero is its centre"""
     super_scales: Tensor | None = None
     """[rows, supers]"""
     super_offsets: Tensor | None = None
-    """[rows, supers], of the minima"""
+    """[rows, supers]: super scales of the minima"""
 
     def __getitem__(self, rows: slice) -> "Quantized":
         parts = (self.offsets, self.super_scales, self.super_offsets)
@@ -30,7 +30,7 @@ class Quantized:
         )
 
     def check(self, format: WeightFormat) -> None:
-        """Assert that every part has the shape and the type that the format asks for."""
+        """Assert that every part has the shape and dtype of the format."""
         rows, columns = self.values.shape
         groups, supers = format.num_groups(columns), format.num_supers(columns)
         minimum = format.super_type if format.offset == "minimum" else None
@@ -49,13 +49,13 @@ def _check(part: Tensor | None, shape: tuple[int, int], type: StoredType | None)
 
 
 def dequantize(quantized: Quantized, format: WeightFormat) -> Tensor:
-    """[rows, columns] float32, with one rounding: all products before the last operation are exact."""
+    """Dequantize to [rows, columns] float32, with one rounding: all products before the last operation are exact."""
     scales, offsets, row_scales = float_parts(quantized, format)
     return weights_of(format, quantized.values, scales, offsets, row_scales)
 
 
 def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales and offsets (zeros in steps, or minima) [rows, groups], and row scales [rows, 1], in float32."""
+    """Scales and offsets (zero points in steps, or minima) [rows, groups] and row scales [rows, 1], in float32."""
     rows = len(quantized.values)
     scales, offsets = quantized.scales.float(), quantized.offsets
     zeros = torch.full_like(scales, format.centre) if offsets is None else offsets.float() / format.values_per_zero
@@ -71,7 +71,7 @@ def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Ten
 
 
 def weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor) -> Tensor:
-    """The weights of the integers `values`, with the parts from `float_parts`."""
+    """Dequantize `values` with the parts from `float_parts`."""
     columns = values.shape[1]
     scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)
     if format.value == "e4m3":
@@ -82,5 +82,5 @@ def weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Te
 
 
 def by_column(parts: Tensor, width: int, columns: int) -> Tensor:
-    """`parts` [rows, n], each for `width` columns -> [rows, columns]."""
+    """Repeat each of `parts` [rows, n] for its `width` columns -> [rows, columns]."""
     return parts.repeat_interleave(width, 1)[:, :columns]

@@ -1,4 +1,4 @@
-"""The linear map in plain torch, for every format of weights."""
+"""Linear layers in plain torch, for every weight format."""
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from penstock.kernels.lora import LoraUpdate
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 TILE_ROWS = 256
-"""Rows that are dequantized at one time: what bounds the temporary memory of a product."""
+"""Rows that are dequantized at a time: bounds the temporary memory of a product."""
 
 
 class ReferenceWeight:
-    """A weight as tensors, and the truth about what the map with it is. See `Weight` for the methods."""
+    """A weight as plain tensors, which defines the results of all versions. See `Weight` for the methods."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class ReferenceWeight:
 
 
 def as_two_int8(x: Tensor) -> Tensor:
-    """`x` rounded as `as_int8` does, plus what that leaves, rounded to steps 254 times as small."""
+    """Round `x` with `as_int8`, and add the remainder rounded to steps 1/254 as large (15 bits in total)."""
     rounded = as_int8(x)
     return rounded + _rounded(x - rounded, _steps(x) / 254)
 
 
 def as_int8(x: Tensor) -> Tensor:
-    """`x` [num_tokens, columns], each group of columns rounded to 255 steps between minus and plus its largest."""
+    """Round each group of columns of `x` [num_tokens, columns] to the 255 steps of symmetric int8."""
     return _rounded(x, _steps(x))
 
 
 def _steps(x: Tensor) -> Tensor:
-    """The step of each group of columns: [num_tokens, groups, 1]."""
+    """The int8 step of each group of columns: [num_tokens, groups, 1]."""
     return _grouped(x).abs().amax(-1, keepdim=True) / 127
 
 
@@ -126,5 +126,5 @@ def _rounded(x: Tensor, steps: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor) -> Tensor:
-    """[num_tokens, groups, columns of a group], of zeros beyond the last column."""
+    """[num_tokens, groups, group_columns], padded with zeros after the last column."""
     return F.pad(x, (0, -x.shape[1] % ACTIVATION_GROUP)).view(len(x), -1, ACTIVATION_GROUP)

@@ -1,4 +1,4 @@
-"""A linear map's weight as its kernel keeps it: what the layers above see of either version."""
+"""The interfaces of weights and linear layers that reference and native kernels share."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -14,51 +14,51 @@ from penstock.weight_formats import WeightFormat
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A filled weight as the bytes that its kernel reads."""
+    """A loaded weight in its kernel's memory layout, as bytes."""
 
     form: str
-    """Which of the kernel's layouts they are in."""
+    """Identifies the layout."""
     parts: tuple[Tensor, ...]
     """Each [bytes] uint8."""
 
 
 @runtime_checkable
 class Packable(Protocol):
-    """A weight that can be kept as it is packed. Neither method may be called before a weight is made or filled."""
+    """A weight whose packed form can be cached. `packed` requires a loaded weight."""
 
     def packed(self) -> Packed:
-        """What it holds, in its own memory."""
+        """The packed form, sharing the weight's memory."""
         ...
 
     def adopt(self, packed: Packed) -> bool:
-        """Use these parts in place, as read-only memory; False: they are not such a weight's."""
+        """Use this packed form in place, as read-only memory; returns False if its layout or size does not match."""
         ...
 
 
 class LinearMap(Protocol):
-    """What layers compute with: a weight, or several."""
+    """A linear layer: one weight, or several that are joined."""
 
     bias_dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Size in bytes."""
         ...
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
-        """`x` [num_tokens, columns] -> [num_tokens, rows] of `dtype`, or half the rows if gated; `bias` [rows].
+        """`x` [num_tokens, columns] -> [num_tokens, rows] in `dtype`, or half as many columns if gated.
 
-        `update` is added in float32, as the bias is.
+        `bias` [rows] and the LoRA `update` are added in float32.
         """
         ...
 
 
 class Weight(LinearMap, Protocol):
-    """A weight [rows, columns], filled piece by piece.
+    """A weight [rows, columns], loaded piece by piece.
 
-    format      how it is kept
-    gated       the rows are those of a gate, then as many of `up`: the map is act(gate(x)) * up(x)
-    activation  that act; or one of what a map without a gate gives
+    format      its storage format
+    gated       the first half of the rows is `gate`, the second half `up`: the layer computes act(gate(x)) * up(x)
+    activation  that act; or the activation of the output, without a gate
     """
 
     rows: int
@@ -68,11 +68,11 @@ class Weight(LinearMap, Protocol):
     activation: Activation | None
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
-        """Fill the rows from `first` on: of a floating type [n, columns] where the format is FLOAT, else integers."""
+        """Load rows from `first` on: floating point [n, columns] if the format is FLOAT, otherwise quantized rows."""
         ...
 
     def lookup(self, row_ids: Tensor) -> Tensor:
-        """The rows `row_ids` [n] int64 -> [n, columns] of the model's dtype: an embedding."""
+        """Embedding lookup: `row_ids` [n] int64 -> [n, columns] in the model's dtype."""
         ...
 
     def linear_into(
@@ -86,18 +86,20 @@ class Weight(LinearMap, Protocol):
         after_gate: Activation | None = None,
         update: LoraUpdate | None = None,
     ) -> None:
-        """`linear` into the columns of `out` [num_tokens, any] from `first` on.
+        """Like `linear`, but write the result to the columns of `out` [num_tokens, any] from `first` on.
 
-        `x` [num_tokens, any] has what is mapped in its columns from `column` on. With `after_gate` those of `out`
-        hold a gate, and become after_gate(gate) * what the map gives.
+        Args:
+            column: first column of the input in `x` [num_tokens, any].
+            after_gate: the target columns contain a gate, and become after_gate(gate) * linear(x).
         """
         ...
 
 
 class NewWeight(Protocol):
-    """Makes a weight without content; see `Weight` for the arguments.
+    """Allocates a weight without content; see `Weight` for the arguments.
 
-    `precise`: integers meet activations of 15 bits, not 8. It takes twice the work, and no more memory to be read.
+    `precise`: activations are quantized to 15 bits instead of 8 for integer formats, at twice the work and the same
+    memory traffic.
     """
 
     def __call__(
@@ -115,6 +117,6 @@ class NewWeight(Protocol):
 
 
 def activation_of(activation: Activation | None, *, gated: bool) -> Activation | None:
-    """A weight's activation, where None says that of SwiGLU for gated ones."""
+    """A weight's activation; None stands for silu (SwiGLU) if gated, else for no activation."""
     assert activation != ("relu2" if gated else "clamped_swiglu")
     return activation or ("silu" if gated else None)

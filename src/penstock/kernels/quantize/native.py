@@ -1,4 +1,4 @@
-"""Weights to integers by the native kernels, `csrc/quantize.cpp`."""
+"""Quantization of weights by the native kernels (`csrc/quantize.cpp`)."""
 
 from ctypes import c_int32
 
@@ -12,7 +12,7 @@ from penstock.weight_formats import WeightFormat
 
 
 class QuantizeKernels:
-    """See `penstock.kernels.ops.Ops` for the method. A weight lies in the CPU's memory."""
+    """See `penstock.kernels.ops.Ops` for the method. Weights must be in CPU memory."""
 
     def __init__(self, library: Library) -> None:
         self._function = library.function("penstock_quantize", "iipillpppp", restype=c_int32)

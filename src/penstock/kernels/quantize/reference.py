@@ -1,11 +1,11 @@
-"""Round to nearest, in plain torch; `csrc/quantize.cpp` does the same float32 operations in the same order.
+"""Round-to-nearest quantization in plain torch; `csrc/quantize.cpp` has the same float32 operations in the same order.
 
     centred   w ≈ scale * (q - 2 ** (bits - 1))
     shifted   w ≈ scale * (q - zero / units)    zero from 0 to 127
 
-32 columns are a group, whose scale is an 8-bit multiple of its row's step. A group is tried at its full range and at a
-share of it, which clips its largest weights and holds all others more finely; scale and zero are fitted by least
-squares to the integers that come out, and to those that then come out.
+A group is 32 columns; its scale is an 8-bit multiple of its row's step. For each group, the full range and a fraction
+of it are tried; the fraction clips the largest weights and represents all others more finely. Scale and zero point are
+then refitted by least squares to the resulting integers, several times.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from penstock.weight_formats import WeightFormat
 SHARE = 0.9
 ROUNDS = 2
 LARGEST = 1e30
-"""Magnitude of a weight: sums of products of 32 of them are finite."""
-_SMALLEST_STEP = 1e-37  # the inverse of a smaller one may be infinite
-_BLOCK = 2**20  # weights that are worked on at one time
+"""Largest magnitude of a weight: sums of 32 products remain finite."""
+_SMALLEST_STEP = 1e-37  # the inverse of a smaller step may be infinite
+_BLOCK = 2**20  # weights that are processed at a time
 
 
 def zero_units(format: WeightFormat) -> int:
-    """Units of a stored zero in a step of the values; 0: the zero is the centre, and none is stored."""
+    """Units of a stored zero point per step of the values; 0: the zero is the centre, and is not stored."""
     return 0 if format.offset == "centre" else format.values_per_zero
 
 
 def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
-    """`weight` [out, in] of any float type; None where a weight is not finite or too large."""
+    """Quantize `weight` [out, in] of any float dtype; None if an element is not finite or too large."""
     parts = []
     for block in torch.split(weight, max(1, _BLOCK // weight.shape[1])):
         if not bool((block.float().abs() <= LARGEST).all()):
@@ -49,7 +49,7 @@ def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
 
 
 def _quantize_rows(rows: Tensor, format: WeightFormat) -> tuple[Tensor, ...]:
-    """Integers [rows, columns], scales and zeros [rows, groups], the rows' steps [rows, 1], all as float32."""
+    """Integers [rows, columns], scales and zero points [rows, groups] and row steps [rows, 1], all as float32."""
     assert format.group == 32
     units = float(zero_units(format))
     columns = pad(rows, (0, -rows.shape[1] % format.group)).view(len(rows), -1, format.group).unbind(-1)
@@ -78,7 +78,7 @@ def _sum(parts: "list[Tensor] | tuple[Tensor, ...]") -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Of each group: the fit, and by how much it lessens the sum of squares; [rows, groups]."""
+    """The fit of each group, and the reduction of its squared error; [rows, groups]."""
 
     scale: Tensor
     minimum: Tensor
@@ -95,14 +95,14 @@ class _Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Groups of weights, and the integers that they may become."""
+    """Groups of weights, and the range of their integers."""
 
     columns: tuple[Tensor, ...]
-    """The n-th weight of each group, [rows, groups]"""
+    """Element n: the n-th weight of each group, [rows, groups]"""
     lowest: float
     highest: float
     shifted: bool
-    """They have a minimum."""
+    """Whether the groups have a minimum."""
 
     def integer(self, x: Tensor, inverse: Tensor, zero: Tensor) -> Tensor:
         return (x * inverse + zero).round().clamp(self.lowest, self.highest)
@@ -112,7 +112,7 @@ class _Groups:
         return [self.integer(x, inverse, minimum * inverse) for x in self.columns]
 
     def refitted(self, scale: Tensor, minimum: Tensor, sum_x: Tensor) -> _Fit:
-        """The least squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0."""
+        """The least-squares fit to the integers that this scale and minimum produce. A minimum below 0 becomes 0."""
         q, count = self.integers(scale, minimum), float(len(self.columns))
         sum_qq = _sum([each * each for each in q])
         sum_qx = _sum([each * x for each, x in zip(q, self.columns, strict=True)])
@@ -145,6 +145,6 @@ class _Groups:
         return best
 
     def zeros(self, scale: Tensor, minimum: Tensor, units: float) -> Tensor:
-        """The best zero, in `units` to a step, for a scale that was rounded since."""
+        """The best zero point, in `units` per step, after the scale has been rounded."""
         zero = (_sum(self.integers(scale, minimum)) - _sum(self.columns) * _inverse(scale)) / float(len(self.columns))
         return (zero * units).round().clamp(0.0, 127.0)

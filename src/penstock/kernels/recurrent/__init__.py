@@ -1,19 +1,19 @@
-"""Mixers whose memory of a text is a state of fixed size: causal convolution, gated delta rule, state space scan.
+"""Recurrent mixers, whose state has a fixed size: causal convolution, gated delta rule, state space scan.
 
-states      the layers' states in a pool of blocks, of one layout for all versions
+states      the layers' states in a pool of blocks, with one layout for all versions
 reference   the operations in plain torch
-native      by the native kernels
+native      the operations by the native kernels
 
-Each walks a sequence's tokens one after another, so that the border between two chunks of a prompt changes no bit. A
-sequence's state is in the block that its block table names for the token it was computed with:
+Each operation processes a sequence's tokens one by one, so that the boundary between two prompt chunks does not change
+a bit. The state after a token is stored in the block that the block table has for this token:
 
     block table       7   7   3   3   9        block_size 4, this step computes the tokens 9 to 18
     tokens          0-3 4-7 8-11 .. 16-19
-                             |            read from block 3 (that of token 8); 9 to 15 go on in it;
-                             |            at token 16 the table names another: it goes on in 9, and 3 stays as it was
+                             |            read from block 3 (that of token 8); tokens 9 to 15 update it;
+                             |            from token 16 on block 9 is updated, and block 3 keeps its state
 
-Where the first token of a step is the first of its sequence the state before it is zeros. A sequence with a branch
-(`kernels.batch`) goes on in that block after some of its tokens, and the table's keeps the state after these.
+If the first token of a step is the first of its sequence, the initial state is zeros. A sequence with a branch
+(`kernels.batch`) continues in the branch's block after some of its tokens, and the table's block keeps the state there.
 """
 
 from dataclasses import dataclass
@@ -29,68 +29,71 @@ Activation = Literal["silu"] | None
 
 @dataclass(frozen=True, slots=True)
 class ConvColumns:
-    """The first columns of what a convolution takes from a projection: as many channels each."""
+    """The first columns of a convolution's inputs in a projection; each has as many columns as channels."""
 
     values: int
     before: int | None = None
-    """Of factors on the values, before they are convolved; None: there are none."""
+    """Factors on the values before the convolution; None: no factors."""
     after: int | None = None
-    """Of factors on the result, likewise."""
+    """Factors on the result; None: no factors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvWeight:
-    """A convolution of each channel over its last few tokens."""
+    """The weight of a causal depthwise convolution."""
 
     taps: Tensor
-    """[kernel, channels] float32, that of the token itself last."""
+    """[kernel, channels] float32; the last tap is that of the token itself."""
     bias: Tensor | None
     """[channels] float32."""
     activation: Activation
-    """On the result, before the factors."""
+    """Activation of the result, before the factors."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """Heads of a gated delta rule; each head of queries and keys serves as many heads of values."""
+    """The heads of a gated delta rule; each query and key head serves value_heads / key_heads value heads."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     in_turn: bool = False
-    """Heads of values take those of keys in turn; else neighbours have the same."""
+    """Whether value head i uses key head i % key_heads; otherwise adjacent value heads share a key head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What a head's gates are computed from, beside its columns of a projection."""
+    """The learned parameters of the heads' gates."""
 
     log_decay: Tensor
-    """[heads] float32: the decay of a head is the exponential of -exp(log_decay) times its time step."""
+    """[heads] float32: a head's decay is exp(-exp(log_decay) * time step)."""
     step_bias: Tensor
-    """[heads] float32, on what the time step is the softplus of."""
+    """[heads] float32, added to the projected time step before softplus."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanShape:
-    """Heads of a state space scan; each group of inputs and outputs serves as many neighbouring heads."""
+    """The heads of a state space scan; each group of inputs and outputs serves heads / groups adjacent heads."""
 
     heads: int
     head_dim: int
     groups: int
     state_size: int
     shortest_step: float
-    """Time steps are at least so long."""
+    """Lower limit of time steps."""
     longest_step: float
 
 
 class CausalConv(Protocol):
     def __call__(self, x: Tensor, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch) -> Tensor:
-        """Convolve each channel over a token and the ones before it.
+        """A causal depthwise convolution over a token and its predecessors.
 
-        `x` [num_tokens, any]; `state` [kernel - 1, channels]: the values of the last tokens, oldest first. Returns
-        [num_tokens, channels]: `after * activation(sum of taps * (before * values) + bias)`.
+        Returns [num_tokens, channels]: after * activation(conv(before * values) + bias).
+
+        Args:
+            x: [num_tokens, any].
+            state: [kernel - 1, channels], the values of the last tokens, oldest first.
         """
         ...
 
@@ -106,18 +109,22 @@ class GatedDeltaRule(Protocol):
         state: StatePart,
         batch: Batch,
     ) -> Tensor:
-        """Linear attention whose memory corrects itself (Yang et al., 2024, arXiv:2412.06464).
+        """Linear attention with a gated delta rule (Yang et al., 2024, arXiv:2412.06464).
 
-        The first columns of `qkv` [num_tokens, any] are queries and keys, key_heads * key_dim of each, and values,
-        value_heads * value_dim. `projected` [num_tokens, any] has from the column `first_gate` on the rates and then
-        the time steps, `value_heads` of each. `state` is a matrix state of `value_heads`, key_dim x value_dim. Of each
-        head, with q and k of unit length:
+        For each head, with q and k normalized to unit length:
 
             S = exp(-exp(log_decay) * softplus(step + step_bias)) * S
             S = S + k (v - S^T k)^T * sigmoid(rate)
             o = S^T q / sqrt(key_dim)
 
         Returns [num_tokens, value_heads * value_dim].
+
+        Args:
+            qkv: [num_tokens, any], beginning with queries and keys (key_heads * key_dim columns each) and values
+                (value_heads * value_dim).
+            projected: [num_tokens, any], with rates and then time steps (`value_heads` columns each) from column
+                `first_gate` on.
+            state: the matrix states S of `value_heads` heads, key_dim x value_dim each.
         """
         ...
 
@@ -134,17 +141,22 @@ class StateSpaceScan(Protocol):
         state: StatePart,
         batch: Batch,
     ) -> Tensor:
-        """A state space model whose coefficients depend on the input: Mamba 2 (Dao and Gu, 2024, arXiv:2405.21060).
+        """The selective state space scan of Mamba 2 (Dao and Gu, 2024, arXiv:2405.21060).
 
-        The first columns of `xbc` [num_tokens, any] are values, heads * head_dim, and inputs B and outputs C, groups *
-        state_size of each. `projected` [num_tokens, any] has from the column `first_step` on the time steps, one a
-        head. `skip` [heads] float32. `state` is a matrix state of `heads`, state_size x head_dim. Of each head:
+        For each head:
 
-            t = softplus(step + step_bias), within the limits
+            t = softplus(step + step_bias), clamped to the limits
             S = exp(-exp(log_decay) * t) * S + B (t * x)^T
             y = S^T C + skip * x
 
         Returns [num_tokens, heads * head_dim].
+
+        Args:
+            xbc: [num_tokens, any], beginning with values x (heads * head_dim columns), inputs B and outputs C (groups *
+                state_size columns each).
+            projected: [num_tokens, any], with one time step per head from column `first_step` on.
+            skip: [heads] float32.
+            state: the matrix states S of `heads` heads, state_size x head_dim each.
         """
         ...
 
@@ -153,10 +165,13 @@ class GatedRMSNorm(Protocol):
     def __call__(
         self, x: Tensor, gate: Tensor, first_gate: int, weight: Tensor, eps: float, group: int, *, gate_first: bool
     ) -> Tensor:
-        """RMS normalisation of each `group` of neighbouring columns, with a gate.
+        """The RMS norm of each group of `group` columns, with a gate.
 
-        `x` [num_tokens, columns] is given up; `gate` [num_tokens, any], from the column `first_gate` on; `weight`
-        [columns], or [group] for all groups. With `gate_first` norm(x * silu(gate)) * weight, else
-        norm(x) * weight * silu(gate).
+        Returns norm(x * silu(gate)) * weight with `gate_first`, else norm(x) * weight * silu(gate).
+
+        Args:
+            x: [num_tokens, columns], may be overwritten.
+            gate: [num_tokens, any], with the gate from column `first_gate` on.
+            weight: [columns], or [group] for all groups.
         """
         ...

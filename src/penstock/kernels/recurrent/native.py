@@ -1,4 +1,4 @@
-"""Causal convolution, gated delta rule, state space scan and gated norm by the native kernels."""
+"""Recurrent operations by the native kernels: causal convolution, gated delta rule, state space scan, gated norm."""
 
 from torch import Tensor
 
@@ -10,13 +10,13 @@ from penstock.native.program import Operation, call, empty_rows
 
 _MOST_TAPS = 16
 _MOST_ROWS = 512
-"""Of a head's matrix state, and columns."""
+"""Most rows, and most columns, of a head's matrix state."""
 
 
 class RecurrentKernels:
-    """See `penstock.kernels.recurrent` for the methods: `csrc/causal_conv.cpp` and its neighbours.
+    """See `penstock.kernels.recurrent` for the methods (`csrc/causal_conv.cpp` and others).
 
-    Sizes that they have no room for are the reference's.
+    Sizes beyond the kernels' limits run in the reference.
     """
 
     def __init__(self, library: Library) -> None:
@@ -123,7 +123,7 @@ class RecurrentKernels:
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, first_gate: int, weight: Tensor, eps: float, group: int, *, gate_first: bool
     ) -> Tensor:
-        """The result lies where `x` was."""
+        """See `GatedRMSNorm`; overwrites `x` with the result."""
         assert x.is_contiguous()
         assert gate.dtype == x.dtype == weight.dtype
         assert x.shape[1] % group == 0

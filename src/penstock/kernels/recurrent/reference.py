@@ -1,7 +1,8 @@
-"""Causal convolution, gated delta rule, state space scan and gated norm in plain torch.
+"""Recurrent operations in plain torch: causal convolution, gated delta rule, state space scan, gated norm.
 
-All of it is computed in float32 and rounded once, to the type of the activations. Sigmoid, SiLU and softplus are made
-of `exp` and `log1p`, which give an element the same bits wherever it lies in a tensor; torch's own do not.
+Everything is computed in float32 and rounded once, to the dtype of the activations. Sigmoid, SiLU and softplus are
+composed of `exp` and `log1p`, whose results do not depend on an element's place in a tensor; those of torch's own
+versions do.
 """
 
 from collections.abc import Iterator
@@ -18,18 +19,18 @@ from penstock.kernels.recurrent.states import StatePart
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring tokens of a sequence whose state is in one block."""
+    """Consecutive tokens of a sequence whose states share a block."""
 
     rows: slice
-    """Of the step."""
+    """Rows of the step."""
     source: int | None
-    """The block with the state before the first; None: it is zeros."""
+    """Block of the state before the first token; None: zeros."""
     target: int
-    """The block for the state after the last."""
+    """Block of the state after the last token."""
 
 
 def plan_runs(batch: Batch, block_size: int) -> list[Run]:
-    """Divide a step's tokens; in each sequence the runs follow one another."""
+    """Divide a step's tokens into runs, in order within each sequence."""
     first_row, seq_lens, table_start, blocks = (
         batch.column(name).tolist() for name in ("query_start", "seq_lens", "table_start", "blocks")
     )
@@ -52,7 +53,7 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
 
 
 def _stretches(table: list[int], start: int, length: int, block_size: int) -> Iterator[tuple[int, int]]:
-    """The blocks of the positions from `start` to `length`, each with the end of its neighbouring positions."""
+    """The distinct blocks of the positions from `start` to `length`, each with the end of its positions."""
     last = (length - 1) // block_size
     for index in range(start // block_size, last + 1):
         if index == last:
@@ -171,7 +172,7 @@ def gated_rms_norm(
 
 
 def _columns(x: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """The first columns, in parts of these sizes."""
+    """Split the first columns into parts of these sizes, as float32."""
     return torch.split(x[:, : sum(sizes)].float(), list(sizes), 1)
 
 
@@ -188,7 +189,7 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Of length 1 along the last axis."""
+    """Normalize to length 1 along the last axis."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
@@ -202,7 +203,7 @@ def _matrices(part: Tensor, columns: int) -> Tensor:
 
 
 def _store_matrices(part: Tensor, matrices: Tensor) -> None:
-    """The reverse of `_matrices`, into the state `part`."""
+    """The inverse of `_matrices`: write the matrices to the state `part`."""
     heads, slices, rows, columns = part.shape
     padded = F.pad(matrices, (0, slices * columns - matrices.shape[2]))
     part.copy_(padded.view(heads, rows, slices, columns).transpose(1, 2))

@@ -1,10 +1,10 @@
-"""The states of recurrent layers: a pool of blocks; each holds the state after one token of a text.
+"""The states of recurrent layers: a pool of blocks, each of which holds the state after one token of a sequence.
 
     block 0                         block 1
     | layer 0      | layer 1  | ..  | layer 0 ...
-    | part | part  |                            float32, each part from a multiple of 16 elements on
+    | part | part  |                            float32, each part aligned to 16 elements
 
-`penstock.state_layout` says how matrices lie in a part.
+`penstock.state_layout` defines the layout of matrices in a part.
 """
 
 import math
@@ -20,20 +20,20 @@ from penstock.state_layout import part_elements
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What the layers' states are made of."""
+    """The parameters of the layers' states."""
 
     num_layers: int
     num_blocks: int
     block_size: int
-    """Tokens."""
+    """Tokens per block."""
     parts: tuple[tuple[int, ...], ...]
-    """The shapes of a layer's state."""
+    """The shapes of the parts of a layer's state."""
     device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """A part of one layer's states."""
+    """One part of a layer's states."""
 
     memory: Tensor
     """[num_blocks, *shape] float32; a block's part is contiguous."""
@@ -41,18 +41,18 @@ class StatePart:
 
 
 class StateCache:
-    """One layer's states."""
+    """The states of one layer."""
 
     def __init__(self, parts: tuple[StatePart, ...]) -> None:
         self.parts = parts
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take, but for padding."""
+        """Size in bytes, without padding."""
         return sum(part.memory.numel() * part.memory.itemsize for part in self.parts)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy blocks, all at once: each pair is (from, to)."""
+        """Copy blocks simultaneously; each pair is (source, target)."""
         for part in self.parts:
             sources, targets = torch.tensor(pairs, dtype=torch.int64).to(part.memory.device).unbind(1)
             part.memory.index_copy_(0, targets, part.memory.index_select(0, sources))
@@ -64,11 +64,11 @@ class StateCaches:
 
     layers: tuple[StateCache, ...]
     back: Callable[[int], None]
-    """Has memory ready for so many of the first blocks of all layers."""
+    """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
 def new_states(shape: StateShape) -> StateCaches:
-    """States in one piece of memory, which the system clears when it is first touched."""
+    """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
     elements = sum(map(part_elements, shape.parts))
     total = shape.num_blocks * shape.num_layers * elements
     if shape.device.type == "cpu":
@@ -81,7 +81,7 @@ def new_states(shape: StateShape) -> StateCaches:
 
 
 def _layer(blocks: Tensor, shape: StateShape) -> StateCache:
-    """A layer's states, of its part [num_blocks, elements] of the pool."""
+    """A layer's states in its slice [num_blocks, elements] of the pool."""
     parts, first = [], 0
     for part in shape.parts:
         size = math.prod(part)

@@ -1,14 +1,14 @@
-"""From logits to tokens: a token for each row, the most likely ones for log-probabilities, and masks.
+"""Sampling: tokens from logits, top-k log-probabilities, grammar bitmasks and penalties.
 
 A row's controls apply in this order, each as `transformers` defines it:
 
-    temperature   divides the logits; 0: the first of the most likely, whatever the other controls say
-    top_k         keeps the k most likely tokens, and all that are as likely as the k-th
-    top_p         keeps the most likely that reach this probability; of equally likely ones, those of lower id
-    min_p         drops what is less likely than this share of the most likely
-    typical_p     keeps what is nearest to the mean information until it reaches this probability
+    temperature   divides the logits; 0: greedy, the lowest id among the most likely; ignores the other controls
+    top_k         keeps the k most likely tokens, and all tokens as likely as the k-th
+    top_p         keeps the most likely tokens until they reach this probability; ties go to the lower id
+    min_p         drops tokens less likely than this fraction of the most likely token's probability
+    typical_p     keeps the tokens nearest to the mean information until they reach this probability
 
-A draw cumulates the probabilities by ascending token id, and takes the token that its random number falls on.
+A token is drawn by inversion: probabilities are accumulated by ascending token id until they exceed the random number.
 """
 
 from array import array
@@ -19,41 +19,42 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 SCALE = 2.0**40
-"""The weight of a row's most likely token; 2**22 of them add up in int64. Below 2**-40 of it, a token has no weight."""
+"""The weight of a row's most likely token; the sum of 2**22 of them fits in int64. Tokens below 2**-40 of it have
+weight 0."""
 
 
 class Controls(NamedTuple):
-    """What to leave of each row, and where in it to draw: [num_rows] each."""
+    """The sampling parameters of each row, and its random number: [num_rows] each."""
 
     temperature: NDArray[np.float64]
-    """0, or from 1e-30 on."""
+    """0, or at least 1e-30."""
     top_k: NDArray[np.float64]
-    """0: all."""
+    """0: off."""
     top_p: NDArray[np.float64]
-    """1: all."""
+    """1: off."""
     min_p: NDArray[np.float64]
-    """0: all."""
+    """0: off."""
     typical_p: NDArray[np.float64]
-    """1: all."""
+    """1: off."""
     uniform: NDArray[np.float64]
     """Random numbers in [0, 1)."""
 
 
 class TopkLogprobs(NamedTuple):
-    """What the log-probabilities of each row are made of."""
+    """The k most likely tokens of each row, and what their log-probabilities are computed from."""
 
     top: Tensor
-    """[rows] float32: the largest logit; not finite where the row is none to sample from."""
+    """[rows] float32: the largest logit; not finite if the row cannot be sampled from."""
     total: Tensor
-    """[rows] int64: the sum of the tokens' weights, as `sample` weighs them at temperature 1."""
+    """[rows] int64: the sum of the tokens' weights at temperature 1; see `token_weights`."""
     logits: Tensor
-    """[rows, k] float32: the largest, descending, equal ones by ascending id."""
+    """[rows, k] float32: the largest logits in descending order, ties by ascending id."""
     token_ids: Tensor
     """[rows, k] int64: their tokens."""
 
 
 class CountTable(NamedTuple):
-    """The distinct tokens of a history, ascending, with their counts, int32. A token of count 0 counts as absent."""
+    """The distinct tokens of a sequence in ascending order, with their counts, int32. Count 0 means absent."""
 
     tokens: "array[int]"
     totals: "array[int]"

@@ -1,4 +1,4 @@
-"""Tokens from logits by the native kernels, `csrc/sampling.cpp`, `csrc/argmax.cpp` and `csrc/penalize.cpp`."""
+"""Sampling by the native kernels (`csrc/sampling.cpp`, `csrc/argmax.cpp`, `csrc/penalize.cpp`)."""
 
 import ctypes
 import functools
@@ -14,7 +14,7 @@ from penstock.native import Library
 
 
 class SamplingKernels:
-    """See `penstock.kernels.ops.Ops` for the methods; logits [rows, vocab] float32 are contiguous."""
+    """See `penstock.kernels.ops.Ops` for the methods; logits [rows, vocab] float32 must be contiguous."""
 
     def __init__(self, library: Library) -> None:
         self._argmax = library.function("penstock_argmax", "pllp")

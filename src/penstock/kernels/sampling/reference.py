@@ -1,8 +1,9 @@
-"""Tokens from logits in plain torch.
+"""Sampling in plain torch.
 
 Sums decide where a nucleus ends and which token is drawn. A sum of floats depends on its order, and the order that a
-library picks depends on the batch. So a probability, relative to the row's most likely token, becomes a fixed-point
-integer, its weight: sums of those are exact in any order, on any device, and a row gets the same token in every batch.
+library chooses depends on the batch. Therefore each probability, relative to the row's most likely token, is converted
+to a fixed-point integer, its weight: integer sums are exact in any order and on any device, so a row gets the same
+token in every batch.
 """
 
 import functools
@@ -21,20 +22,20 @@ _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _TYPICAL_P, _UNIFORM = range(6)
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """`logits` [rows, vocab] float32 -> [rows] int64: the first of the largest.
+    """`logits` [rows, vocab] float32 -> [rows] int64: the lowest id among the largest logits.
 
-    -1 where one is NaN or plus infinity, or all are minus infinity.
+    -1 for rows with NaN or plus infinity, or with minus infinity only.
     """
-    top, tokens = logits.max(-1)  # the first of equal ones; a NaN counts as the largest
+    top, tokens = logits.max(-1)  # ties go to the lower id; NaN counts as the largest
     return tokens.where(top.isfinite(), -1)
 
 
 def sample(logits: Tensor, controls: Controls) -> Tensor:
     """`logits` [rows, vocab] float32 -> [rows] int64 tokens.
 
-    -1 where a logit is NaN or plus infinity, or all are minus infinity.
+    -1 for rows with NaN or plus infinity, or with minus infinity only.
     """
-    table = np.stack(controls, axis=1)  # [rows, 6], a column for each field
+    table = np.stack(controls, axis=1)  # [rows, 6], one column per field
     tokens = argmax(logits)
     drawn = table[:, _TEMPERATURE] > 0
     ordered = (table[:, _TOP_K] > 0) | (table[:, _TOP_P] < 1) | (table[:, _TYPICAL_P] < 1)
@@ -47,21 +48,21 @@ def sample(logits: Tensor, controls: Controls) -> Tensor:
 
 
 def _portions(rows: NDArray[np.int64], logits: Tensor) -> list[NDArray[np.int64]]:
-    """The rows in portions that bound the temporary memory, and on a CPU stay in its cache."""
+    """Split the rows to bound the temporary memory; on a CPU, to fit its cache."""
     size = max(1, (2**20 if logits.is_cpu else 2**25) // logits.shape[-1])
     return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def token_weights(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """The weight of every token at a temperature.
+    """The weight of each token at a temperature.
 
     Args:
         logits: [num_rows, vocab].
-        top: [num_rows, 1], the largest logit of each row, finite.
+        top: [num_rows, 1], the largest logit of each row; finite.
         temperature: [num_rows, 1] float32, above 0.
 
     Returns:
-        [num_rows, vocab] int64; a row's largest is `SCALE`.
+        [num_rows, vocab] int64; the largest of each row is `SCALE`.
     """
     return _to_fixed(_shares(logits, top, temperature))
 
@@ -75,10 +76,10 @@ def _to_fixed(shares: Tensor) -> Tensor:
 
 
 def kept_weights(logits: Tensor, controls: Tensor) -> Tensor:
-    """The weights of the tokens that the controls leave, 0 for all others.
+    """The weights of the tokens that the controls keep, 0 for all others.
 
     Args:
-        logits: [num_rows, vocab], the largest of each row finite.
+        logits: [num_rows, vocab]; the largest of each row is finite.
         controls: [num_rows, 6] float64.
     """
     column = [controls[:, field, None] for field in range(6)]
@@ -96,7 +97,7 @@ def kept_weights(logits: Tensor, controls: Tensor) -> Tensor:
 
 
 def _nucleus(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """[num_rows, vocab] bool: what top_k, then top_p leave."""
+    """[num_rows, vocab] bool: the tokens that top_k, then top_p keep."""
     vocab = logits.shape[-1]
     ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
     last = (top_k - 1).clamp_max(vocab - 1).where(top_k > 0, vocab - 1)
@@ -107,7 +108,11 @@ def _nucleus(logits: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor) -> T
 
 
 def _typical(shares: Tensor, depths: Tensor, typical_p: Tensor) -> Tensor:
-    """[num_rows, vocab] bool: what typical_p leaves, by the tokens' information above that of the most likely."""
+    """[num_rows, vocab] bool: the tokens that typical_p keeps.
+
+    Args:
+        depths: the tokens' information relative to that of the most likely token.
+    """
     weights = _to_fixed(shares)
     total = weights.sum(-1, keepdim=True)
     mean = _to_fixed(shares * depths.clamp_max(100)).sum(-1, keepdim=True).double() / total
@@ -119,14 +124,14 @@ def _typical(shares: Tensor, depths: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The place in each row that its random number falls on, by inversion of the cumulated weights.
+    """Draw an index from each row by inversion of the cumulative weights.
 
     Args:
-        weights: [num_rows, width] int64, not negative and not all 0.
+        weights: [num_rows, width] int64, non-negative and not all 0.
         uniform: [num_rows, 1] float64 in [0, 1).
 
     Returns:
-        [num_rows] int64, places with a weight above 0.
+        [num_rows] int64, indices with a weight above 0.
     """
     num_rows, width = weights.shape
     if width % _CHUNK:
@@ -144,7 +149,7 @@ def invert(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def topk_logprobs(logits: Tensor, k: int) -> TopkLogprobs:
-    """The `k` most likely tokens, at most the vocabulary, of each row of `logits` [rows, vocab] float32."""
+    """The `k` <= vocab most likely tokens of each row of `logits` [rows, vocab] float32."""
     top = logits.amax(-1, keepdim=True)
     total = token_weights(logits, top, torch.ones_like(top)).sum(-1)
     ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
@@ -152,12 +157,12 @@ def topk_logprobs(logits: Tensor, k: int) -> TopkLogprobs:
 
 
 def apply_bitmask(logits: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
-    """Put to minus infinity, in place, what is not allowed.
+    """Set the logits of disallowed tokens to minus infinity, in place.
 
     Args:
         logits: [num_rows, vocab] float32.
-        rows: [num_masked], which of them, each once.
-        bits: [num_masked, vocab / 32 rounded up]: a bit a token, the lowest first, set where it is allowed.
+        rows: [num_masked], distinct row indices.
+        bits: [num_masked, ceil(vocab / 32)]: one bit per token, lowest bit first; set: allowed.
     """
     assert bits.shape == (len(rows), -(-logits.shape[-1] // 32)), "the mask is not as wide as the logits"
     words = torch.from_numpy(bits).to(logits.device)
