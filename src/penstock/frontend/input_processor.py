@@ -241,9 +241,9 @@ class InputProcessor:
                 f"min_tokens is {params.min_tokens}, but the context leaves {max_tokens} for the answer", "min_tokens"
             )
         if params.stop and self._tokenizer is None:
-            raise InvalidRequestError("the model has no tokenizer, hence no text for stop strings to end", "stop")
+            raise InvalidRequestError("the model has no tokenizer, which stop strings need: use stop_token_ids", "stop")
         if params.structured is not None and self._tokenizer is None:
-            raise InvalidRequestError("the model has no tokenizer, hence no text that could have a form", "structured")
+            raise InvalidRequestError("the model has no tokenizer, which structured answers need", "structured")
         for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
             highest = max(getattr(params, name) or (), default=0)
             if highest >= info.vocab_size:
@@ -290,7 +290,7 @@ class InputProcessor:
         most = min(MAX_CANDIDATES, self._info.vocab_size)
         if candidates > most:
             raise InvalidRequestError(
-                f"num_beams and the tokens that end an answer come to {candidates}; for this model they may to {most}",
+                f"num_beams plus the number of stop tokens is {candidates}; the maximum for this model is {most}",
                 "num_beams",
             )
         beams = Beams(params.num_beams, float(params.length_penalty), params.early_stopping)
@@ -301,7 +301,9 @@ class InputProcessor:
     def _banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the banned words: each word by itself, and after a space."""
         if params.bad_words and self._tokenizer is None:
-            raise InvalidRequestError("the model has no tokenizer, hence no words to leave out", "bad_words")
+            raise InvalidRequestError(
+                "the model has no tokenizer, which bad_words needs: use bad_token_ids", "bad_words"
+            )
         runs: list[tuple[int, ...]] = [(token,) for token in params.bad_token_ids]
         for word in params.bad_words:
             assert self._tokenizer is not None
@@ -318,7 +320,7 @@ class InputProcessor:
         if singles.issuperset(range(self._info.vocab_size) if allowed is None else allowed):
             name = "bad_token_ids" if allowed is None else "allowed_token_ids"
             raise InvalidRequestError(
-                "no token is left: bad_words, bad_token_ids and the stop tokens, which min_tokens puts off, rule out "
+                "no token is left: bad_words, bad_token_ids and the stop tokens, which min_tokens bans at first, ban "
                 f"{'the whole vocabulary' if allowed is None else 'all that allowed_token_ids allows'}",
                 name,
             )

@@ -230,19 +230,19 @@ class Admission:
     def _check_room(self, answers: int, tokens: int, caller: Caller) -> None:
         if answers > self._answers.most:
             raise InvalidRequestError(
-                f"the call asks for {answers} answers; at most {self._answers.most} may be open here at once "
+                f"the call asks for {answers} answers; at most {self._answers.most} may be open at once "
                 "(max_num_seqs and max_queued): ask for fewer"
             )
         if not self._answers.fits(answers, caller.tenant):
             raise OverloadedError(
-                f"the queue is full: {self._answers.held} answers run or wait, of {self._answers.most} that may "
-                "(max_num_seqs and max_queued), and one API key may not take all",
+                f"the queue is full: {self._answers.held} answers run or wait, of at most {self._answers.most} "
+                "(max_num_seqs and max_queued), of which one API key may not take all",
                 self._retry_after(),
             )
         if self._tokens.held and not self._tokens.fits(tokens, caller.tenant):
             raise OverloadedError(
-                f"the queue is full: {self._tokens.held} prompt tokens wait; with this call's {tokens} they would be "
-                f"too many for one API key, or for all, who may have {self._tokens.most} (max_queued_tokens)",
+                f"the queue is full: {self._tokens.held} prompt tokens wait; this call's {tokens} would exceed "
+                f"the limit of one API key, or of all together, {self._tokens.most} (max_queued_tokens)",
                 self._retry_after(),
             )
 

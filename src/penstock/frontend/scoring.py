@@ -62,9 +62,7 @@ class Scoring:
             all_scores = [scores_of(one, self._config, raw=raw) for one in outputs]
             for scores in all_scores:
                 if len(scores) != 1:
-                    raise InvalidRequestError(
-                        f"the model gives {len(scores)} labels; a reranker gives a single one", "model"
-                    )
+                    raise InvalidRequestError(f"the model has {len(scores)} labels; a reranker must have one", "model")
             return [scores[0] for scores in all_scores]
         vectors = [vector_of(one, self._config, normalize=True) for one in outputs]
         firsts = (vectors[self._place["query", query]] for query, _ in self._pairs)

@@ -182,7 +182,7 @@ def check_dimensions(dimensions: int | None, config: EncoderConfig) -> None:
     """
     if dimensions is not None and not 1 <= dimensions <= config.vector_size:
         raise InvalidRequestError(
-            f"dimensions must be from 1 to {config.vector_size}, which the model's vectors have; not {dimensions}",
+            f"dimensions must be from 1 to {config.vector_size}, the size of the model's vectors, not {dimensions}",
             "dimensions",
         )
 

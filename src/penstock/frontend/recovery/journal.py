@@ -114,7 +114,7 @@ class Journal:
             JournalUnavailableError: it cannot be written now.
         """
         if self.trouble is not None:
-            raise JournalUnavailableError(f"the journal cannot be written, so nothing can be promised: {self.trouble}")
+            raise JournalUnavailableError(f"the journal cannot be written, so no request is accepted: {self.trouble}")
 
     def _write_soon(self, seconds: float) -> None:
         if self._timer is None and not self._closed:

@@ -81,7 +81,9 @@ class RequestReplay:
         """
         found = await self.look_up(name, tenant)
         if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
-            raise InvalidRequestError("Last-Event-ID names no call that is known here and asked for the same")
+            raise InvalidRequestError(
+                "Last-Event-ID names no call that is known here and had the same prompts and parameters"
+            )
         deltas = [
             (position, delta)
             for position, (entry, output_processor) in enumerate(found)
