@@ -1,41 +1,41 @@
-"""What feed-forward parts are made of, as plain data: activations, and how tokens are routed to experts. No torch."""
+"""Activations of MLPs, and the routing of tokens to experts: plain data, no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2", "gelu"]
-"""Of a gated map, act(gate) * up: `silu`; `gelu`, exact or by its approximation with tanh; and gpt-oss', which clamps
-both at 7, where gate is multiplied by its sigmoid at 1.702 times its value, and up begins at 1. Of a map without a
-gate: the square of what is positive, and all but that of gpt-oss."""
+"""silu, gelu, gelu_tanh (the approximation with tanh): in gated layers act(gate) * up, otherwise act(x).
+clamped_swiglu (gpt-oss), gated only: gate * sigmoid(1.702 * gate) * (up + 1), with gate and up clamped at 7.
+relu2, not gated only: relu(x) ** 2."""
 
 MAX_EXPERTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the logits of a router become experts and their weights: of equal scores the first expert is chosen.
+    """How a router's logits are turned into experts and their weights. Ties go to the lower index.
 
     score   softmax          over all experts
-            softmax_of_top   over those chosen
-            sigmoid          of each; a correction may be added to choose by
-            sparsemixer      each of the chosen by a softmax over those whose logits are near to its own and that are
-                             not chosen yet (Liu et al., 2024, arXiv:2409.12136)
+            softmax_of_top   over the chosen experts
+            sigmoid          of each logit; a correction bias may be added for the choice
+            sparsemixer      for each chosen expert, a softmax over the experts with nearby logits that are not chosen
+                             yet (Liu et al., 2024, arXiv:2409.12136)
     """
 
     num_experts: int
     top_k: int
     score: Literal["softmax", "softmax_of_top", "sigmoid", "sparsemixer"] = "softmax"
     renormalize: bool = False
-    """Divide the weights by their sum and `epsilon`."""
+    """Whether the weights are divided by (their sum + `epsilon`)."""
     epsilon: float = 0.0
     scaling: float = 1.0
     groups: int = 1
-    """Of neighbours; only the best `top_groups` of them are chosen from."""
+    """Number of groups of consecutive experts; experts are chosen only from the best `top_groups` groups."""
     top_groups: int = 1
     group_tops: int = 1
-    """A group's score is the sum of so many of its largest."""
+    """A group's score is the sum of its `group_tops` largest scores."""
     jitter: float = 0.0
-    """Of the sparse mixer: by more than twice this share of its size a logit is not near."""
+    """sparsemixer: a logit is nearby if its relative difference is at most 2 * jitter."""
 
     def __post_init__(self) -> None:
         assert 0 < self.top_k <= self.num_experts // self.groups * self.top_groups

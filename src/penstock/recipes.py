@@ -1,6 +1,6 @@
-"""Recipes: which format each matrix is rounded to, by its name. Plain data, no torch.
+"""Quantization recipes: the format of each matrix, by its name. Plain data, no torch.
 
-`RECIPES` are those of `--quantization`, while weights are loaded; `CHECKPOINT_RECIPES` those of `penstock quantize`.
+`RECIPES` are used by `--quantization` on loading, `CHECKPOINT_RECIPES` by `penstock quantize`.
 """
 
 import re
@@ -12,24 +12,24 @@ EMBEDDINGS = r"(.*\.)?(lm_head|embed_tokens|embeddings)"
 """Names of the output projection and of the token embedding."""
 
 ROUTERS = r".*\.(gate|router|router\.layer|router\.proj|shared_expert_gate)"
-"""Names of the maps that choose and weigh experts: they are small, and what they choose must not change."""
+"""Names of the routers of experts, which are not quantized: they are small, and their choices should not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Patterns of whole names with a format each; the first that matches decides."""
+    """Patterns of full names with their formats; the first pattern that matches decides."""
 
     choices: tuple[tuple[str, str], ...]
 
     def format_of(self, name: str) -> WeightFormat:
-        """The format of the matrix that a checkpoint calls `name`, without `.weight`."""
+        """The format of the matrix `name` (the checkpoint's name without `.weight`)."""
         return next(FORMATS[format] for pattern, format in self.choices if re.fullmatch(pattern, name))
 
 
 RECIPES: dict[str, Recipe] = {
     "int8": Recipe(
         ((EMBEDDINGS, "float"), (ROUTERS, "float"), (".*", "int8"))
-    ),  # a third of what 8 bits cost is the head's
+    ),  # quantizing lm_head would cause a third of the quality loss
     "int4": Recipe(
         (
             (EMBEDDINGS, "int5"),
@@ -41,24 +41,24 @@ RECIPES: dict[str, Recipe] = {
         ),
     ),
 }
-"""By the option's value."""
+"""Recipes by the value of `--quantization`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """How compressed-tensors' `pack-quantized` layout stores what the kernels keep in a format, exactly."""
+    """How the `pack-quantized` layout of compressed-tensors stores a kernel format without loss."""
 
     bits: int
-    """Of a value as it is stored."""
+    """Bits per stored value."""
     used_bits: int
-    """Of a value: the integers of 6 bits are stored in bytes, as other engines know 4 and 8 bits only."""
+    """Bits that values use: 6-bit integers are stored in 8 bits, because other engines support only 4 and 8."""
     group: int
-    """Columns that share a scale, and a zero unless it is `symmetric`."""
+    """Columns that share a scale, and a zero point unless `symmetric`."""
     symmetric: bool
 
     @property
     def shift(self) -> int:
-        """From integers of the bits that are used to those that are stored: the middle stays the middle."""
+        """Added to values to convert them from `used_bits` to `bits`: the centre stays the centre."""
         return (1 << (self.bits - 1)) - (1 << (self.used_bits - 1))
 
 
@@ -66,21 +66,21 @@ PACKED: dict[str, PackedMatrix] = {
     "int4": PackedMatrix(4, 4, 32, symmetric=False),
     "int6": PackedMatrix(8, 6, 32, symmetric=True),
 }
-"""By the format's name."""
+"""Layouts by format name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecipe:
-    """What `penstock quantize` makes of a model."""
+    """A recipe of `penstock quantize`."""
 
     layers: Recipe
-    """Of the layers' matrices: formats that `PACKED` has."""
+    """Formats of the layers' matrices, from `PACKED`."""
     embeddings: str
-    """Format that output projection and token embedding, stored as they were, are rounded to when they are loaded."""
+    """Format that output projection and token embedding, stored unchanged, are quantized to on loading."""
 
 
 CHECKPOINT_RECIPES: dict[str, CheckpointRecipe] = {
     "int4": CheckpointRecipe(Recipe(((r".*\.(q|k|v|qkv)_proj", "int6"), (".*", "int4"))), "int5"),
     "int6": CheckpointRecipe(Recipe(((".*", "int6"),)), "int5"),
 }
-"""By the option's value. Maps that other engines join, as q, k and v, are in one format."""
+"""Recipes by the option's value. Layers that other engines fuse, such as q, k and v, have the same format."""

@@ -1,13 +1,13 @@
-"""How the states of recurrent layers lie in a block of their pool. No torch: the memory plan goes by it, too.
+"""The memory layout of recurrent states in a block of their pool. No torch: the memory plan uses it, too.
 
-A matrix state, one matrix [rows, columns] a head, lies in slices of 32 columns, so that a kernel walks a slice that
-stays in its first cache: [heads, slices, rows, 32], what is beyond the last column zeros.
+A matrix state, one matrix [rows, columns] per head, is stored in slices of 32 columns, [heads, slices, rows, 32], so
+that a kernel's slice fits in the L1 cache. The last slice is padded with zeros.
 """
 
 import math
 
 SLICE = 32
-"""Columns of a slice of a matrix state; `kSlice` of csrc/state_walk.h."""
+"""Columns per slice of a matrix state; `kSlice` in csrc/state_walk.h."""
 _ALIGNMENT = 16
 
 
@@ -17,5 +17,5 @@ def matrix_state(heads: int, rows: int, columns: int) -> tuple[int, ...]:
 
 
 def part_elements(part: tuple[int, ...]) -> int:
-    """Elements of float32 that a part takes: the next one begins a cache line."""
+    """Float32 elements that a part occupies, padded so that the next part begins a cache line."""
     return -(-math.prod(part) // _ALIGNMENT) * _ALIGNMENT

@@ -1,10 +1,10 @@
-"""How the matrices of linear maps are kept: a table with a row a format. No torch.
+"""The kernels' weight formats: a table with one row per format. No torch.
 
     w = scale * (value - zero)          or          w = scale * value - minimum
 
-`value` is an unsigned integer of few bits, or (FP8) a float of 8 bits without a zero. Scales, zeros and minima belong
-to a group of columns of a row; under a super scale they are integers themselves, which it multiplies. A new format is a
-row of the table.
+`value` is an unsigned integer of few bits, or (FP8) an 8-bit float without a zero point. Scales, zero points and minima
+apply to a group of columns of a row; with super scales they are integers themselves, which are multiplied by the super
+scale. To add a format, add a row to the table.
 """
 
 from dataclasses import dataclass
@@ -12,64 +12,64 @@ from typing import Literal
 
 StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
 Value = Literal["integer", "e4m3"]
-"""Encoding of a value: an unsigned integer, or FP8 with 4 bits of exponent and 3 of mantissa."""
+"""Encoding of a value: an unsigned integer, or FP8 with 4 exponent and 3 mantissa bits."""
 Offset = Literal["centre", "zero", "fraction", "minimum"]
-"""The offset that is subtracted from a value: the middle of its range; a zero a group, in whole steps or in fractions
-of one (128 to the range); or, from its product with the scale, a minimum a group."""
+"""The offset of values. centre: the middle of the range. zero, fraction: a zero point per group, in whole steps or in
+fractions of a step (128 per range). minimum: subtracted per group from the product of value and scale."""
 
 STORED_BYTES: dict[StoredType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 PANEL = 64
 """Rows that the native kernels pack together."""
 BLOCK = 64
-"""Columns that they pack together."""
+"""Columns that the native kernels pack together."""
 ACTIVATION_GROUP = 32
-"""Columns of the activations that one scale rounds to int8, whatever the weight's integers are."""
+"""Columns of activations that share an int8 scale, for all integer formats."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """One format."""
+    """A weight format."""
 
     name: str
     bits: int
-    """Of a value."""
+    """Bits per value."""
     group: int
-    """Columns that share a scale, and a zero or minimum: 16, 32, 64 or a multiple of that."""
+    """Columns that share a scale and a zero point or minimum: 16, 32, 64 or a multiple of 64."""
     scale: StoredType
     offset: Offset = "centre"
     offset_type: StoredType | None = None
-    """None: there is nothing to store, as it is the centre."""
+    """None: no stored offset (centre)."""
     super_type: StoredType | None = None
-    """Of the super scale, and of that of the minima; None: there is none."""
+    """Type of the super scales, of scales and of minima; None: no super scales."""
     super_columns: int = 0
-    """Columns that share one; 0: all of a row."""
+    """Columns that share a super scale; 0: whole rows."""
     value: Value = "integer"
 
     @property
     def centre(self) -> int:
-        """The zero of formats that store none."""
+        """The zero point of formats that do not store one."""
         return 1 << (self.bits - 1) if self.value == "integer" else 0
 
     @property
     def values_per_zero(self) -> int:
-        """How many units of a stored zero are a step of the values."""
+        """Units of a stored zero point per step of the values."""
         return 128 >> self.bits if self.offset == "fraction" else 1
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether the super scales are those of whole rows."""
+        """Whether super scales apply to whole rows."""
         return self.super_type is not None and self.super_columns == 0
 
     def num_groups(self, columns: int) -> int:
-        """Scales of a row."""
+        """Number of scales per row."""
         return -(-columns // self.group)
 
     def num_supers(self, columns: int) -> int:
-        """Super scales of a row, where there are any."""
+        """Number of super scales per row, for formats that have them."""
         return -(-columns // self.super_columns) if self.super_columns else 1
 
     def packed_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a matrix as the native kernels keep it; `csrc/linear_integer_layout.h` draws it."""
+        """Size of a matrix packed by the native kernels (see `csrc/linear_integer_layout.h`)."""
         blocks = -(-columns // BLOCK)
         scales = blocks * BLOCK // self.group if self.group <= BLOCK else self.num_groups(columns)
         row = blocks * BLOCK * self.bits // 8
@@ -80,13 +80,13 @@ class WeightFormat:
 
 
 FLOAT = WeightFormat("float", 16, 1, "float32")
-"""Floating point of the model's own type: only its name says anything."""
+"""Floating point in the model's dtype; the other fields have no meaning."""
 
 FORMATS: dict[str, WeightFormat] = {
     format.name: format
     for format in (
         FLOAT,
-        # what recipes of our own round to: scales of 8 bits under a float32 a row
+        # Penstock's own recipes: 8-bit scales with one float32 super scale per row
         WeightFormat("int8", 8, 32, "uint8", super_type="float32"),
         WeightFormat("int6", 6, 32, "uint8", super_type="float32"),
         WeightFormat("int5", 5, 32, "uint8", "fraction", "uint8", "float32"),
@@ -94,7 +94,7 @@ FORMATS: dict[str, WeightFormat] = {
         # GPTQ, AWQ and compressed-tensors
         WeightFormat("int4_zero", 4, 32, "float16", "zero", "uint8"),
         WeightFormat("int4_zero_128", 4, 128, "float16", "zero", "uint8"),
-        # FP8, with a scale a tensor, a row or a block of 128 x 128
+        # FP8, with one scale per tensor, row or block of 128 x 128
         WeightFormat("fp8", 8, 128, "float32", value="e4m3"),
         # GGUF
         WeightFormat("q8_0", 8, 32, "float16"),
@@ -105,10 +105,10 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("q5_k", 5, 32, "uint8", "minimum", "uint8", "float16", 256),
         WeightFormat("q4_k", 4, 32, "uint8", "minimum", "uint8", "float16", 256),
         WeightFormat("q6_k", 6, 16, "int8", super_type="float16", super_columns=256),
-        # wider homes of other types of GGUF: of Q2_K and Q3_K, of IQ4_XS, and of MXFP4, which safetensors hold, too
+        # wider formats for other GGUF types: Q2_K and Q3_K; IQ4_XS; MXFP4, which safetensors files contain, too
         WeightFormat("int4_16", 4, 16, "int8", "minimum", "int8", "float16", 256),
         WeightFormat("int8_k", 8, 32, "int8", super_type="float16", super_columns=256),
         WeightFormat("mxfp4", 5, 32, "bfloat16"),
     )
 }
-"""By name."""
+"""All formats by name."""
