@@ -49,7 +49,7 @@ def test_as_many_answers_may_be_open_as_run_and_may_wait_together():
     async def play(admission, expired):
         (first,) = enter(admission, "a", n=2)
         (second,) = enter(admission, "b")
-        with pytest.raises(OverloadedError, match="3 answers run or wait, of 3 that may") as refused:
+        with pytest.raises(OverloadedError, match="3 answers run or wait, of at most 3") as refused:
             enter(admission, "c")
         assert refused.value.retry_after >= 1
         assert admission.num_open == 3
