@@ -177,8 +177,8 @@ async def kill_once(engine: AsyncEngine, params: SamplingParams, number: int) ->
     for stream in mine:
         await stream.__anext__()  # what had come before
 
-    async def next_token(stream: object) -> None:
-        await stream.__anext__()  # type: ignore[attr-defined]
+    async def next_token(stream: AsyncIterator[object]) -> None:
+        await stream.__anext__()
 
     waiting = [asyncio.ensure_future(next_token(stream)) for stream in mine]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

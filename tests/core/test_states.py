@@ -191,7 +191,7 @@ def test_sequences_that_part_at_a_checkpoint_go_on_from_it_without_a_copy() -> N
 
 
 def draft(kv: KVManager, seq: Sequence, guesses: list[int], right: int) -> int:
-    """Compute what a sequence lacks and guesses of what comes after; the first `right` guesses are right.
+    """Compute a sequence's missing tokens and its drafts; the first `right` drafts are right.
 
     Returns how many guesses there was room for.
     """

@@ -17,8 +17,8 @@ from tests.frontend.fleets import ROOM, token
 class FleetThatDies(RuleBasedStateMachine):
     """A server with a dispatcher, and engines that run all that they have, a token a step.
 
-    Each answer is the numbers from 0 on; what is told must be exactly these, whatever dies. Some requests kill whatever
-    engine computes their second token.
+    Each answer is the numbers from 0 on; clients must receive exactly these, whichever engine dies. Some requests kill
+    any engine that computes their second token.
     """
 
     def __init__(self):

@@ -99,7 +99,7 @@ class EngineProcess:
 
 def _start(launch: Launch) -> "subprocess.Popen[bytes]":
     # The engine imports from the same paths as this process. A session of its own keeps the terminal's Ctrl-C from it.
-    # The pipe to its standard input stays open as long as this process lives, and so tells it when we are gone.
+    # Its standard input is a pipe from this process, so it reads an end of file when this process ends.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.engine.process"],

@@ -87,7 +87,7 @@ class QueueLimits:
 
 
 class SharedLimit:
-    """A limit shared by several tenants, none of which can take all of it.
+    """A limit shared by several tenants; no single tenant can use it up.
 
     A tenant may hold at most `LARGEST_SHARE` times what would still be free: the first can take four fifths of the
     total, a second four fifths of the rest, and so on (dynamic thresholds, Choudhury and Hahne 1998). When nothing is

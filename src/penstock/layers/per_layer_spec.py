@@ -1,5 +1,5 @@
-"""The specs of per-layer embeddings (Gemma 3n and 4): a second, wide token embedding, of which each layer reads its own
-columns. Plain data, no torch.
+"""The specs of per-layer embeddings (Gemma 3n and 4): a second, wide token embedding with columns for each layer. Plain
+data, no torch.
 
     inputs = per_layer_norm(projection(embedding)) + table[token]      | layer 0 | layer 1 | ...
     x     += norm_after(projection(activation(gate(x)) * inputs[layer]))

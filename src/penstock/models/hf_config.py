@@ -249,7 +249,7 @@ class HFConfig:
         return value
 
     def expect(self, key: str, *supported: Any) -> None:
-        """Reject all values of `key` except those in `supported`, of which the first is the default.
+        """Reject all values of `key` except those in `supported`; the first is the default.
 
         Raises:
             CheckpointError: `key` has another value.

@@ -94,7 +94,7 @@ class Fillable(Protocol):
 
 
 class OwnRows:
-    """A full checkpoint matrix of which only this rank's rows are loaded into a weight. See `Fillable`."""
+    """A full checkpoint matrix that loads only this rank's rows into a weight. See `Fillable`."""
 
     def __init__(self, weight: Fillable, first: int, given: MapRows) -> None:
         """

@@ -114,7 +114,7 @@ class _EngineKey:
         self._key = key.encode()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client may connect with this key, of which it has proved to hold the secret."""
+        """Whether the client with this public key may connect; it has proved that it holds the secret key."""
         return key == self._key
 
 

@@ -358,7 +358,7 @@ class RankedRunner:
             raise
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """See `TorchRunner.load_adapter`. The other ranks are told with the next step, and load it during that."""
+        """See `TorchRunner.load_adapter`. The other ranks get the load with the next step and run it beside that."""
         self._changes.append(AdapterChange(adapter, is_loaded=True))
         try:
             self._runner.load_adapter(adapter)

@@ -155,7 +155,7 @@ class Grammars:
         return compile_grammar(self._vocabulary, structured)
 
     def begin(self, samples: SampleBatch) -> Masks:
-        """Start computing the masks of the samples that have a grammar, of which there are some.
+        """Start computing the masks of the samples that have a grammar; at least one must have one.
 
         `samples` must not change before the masks are done.
         """

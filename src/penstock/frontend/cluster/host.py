@@ -106,7 +106,7 @@ class RankHost:
         }
 
     def one_ended(self) -> str:
-        """Wait until a rank ends without having been asked to; returns a description of which one, and how."""
+        """Wait until a rank ends unexpectedly; returns which one and how, as text."""
         while True:
             for rank, process in self._processes.items():
                 if code := process.poll():

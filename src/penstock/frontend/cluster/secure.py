@@ -135,7 +135,7 @@ class _OneConnection:
         self._key: bytes | None = key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a client may connect with this key, of which it has proved to hold the secret."""
+        """Whether the client with this public key may connect; it has proved that it holds the secret key."""
         if self._key is None or key != self._key:
             return False
         self._key = None

@@ -1,4 +1,4 @@
-"""The states of recurrent layers: a pool of blocks, each of which holds the state after one token of a sequence.
+"""The states of recurrent layers: a pool of blocks; a block holds the state after one token of a sequence.
 
     block 0                         block 1
     | layer 0      | layer 1  | ..  | layer 0 ...
