@@ -10,8 +10,7 @@ from penstock import native
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import make_ops
 from penstock.layers.attention import Attention
-from penstock.layers.linear import Linear
-from penstock.layers.mlp import GatedMLP
+from penstock.layers.linear import GatedMLP, Linear
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.recipes import RECIPES

@@ -1,9 +1,12 @@
-"""Linear layers. They allocate weights without content; the loader fills them by the names given here."""
+"""Linear layers, and the MLPs made of them. They allocate weights without content; the loader fills them by the names
+given here.
+"""
 
 from torch import Tensor
 
 from penstock.feed_forward import Activation
 from penstock.kernels.lora.rows import AdapterRows
+from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.quantization.base import WeightFactory
 from penstock.quantization.rows import Piece
 
@@ -65,3 +68,29 @@ class Linear:
         update = None if self._lora is None or adapters is None else self._lora.update(x, adapters)
         y = self.weight.linear(x, self.bias, self._dtype, update)
         return y if self._given is None else self._exchange.columns(y, self._given)
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)), with gate and up fused into one matrix. See `FeedForward`."""
+
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self.gate_up = Linear(
+            spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
+        )
+        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
+
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        return self.down(self.gate_up(x, adapters), adapters)
+
+
+class PlainMLP:
+    """down(activation(up(x))). See `FeedForward`."""
+
+    def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
+        self.down = Linear((spec.down,), inner, (hidden,), factory, bias=spec.bias, takes_own=True, gives_all=True)
+
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        return self.down(self.up(x, adapters), adapters)
