@@ -1,5 +1,7 @@
 """What tests wait for, and what they ask of processes."""
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,17 @@ def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
 def alive(pid: int) -> bool:
     """Whether there is such a process, and it has not ended."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return state_of(Path(f"/proc/{pid}")) not in "ZX"
     except FileNotFoundError:
         return False
-    return state not in "ZX"
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until the last of its threads has stopped: one that still runs may answer."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: all(state_of(thread) == "T" for thread in Path(f"/proc/{pid}/task").iterdir()))
+
+
+def state_of(process: Path) -> str:
+    """The letter that the system gives as the state of a process, or of a thread, by its folder."""
+    return (process / "stat").read_text().rpartition(")")[2].split()[0]

@@ -21,7 +21,7 @@ from penstock.runner import nixl_memory
 from penstock.runner.block_file import PAGE, BlockFile, Layout, open_peer
 from penstock.runner.nixl_memory import RETRY_SECONDS, NixlMemory
 from tests.runner.blocks import DIGEST, KEY, LAYOUT, put
-from tests.waiting import wait_until
+from tests.waiting import stop, wait_until
 
 CONTENT = b"k" * 5000
 
@@ -93,7 +93,7 @@ def peer(over_tcp: None) -> Iterator[Peer]:
 def stopped(peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
     """A process that has answered, and does no longer: what is asked of it takes too long."""
     assert reader.get(peer.source) is not None
-    os.kill(peer.process.pid, signal.SIGSTOP)
+    stop(peer.process.pid)
     monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", -1.0)
     yield peer
     os.kill(peer.process.pid, signal.SIGCONT)
@@ -173,7 +173,7 @@ def test_a_process_that_is_killed_amid_a_transfer_is_an_error_now_and_later(
     monkeypatch.setattr(nixl_memory, "TRANSFER_SECONDS", 300.0)
     with running_peer() as peer, ThreadPoolExecutor(1) as threads:
         assert reader.get(peer.source) == CONTENT
-        os.kill(peer.process.pid, signal.SIGSTOP)
+        stop(peer.process.pid)
         reading = threads.submit(reader.get, peer.source)
         wait_until(lambda: any(one.num_transfers for one in reader.memory._peers.values()))
         peer.process.kill()

@@ -18,7 +18,7 @@ import pytest
 from penstock.server.config import CallLimitsConfig
 from tests import fetch
 from tests.server.running import RunningServer, running_server
-from tests.waiting import alive, wait_until
+from tests.waiting import alive, stop, wait_until
 
 LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 LONGER = {"n": 8, "max_tokens": 4000}
@@ -388,8 +388,8 @@ def test_an_engine_that_is_killed_is_replaced_and_no_client_notices(own_server):
 def test_a_server_that_is_killed_takes_its_engine_along_even_a_stopped_one(own_server, folder, stopped):
     engine = own_server.engine_pid
     if stopped:  # the server first, or it would end the engine itself
-        os.kill(own_server.process.pid, signal.SIGSTOP)
-        os.kill(engine, signal.SIGSTOP)
+        stop(own_server.process.pid)
+        stop(engine)
     own_server.process.kill()
     own_server.process.wait()
     check_nothing_is_left(own_server, engine, folder)

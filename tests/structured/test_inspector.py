@@ -9,7 +9,7 @@ from penstock.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.inspector import Inspector
-from tests.waiting import wait_until
+from tests.waiting import stop, wait_until
 
 ENDLESS = Structured.json_schema({"type": "integer", "multipleOf": 1234567})  # its automaton takes hours
 
@@ -67,7 +67,7 @@ def test_a_signal_that_no_form_causes_is_not_blamed_on_one(inspector):
 def test_a_worker_that_is_stopped_is_replaced_even_if_a_form_is_larger_than_a_pipe(inspector):
     inspector.submit(Structured.json_object()).result()
     stopped = inspector._worker
-    os.kill(stopped.pid, signal.SIGSTOP)
+    stop(stopped.pid)
     patience, inspector.patience = inspector.patience, 0.2
     with pytest.raises(EngineError):  # the second one has too little time to start
         inspector.submit(Structured.choice(["a" * 2**17])).result()
