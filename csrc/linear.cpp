@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels stream past
 constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights prefetched ahead, or one slice
-constexpr int kNearGroups = 8;              // maximum number of groups that leave room in L1 for the next weights
+constexpr int kNearRows = 48;               // maximum number of rows that leave room in L1 for the next weights
 constexpr int kOpeningGroups = 1;           // with more groups than this, a slice is unpacked first
 
 int64_t num_panels(const Weight& weight) {
@@ -92,7 +92,7 @@ __attribute__((noinline)) void finish(const LinearArgs args, int64_t begin, int6
 template <class Kind, int R>
 void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* opened, int64_t token,
                 Fetch& prefetch, Sums* sums) {
-    if constexpr (Kind::kRows > kMaxRows) {  // AMX tiles take any number of rows
+    if constexpr (Kind::kRows > kMaxRowsHalf) {  // AMX tiles take any number of rows
         kind.accumulate(rows, slice, token, prefetch, sums);
     } else if constexpr (R == 0) {
         (void)rows;
@@ -170,7 +170,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 window += of.window_blocks;
                 prefetch = Fetch(window < of.blocks ? data + Kind::offset_of(weight, window) : next_data, window_bytes,
                                  of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
-                                 of.groups <= kNearGroups && window_bytes <= 2 * kWindowBytes);
+                                 of.groups * Kind::kRows <= kNearRows && window_bytes <= 2 * kWindowBytes);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
             const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;

@@ -12,11 +12,10 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Add the products of R rows of x, `stride` bytes apart, with Wide vectors of a group's values of at most `Most` bits,
-// over Steps steps from First on. `step(Step, v)` returns a vector's bytes of a step.
+// Add the products of R rows of x, a line apart, with Wide vectors of a group's values of at most `Most` bits, over
+// Steps steps from First on. `step(Step, v)` returns a vector's bytes of a step.
 template <int Most, int First, int Steps, int R, int Wide, class Step>
-inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const Step& bytes, const uint8_t* x,
-                                                           int64_t stride) {
+inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const Step& bytes, const uint8_t* x) {
     constexpr int fitting = 8 >> (Most - 4), together = Steps < fitting ? Steps : fitting;  // products per int16
     i32x16 part[R][Wide];
     unrolled<Steps>([&](auto index) __attribute__((always_inline)) {
@@ -27,7 +26,7 @@ inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             int32_t bits;
-            std::memcpy(&bits, x + r * stride + 4 * (First + index), 4);
+            std::memcpy(&bits, x + 64 * r + 4 * (First + index), 4);
             const i32x16 value = set_i32(bits);
 #pragma GCC unroll 4
             for (int v = 0; v < Wide; v++) {
@@ -53,13 +52,19 @@ struct Blocks {
     int32_t offset;
 };
 
-// Activations in int8, quantized in groups of 32 columns.
+// Activations in int8, quantized in groups of 32 columns. What products of adjacent rows need lies together.
 struct Int8Rows {
-    int8_t* x;       // [tokens][blocks][64], with padding
-    float* scales;   // [tokens][groups of 32]
-    float* sums;     // [tokens][groups]: sums of x over 32 or 16 columns
-    int32_t* first;  // [tokens][groups]: initial values of the integer sums, which subtract the centre's products
-    int64_t groups, stride;
+    int8_t* x;       // [blocks][count][64]
+    float* scales;   // [groups of 32][count]
+    float* sums;     // [groups of 32 or 16][count]: sums of x
+    int32_t* first;  // [groups of 32 or 16][count]: initial values of the integer sums, which subtract the centre's products
+    int64_t count;   // rows, with padding
+
+    // Rows with padding, so that many rows' blocks use different cache sets.
+    static int64_t padded(int64_t rows) { return rows < kPaddedRows ? rows : rows | 1; }
+    static constexpr int64_t kPaddedRows = 16;
+
+    int8_t* block(int64_t row, int64_t at) const { return x + (at * count + row) * IntegerLayout::kColumns; }
 
     // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
@@ -71,30 +76,27 @@ struct Int8Rows {
         const Int8Rows of = *this;  // a copy, which stores cannot alias
         const Blocks from = blocks;
         const bool takes = from.offset == kZero || from.offset == kFraction;
-        const uint8_t *row = reinterpret_cast<const uint8_t*>(x + token * stride + from.first * IntegerLayout::kColumns),
-                      *lines = from.lines;
+        const uint8_t* lines = from.lines;
         const float *scales = from.scales, *offsets = from.offsets;
         Fetch prefetch = fetched;  // in registers
         f32x16 total[R][Wide];
         for_sums<R, Wide>([&](int r, int v) { total[r][v] = load_f32(totals[r].lane[first_vector + v]); });
         for (int64_t b = 0; b < from.count; b++) {
-            for (int group = 0; group < 2; group++, row += 32) {
+            for (int group = 0; group < 2; group++) {
                 prefetch.steps(8 * Wide / kWide);
-                const int64_t place = token * of.groups + 2 * (from.first + b) + group;
+                const uint8_t* row = reinterpret_cast<const uint8_t*>(of.block(token, from.first + b)) + 32 * group;
+                const int64_t index = 2 * (from.first + b) + group;
+                const float* x_scales = of.scales + index * of.count + token;
                 unrolled<halves>([&](auto half) __attribute__((always_inline)) {
+                    const int64_t place = (index * halves + half) * of.count + token;
                     i32x16 sum[R][Wide];
-#pragma GCC unroll 12
-                    for (int r = 0; r < R; r++) {
-                        const int32_t begin = of.first[(place + r * of.groups) * halves + half];
-#pragma GCC unroll 4
-                        for (int v = 0; v < Wide; v++) sum[r][v] = set_i32(takes ? 0 : begin);
-                    }
+                    for_sums<R, Wide>([&](int r, int v) { sum[r][v] = set_i32(of.first[place + r]); });
                     multiply_values<Most, steps * half, steps>(
                         sum,
                         [&](auto step, auto v) __attribute__((always_inline)) { return bytes(lines, group, step, v); },
-                        row, of.stride);
+                        row);
                     const int64_t at = (halves * group + half) * Vectors * kLanes;
-                    const auto x_sum = [&](int r) { return set_f32(of.sums[(place + r * of.groups) * halves + half]); };
+                    const auto x_sum = [&](int r) { return set_f32(of.sums[place + r]); };
                     f32x16 value[R][Wide];
                     for_sums<R, Wide>([&](int r, int v) { value[r][v] = to_f32(sum[r][v]); });
                     if (takes) {
@@ -111,7 +113,7 @@ struct Int8Rows {
                         });
                     }
                     for_sums<R, Wide>([&](int r, int v) {
-                        total[r][v] = fma(value[r][v], set_f32(of.scales[place + r * of.groups]), total[r][v]);
+                        total[r][v] = fma(value[r][v], set_f32(x_scales[r]), total[r][v]);
                     });
                 });
             }
@@ -126,15 +128,14 @@ struct Int8Rows {
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = 16,
-                         kTileTokens = 384, kRows = kMaxRows, kRowsAlone = kMaxRowsHalf;
+                         kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows;
     static constexpr bool kOpensLong = true;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
-    // Unpacked blocks are [parts][blocks] of kOpenedWide vectors each: [16 steps][vectors][64 bytes], then the scales
-    // and the offsets as floats, [groups][vectors][16] each.
-    static constexpr int kOpenedWide = kWide / 2, kParts = kVectors / kOpenedWide;
-    static constexpr int kOpenedLine = 64 * kOpenedWide, kOpenedLines = kSteps * kOpenedLine,
-                         kOpenedScales = kGroups * kOpenedLine, kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
-                         kOpened = kLongSlice * kParts * kOpenedBlock;
+    // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
+    // [groups][16] each.
+    static constexpr int kOpenedLines = kSteps * 64, kOpenedScales = kGroups * 64,
+                         kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
+                         kOpened = kLongSlice * kVectors * kOpenedBlock;
     static constexpr int kOpenedCentre = 128;
 
     static int64_t block_bytes(const Weight& weight) { return IntegerLayout(weight).block; }
@@ -142,7 +143,7 @@ struct Integers : InBlocks {
     static int64_t offset_of(const Weight& weight, int64_t block) { return IntegerLayout(weight).offset_of(block); }
     static int64_t bytes_per_token(int64_t columns) {
         const int64_t width = round_up(columns, kColumns);
-        return width + kSkewBytes + width / 32 * 4 * (1 + 2 * kHalves);
+        return (width + width / 32 * 4 * (1 + 2 * kHalves)) * (Int8Rows::kPaddedRows + 1) / Int8Rows::kPaddedRows + 1;
     }
 
     IntegerLayout layout;
@@ -150,13 +151,12 @@ struct Integers : InBlocks {
     Int8Rows rows;
 
     Integers(const Weight& weight, uint8_t* scratch, int64_t tokens) : layout(weight), passes(weight.x_bytes) {
-        tokens *= passes;
-        const int64_t width = round_up(weight.columns, kColumns);
-        rows.groups = width / 32, rows.stride = width + kSkewBytes;
+        const int64_t width = round_up(weight.columns, kColumns), groups = width / 32;
+        rows.count = Int8Rows::padded(tokens * passes);
         rows.x = reinterpret_cast<int8_t*>(scratch);
-        rows.scales = reinterpret_cast<float*>(rows.x + tokens * rows.stride);
-        rows.sums = rows.scales + tokens * rows.groups;
-        rows.first = reinterpret_cast<int32_t*>(rows.sums + tokens * rows.groups * kHalves);
+        rows.scales = reinterpret_cast<float*>(rows.x + rows.count * width);
+        rows.sums = rows.scales + rows.count * groups;
+        rows.first = reinterpret_cast<int32_t*>(rows.sums + rows.count * groups * kHalves);
     }
 
     static void pack(const Weight& weight, const Source& source, int64_t at, uint8_t* block, int lane, uint8_t* words) {
@@ -198,15 +198,14 @@ struct Integers : InBlocks {
 
     // With two-byte activations a token takes two rows: the rounded values, and the quantized remainders.
     void prepare(const Row& row, int64_t token) const {
-        const int64_t first = token * passes;
-        int8_t* x = rows.x + first * rows.stride;
-        for (int64_t g = 0; g < rows.groups; g++) {
+        const int64_t first = token * passes, groups = (row.count + kColumns - 1) / kColumns * 2;
+        for (int64_t g = 0; g < groups; g++) {
             int32_t sums[2], rest_sums[2];
+            int8_t* x = rows.block(first, g / 2) + g % 2 * 32;
             if (passes == 1) {
-                note(first, g, to_int8_by_32(row, 32 * g, x + 32 * g, sums), sums);
+                note(first, g, to_int8_by_32(row, 32 * g, x, sums), sums);
             } else {
-                const float scale =
-                    to_int8_twice_by_32(row, 32 * g, x + 32 * g, x + rows.stride + 32 * g, sums, rest_sums);
+                const float scale = to_int8_twice_by_32(row, 32 * g, x, x + kColumns, sums, rest_sums);
                 note(first, g, scale, sums);
                 note(first + 1, g, scale / 254.0f, rest_sums);
             }
@@ -219,17 +218,17 @@ struct Integers : InBlocks {
             const uint8_t* data = slice.data + layout.offset_of(slice.first + b) - layout.offset_of(slice.first);
             float scales[kGroups * kPanel], offsets[kGroups * kPanel];
             layout.read<kGroups>(data, slice.first + b, scales, offsets);
-            for (int part = 0; part < kParts; part++) {
-                uint8_t* lines = bytes + (part * slice.count + b) * kOpenedBlock;
+            if (!takes_zeros()) make_relative(offsets);
+            for (int v = 0; v < kVectors; v++) {
+                uint8_t* lines = bytes + (v * slice.count + b) * kOpenedBlock;
                 float* opened_scales = reinterpret_cast<float*>(lines + kOpenedLines);
-                const int64_t first = part * kOpenedWide * kLanes;
+                float* opened_offsets = opened_scales + kGroups * kLanes;
                 for (int g = 0; g < kGroups; g++) {
-                    std::memcpy(opened_scales + g * kOpenedWide * kLanes, scales + g * kPanel + first, kOpenedLine);
-                    std::memcpy(opened_scales + (kGroups + g) * kOpenedWide * kLanes, offsets + g * kPanel + first,
-                                kOpenedLine);
+                    std::memcpy(opened_scales + g * kLanes, scales + g * kPanel + v * kLanes, 64);
+                    std::memcpy(opened_offsets + g * kLanes, offsets + g * kPanel + v * kLanes, 64);
                 }
-                open_lines(data + layout.header + part * kOpenedLine, lines);
-                if (takes_zeros()) take_zeros(lines, opened_scales, opened_scales + kGroups * kOpenedWide * kLanes);
+                open_lines(data + layout.header + 64 * v, lines);
+                if (takes_zeros()) take_zeros(lines, opened_scales, opened_offsets);
             }
         }
         return bytes;
@@ -253,12 +252,12 @@ struct Integers : InBlocks {
     void note(int64_t row, int64_t group, float scale, const int32_t (&sums)[2]) const {
         const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
         const int32_t zero = layout.offset == kMinimum ? 0 : centre;
-        const int64_t at = row * rows.groups + group;
-        rows.scales[at] = scale;
+        rows.scales[group * rows.count + row] = scale;
         for (int h = 0; h < kHalves; h++) {
             const int32_t sum = Halves ? sums[h] : sums[0] + sums[1];
-            rows.sums[at * kHalves + h] = static_cast<float>(sum);
-            rows.first[at * kHalves + h] = -zero * sum;
+            const int64_t at = (group * kHalves + h) * rows.count + row;
+            rows.sums[at] = static_cast<float>(sum);
+            rows.first[at] = -zero * sum;
         }
     }
 
@@ -274,16 +273,16 @@ struct Integers : InBlocks {
 
     template <int R>
     void add_opened(const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch, Sums* sums) const {
-        for (int part = 0; part < kParts; part++, opened += slice.count * kOpenedBlock) {
+        for (int vector = 0; vector < kVectors; vector++, opened += slice.count * kOpenedBlock) {
             const float* scales = reinterpret_cast<const float*>(opened + kOpenedLines);
-            const Blocks blocks{opened, scales, scales + kGroups * kOpenedWide * kLanes, slice.first, slice.count,
-                                kOpenedBlock, kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset};
-            rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, kOpenedWide, kOpenedWide>(
+            const Blocks blocks{opened, scales, scales + kGroups * kLanes, slice.first, slice.count, kOpenedBlock,
+                                kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset};
+            rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1>(
                 blocks,
-                [](const uint8_t* lines, int group, auto step, auto v) __attribute__((always_inline)) {
-                    return load_i32(lines + (8 * group + step) * kOpenedLine + 64 * v);
+                [](const uint8_t* lines, int group, auto step, auto) __attribute__((always_inline)) {
+                    return load_i32(lines + (8 * group + step) * 64);
                 },
-                token, prefetch, sums, part * kOpenedWide);
+                token, prefetch, sums, vector);
         }
     }
 
@@ -294,8 +293,10 @@ struct Integers : InBlocks {
         alignas(64) float scales[kSlice][2][kGroups * kPanel];
         for (int64_t first = 0; first < slice.count; first += kSlice) {
             const int64_t count = std_min(slice.count - first, kSlice);
-            for (int64_t b = 0; b < count; b++)
+            for (int64_t b = 0; b < count; b++) {
                 layout.read<kGroups>(data_of(slice, first + b), slice.first + first + b, scales[b][0], scales[b][1]);
+                make_relative(scales[b][1]);
+            }
             for (int vector = 0; vector < kVectors; vector += wide) {
                 for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, evenly spaced
                     run = std_min(count - b, layout.left_of_span(slice.first + first + b));
@@ -335,7 +336,7 @@ struct Integers : InBlocks {
         const IntegerLayout of = layout;  // a copy, which stores cannot alias
         const Int8Rows from = rows;
         const uint8_t* lines = data + of.header;
-        const uint8_t* x = reinterpret_cast<const uint8_t*>(from.x + token * from.stride + at * kColumns);
+        const uint8_t* x = reinterpret_cast<const uint8_t*>(from.block(token, at));
         constexpr bool zeros = Of::kOffset == kZero || Of::kOffset == kFraction;
         Fetch prefetch = fetched;  // in registers
         f32x16 before[2][R][kVectors];  // products of the first half groups, with groups of 16
@@ -344,7 +345,7 @@ struct Integers : InBlocks {
             i32x16 sum[2][R][kVectors];
             unrolled<2>([&](auto group) __attribute__((always_inline)) {
                 for_sums<R, kVectors>([&](int r, int v) {
-                    const int32_t first = from.first[((token + r) * from.groups + 2 * at + group) * kHalves + half];
+                    const int32_t first = from.first[((2 * at + group) * kHalves + half) * from.count + token + r];
                     sum[group][r][v] = set_i32(zeros ? 0 : first);
                 });
             });
@@ -359,7 +360,7 @@ struct Integers : InBlocks {
                 unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
                     constexpr int r = part % R, group = part / R;
                     int32_t bits;
-                    std::memcpy(&bits, x_of_step + r * from.stride + 32 * group + 4 * step, 4);
+                    std::memcpy(&bits, x_of_step + kColumns * r + 32 * group + 4 * step, 4);
                     unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
                         if constexpr (Bits == 8 && r == 0)
                             weight[group][v] = Values<8>::template step<step>(of_step + 64 * v, group, zero_i32());
@@ -389,9 +390,9 @@ struct Integers : InBlocks {
                     const f32x16 taken = of.offsets_of<Of>(
                         stored + kPanel * std_max(of.groups, 1) * of.scale_bytes + place * of.offset_bytes, supers, v);
                     unrolled<R>([&](auto r) __attribute__((always_inline)) {
-                        const int64_t at_x = (token + r) * from.groups + 2 * at + group;
-                        const f32x16 x_sum = set_f32(from.sums[at_x * kHalves + half]);
-                        const f32x16 x_scale = set_f32(from.scales[at_x]);
+                        const int64_t index = 2 * at + group, row = token + r;
+                        const f32x16 x_sum = set_f32(from.sums[(index * kHalves + half) * from.count + row]);
+                        const f32x16 x_scale = set_f32(from.scales[index * from.count + row]);
                         f32x16 value = to_f32(sum[group][r][v]);
                         if (zeros) value = fnma(taken, x_sum, value);  // exact
                         value = mul(value, scale);
@@ -412,17 +413,20 @@ struct Integers : InBlocks {
     }
 
     // Whether unpacked bytes have the zero point subtracted: if sums of byte products cannot saturate.
-    bool takes_zeros() const { return kDotsBytes && (layout.offset == kZero || layout.offset == kFraction); }
+    bool takes_zeros() const { return kDotsBytes && has_zeros(); }
+    // Make a block's zero points relative to kOpenedCentre, which `Int8Rows::first` subtracts.
+    void make_relative(float* offsets) const {
+        for (int i = 0; has_zeros() && i < kGroups * kPanel; i += kLanes)
+            store_f32(offsets + i, sub(load_f32(offsets + i), set_f32(kOpenedCentre)));
+    }
+    bool has_zeros() const { return layout.offset == kZero || layout.offset == kFraction; }
 
     static void open_lines(const uint8_t* packed, uint8_t* lines) {
         for (int group = 0; group < 2; group++) {
             const i32x16 shift = set_i32(4 * group);
-            for (int v = 0; v < kOpenedWide; v++) {
-                unrolled<8>([&](auto step) __attribute__((always_inline)) {
-                    store_i32(lines + (8 * group + step) * kOpenedLine + 64 * v,
-                              Values<Bits>::template step<step>(packed + 64 * v, group, shift));
-                });
-            }
+            unrolled<8>([&](auto step) __attribute__((always_inline)) {
+                store_i32(lines + (8 * group + step) * 64, Values<Bits>::template step<step>(packed, group, shift));
+            });
         }
     }
 
@@ -432,16 +436,13 @@ struct Integers : InBlocks {
         const bool fraction = layout.offset == kFraction;
         const f32x16 units = set_f32(static_cast<float>(layout.units)), inverse = div(set_f32(1.0f), units);
         for (int g = 0; g < kGroups; g++) {
-            for (int v = 0; v < kOpenedWide; v++) {
-                const int64_t at = (g * kOpenedWide + v) * kLanes;
-                const i32x16 zero = round_to_i32(mul(load_f32(offsets + at), units));
-                const i32x16 taken = repeat_bytes(sub(set_i32(kOpenedCentre), zero));
-                store_f32(scales + at, mul(load_f32(scales + at), inverse));
-                uint8_t* line = lines + g * steps * kOpenedLine + 64 * v;
-                for (int step = 0; step < steps; step++, line += kOpenedLine) {
-                    const i32x16 value = load_i32(line);
-                    store_i32(line, add(fraction ? shift_left<Bits == 8 ? 0 : 7 - Bits>(value) : value, taken));
-                }
+            const i32x16 zero = round_to_i32(mul(load_f32(offsets + g * kLanes), units));
+            const i32x16 taken = repeat_bytes(sub(set_i32(kOpenedCentre), zero));
+            store_f32(scales + g * kLanes, mul(load_f32(scales + g * kLanes), inverse));
+            for (int step = g * steps; step < (g + 1) * steps; step++) {
+                const i32x16 value = load_i32(lines + step * 64);
+                store_i32(lines + step * 64,
+                          add(fraction ? shift_left<Bits == 8 ? 0 : 7 - Bits>(value) : value, taken));
             }
         }
     }
