@@ -1,7 +1,7 @@
 """Runs of decodes against the same steps made one by one: nothing may differ but how long the simulation takes."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.frontend.limits import QueueLimits
@@ -26,9 +26,9 @@ def assert_equal(fast: Outcome, slow: Outcome) -> None:
     assert fast.ends.tolist() == pytest.approx(slow.ends.tolist(), abs=1e-7)
     assert (fast.cached_tokens, fast.answer_tokens, fast.moved) == (slow.cached_tokens, slow.answer_tokens, slow.moved)
     assert fast.latencies.count == slow.latencies.count
-    assert fast.latencies.mean == pytest.approx(slow.latencies.mean, rel=1e-6)
+    assert fast.latencies.mean == pytest.approx(slow.latencies.mean, rel=1e-6, nan_ok=True)
     for share in (0.1, 0.5, 0.9, 0.99):
-        assert fast.latencies.quantile(share) == pytest.approx(slow.latencies.quantile(share), rel=2e-3)
+        assert fast.latencies.quantile(share) == pytest.approx(slow.latencies.quantile(share), rel=2e-3, nan_ok=True)
     for ours, theirs in zip(fast.engines, slow.engines, strict=True):
         assert (ours.steps, ours.tokens, ours.preemptions) == (theirs.steps, theirs.tokens, theirs.preemptions)
         assert ours.seconds == pytest.approx(theirs.seconds, rel=1e-6)
@@ -49,6 +49,21 @@ def assert_equal(fast: Outcome, slow: Outcome) -> None:
     rate=st.sampled_from([1.0, 4.0]),
     caching=st.booleans(),
     failures=st.lists(st.tuples(st.floats(0.0, 12.0), st.integers(0, 2)), max_size=2),
+)
+@example(  # a request waits until one of those that moved to its engine has its first token there
+    seed=859708,
+    num_engines=2,
+    num_blocks=90,
+    block_size=32,
+    windows=(),
+    checkpoint_every=None,
+    max_num_seqs=16,
+    policy="fair",
+    router="least-loaded",
+    tenants=1,
+    rate=4.0,
+    caching=True,
+    failures=[(6.6100229078065915, 0)],
 )
 def test_runs_change_no_answer_no_time_and_no_count(
     seed: int,

@@ -284,7 +284,7 @@ class Simulation:
             self._admission.output(one.request, 1)
         if is_last:
             self._end(output.request_id)
-        return is_first or is_last
+        return one.steps_reported == 1 or is_last
 
     def ran(self, engine: SimulatedEngine, num_steps: int) -> None:
         """See `Listener`: tenants pay for their answers while others wait."""
