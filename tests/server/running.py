@@ -58,9 +58,13 @@ class RunningServer:
 
     @property
     def engine_pid(self) -> int:
-        commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in self.children()}
-        (engine,) = (child for child, command in commands.items() if b"penstock.engine.process" in command)
+        (engine,) = self.engine_pids()
         return engine
+
+    def engine_pids(self) -> set[int]:
+        """Its children that run an engine, or begin to."""
+        commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in self.children()}
+        return {child for child, command in commands.items() if b"penstock.engine.process" in command}
 
     def signal(self, number: int) -> None:
         """As a terminal does: to the whole process group."""

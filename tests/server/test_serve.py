@@ -198,9 +198,9 @@ def test_an_engine_that_stands_still_turns_health_bad_until_it_is_replaced(own_s
     first = own_server.engine_pid
     assert [health(own_server, path) for path in ("", "/live", "/ready")] == [(200, "ok")] * 3
     os.kill(first, signal.SIGSTOP)
-    before = set(own_server.children())
-    wait_until(lambda: set(own_server.children()) - before)
-    (second,) = set(own_server.children()) - before
+    before = own_server.engine_pids()
+    wait_until(lambda: own_server.engine_pids() - before)  # one that became an engine: Popen waits for that
+    (second,) = own_server.engine_pids() - before
     os.kill(second, signal.SIGSTOP)  # it has hardly begun to start: time to ask
     assert health(own_server) == (503, "unhealthy")
     assert fetch.get(f"{own_server.url}/ping").json()["error_type"] == "healthcheck", "as TGI's clients know it"
