@@ -50,6 +50,21 @@ def assert_equal(fast: Outcome, slow: Outcome) -> None:
     caching=st.booleans(),
     failures=st.lists(st.tuples(st.floats(0.0, 12.0), st.integers(0, 2)), max_size=2),
 )
+@example(  # an engine dies in a run, in which a request got its second token
+    seed=30020,
+    num_engines=1,
+    num_blocks=60,
+    block_size=32,
+    windows=(),
+    checkpoint_every=None,
+    max_num_seqs=6,
+    policy="fair",
+    router="prefix",
+    tenants=1,
+    rate=4.0,
+    caching=False,
+    failures=[(2.9375, 0)],
+)
 @example(  # a request waits until one of those that moved to its engine has its first token there
     seed=859708,
     num_engines=2,

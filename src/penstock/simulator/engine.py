@@ -43,7 +43,7 @@ class Listener(Protocol):
         """A step ended. Samples of runs are left out."""
 
     def ran(self, engine: "SimulatedEngine", num_steps: int) -> None:
-        """A run ended, in which each of the running sequences got so many tokens."""
+        """A run ended, in which each of the running sequences got so many tokens: none, if the engine died before."""
 
 
 @dataclass(slots=True)
@@ -143,6 +143,7 @@ class SimulatedEngine:
             if run.ends(done) > now:
                 done -= 1
             self._apply(run, done)
+            self._listener.ran(self, done)
             self.counts.seconds += now - self._ended
             computing = [seq.ordinal for seq in self.scheduler.running]
         elif self._plan is not None:

@@ -287,9 +287,12 @@ class Simulation:
         return one.steps_reported == 1 or is_last
 
     def ran(self, engine: SimulatedEngine, num_steps: int) -> None:
-        """See `Listener`: tenants pay for their answers while others wait."""
-        if self._dispatcher.num_queued and len(self._engines) > 1:
-            for seq in engine.scheduler.running:
+        """See `Listener`: tenants pay for their answers while others wait, and requests are proven."""
+        others_wait = self._dispatcher.num_queued and len(self._engines) > 1
+        for seq in engine.scheduler.running if num_steps else ():
+            one = self._open[seq.request_id]
+            if others_wait or one.steps_reported < REPORTED_STEPS:
+                one.steps_reported += num_steps
                 output = SequenceOutput(seq.request_id, 0, [0] * num_steps)
                 self._dispatcher.got(engine.place, output, engine.counts.steps)
 
