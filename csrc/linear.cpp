@@ -27,7 +27,6 @@ namespace {
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels stream past
 constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights prefetched ahead, or one slice
-constexpr int kNearRows = 48;               // maximum number of rows that leave room in L1 for the next weights
 constexpr int kOpeningGroups = 1;           // with more groups than this, a slice is unpacked first
 
 int64_t num_panels(const Weight& weight) {
@@ -170,7 +169,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 window += of.window_blocks;
                 prefetch = Fetch(window < of.blocks ? data + Kind::offset_of(weight, window) : next_data, window_bytes,
                                  of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
-                                 of.groups * Kind::kRows <= kNearRows && window_bytes <= 2 * kWindowBytes);
+                                 of.groups <= Kind::kNearGroups && window_bytes <= 2 * kWindowBytes);
             }
             alignas(64) uint8_t bytes[Kind::kOpened];
             const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;

@@ -57,7 +57,7 @@ struct Int8Rows {
     int8_t* x;       // [blocks][count][64]
     float* scales;   // [groups of 32][count]
     float* sums;     // [groups of 32 or 16][count]: sums of x
-    int32_t* first;  // [groups of 32 or 16][count]: initial values of the integer sums, which subtract the centre's products
+    int32_t* first;  // [groups of 32 or 16][count]: initial values of integer sums, which subtract the centre's products
     int64_t count;   // rows, with padding
 
     // Rows with padding, so that many rows' blocks use different cache sets.
@@ -128,7 +128,8 @@ struct Int8Rows {
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = 16,
-                         kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows;
+                         kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
+                         kNearGroups = 8 * kMaxRows / kRows;
     static constexpr bool kOpensLong = true;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
@@ -414,6 +415,7 @@ struct Integers : InBlocks {
 
     // Whether unpacked bytes have the zero point subtracted: if sums of byte products cannot saturate.
     bool takes_zeros() const { return kDotsBytes && has_zeros(); }
+
     // Make a block's zero points relative to kOpenedCentre, which `Int8Rows::first` subtracts.
     void make_relative(float* offsets) const {
         for (int i = 0; has_zeros() && i < kGroups * kPanel; i += kLanes)

@@ -154,6 +154,7 @@ struct Source {
 //   kSlice, kLongSlice      blocks per slice with one tile of tokens, and with several
 //   kOpensLong              whether unpacked slices are always long
 //   kTileTokens             tokens whose sums fit L1 beside a slice
+//   kNearGroups             maximum groups of rows that leave room in L1 for the next weights
 //   kRows, kRowsAlone       maximum rows of x for `accumulate`; kRowsAlone: if there are no other rows
 //   kOpened                 maximum bytes written by `open`
 //   kOutliers               whether outliers follow the blocks of a panel; its rows are then packed together
@@ -169,7 +170,7 @@ struct Source {
 // bytes of each step to consecutive elements of `words`.
 struct InBlocks {
     static constexpr bool kOutliers = false, kOpensLong = false;
-    static constexpr int kTileTokens = 48;
+    static constexpr int kTileTokens = 48, kNearGroups = 8;
 };
 
 // Consecutive blocks of the same layout.

@@ -1,12 +1,16 @@
 """Runs of decodes against the same steps made one by one: nothing may differ but how long the simulation takes."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.frontend.limits import QueueLimits
+from penstock.request import SequenceOutput
 from penstock.simulator.chats import Chats
 from penstock.simulator.decode_run import DecodeRun
+from penstock.simulator.engine import SimulatedEngine
 from penstock.simulator.simulation import Failure, Fleet, Outcome, Simulation
 from tests.simulator.fleets import make_fleet, make_settings
 
@@ -132,20 +136,21 @@ def test_runs_change_no_answer_no_time_and_no_count(
         assert sum(fast.refused.values()) + len(fast.ends) > 0
 
 
+class StepCounter(Simulation):
+    """Counts the steps that were made one by one."""
+
+    planned = 0
+
+    def stepped(self, engine: SimulatedEngine, outputs: Sequence[SequenceOutput]) -> None:
+        self.planned += 1
+        super().stepped(engine, outputs)
+
+
 def test_most_steps_of_long_answers_are_made_in_runs() -> None:
     chats = Chats(chats_per_second=0.5, seconds=30, answer_tokens=200)
-    simulation = Simulation(make_fleet(), chats)
-    planned = 0
-    stepped = simulation.stepped
-
-    def count(*args: object) -> None:
-        nonlocal planned
-        planned += 1
-        stepped(*args)  # type: ignore[arg-type]
-
-    simulation.stepped = count  # type: ignore[method-assign]
+    simulation = StepCounter(make_fleet(), chats)
     outcome = simulation.run()
-    assert outcome.num_steps > 10 * planned
+    assert outcome.num_steps > 10 * simulation.planned
 
 
 def test_a_run_knows_which_step_is_under_way() -> None:

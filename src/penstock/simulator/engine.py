@@ -43,7 +43,7 @@ class Listener(Protocol):
         """A step ended. Samples of runs are left out."""
 
     def ran(self, engine: "SimulatedEngine", num_steps: int) -> None:
-        """A run ended, in which each of the running sequences got so many tokens: none, if the engine died before."""
+        """A run ended. Each of its sequences got so many tokens; 0 if the engine died in its first step."""
 
 
 @dataclass(slots=True)
