@@ -277,8 +277,16 @@ async def attacker(soak: Soak, attack: Attack) -> None:
                 while data := await asyncio.wait_for(reader.read(1 << 16), 2 * BODY_TIMEOUT):
                     received = (received + data)[-(1 << 20) :]
             soak.smuggled += b"/smuggled" in received
-            soak.statuses.update(int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received))
+            statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+            soak.statuses.update(statuses)
+            if any(map(is_fault, statuses)):
+                print(f"{attack.__name__} was answered {received[-2000:]!r}", file=sys.stderr)
         await asyncio.sleep(soak.rng.random() / 5)
+
+
+def is_fault(status: int) -> bool:
+    """Whether a status blames the server; 501 and 505 blame the request."""
+    return status >= 500 and status not in (501, 505)
 
 
 @contextlib.asynccontextmanager
@@ -337,7 +345,7 @@ def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, 
         "good answers that failed": (soak.failed, 0),
         "good answers that are not the quiet server's": (soak.wrong, 0),
         "hostile requests answered with 5xx, but for 501 and 505": (
-            sum(count for status, count in soak.statuses.items() if status >= 500 and status not in (501, 505)),
+            sum(count for status, count in soak.statuses.items() if is_fault(status)),
             0,
         ),
         "smuggled requests that were answered": (soak.smuggled, 0),

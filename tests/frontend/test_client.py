@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.frontend import engine_process
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
-from penstock.frontend.supervisor import DEFAULT_RESTARTS, RestartPolicy
+from penstock.frontend.supervisor import DEFAULT_RESTARTS, PING_SECONDS, RestartPolicy
 from penstock.request import FinishReason
 from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
@@ -276,6 +276,40 @@ def test_an_idle_engine_that_stands_still_is_replaced(tmp_path):
         assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_engine(talk, tmp_path)
+
+
+def test_an_idle_engine_is_not_blamed_for_a_delay_of_the_event_loop(tmp_path, monkeypatch):
+    """As when another thread decodes a huge body, after the loop has polled and before it sees which timers are due."""
+
+    async def talk(engine):
+        selector = asyncio.get_running_loop()._selector
+        polled = selector.select
+
+        def delayed(timeout):
+            if timeout == 0:
+                return polled(0)
+            monkeypatch.undo()
+            events = polled(0)
+            time.sleep(1.2 * PING_SECONDS)
+            return events
+
+        asked = asyncio.ensure_future(engine.trouble())
+        asyncio.get_running_loop().call_soon(monkeypatch.setattr, selector, "select", delayed)
+        assert await asked is None
+
+    with_engine(talk, tmp_path)
+
+
+def test_an_engine_in_the_step_of_an_aborted_request_may_take_as_long_as_any_step(tmp_path):
+    async def talk(engine):
+        aborted = open_one(engine, HANG)
+        await until(lambda: engine.fleet.places[0].supervisor._link.in_flight.num_tokens())
+        aborted.abort()
+        assert await engine.trouble() is None
+        assert "does not answer" in await engine.trouble()
+        kill(engine)
+
+    with_engine(talk, tmp_path, step_deadline=1.5 * PING_SECONDS)
 
 
 def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_told(tmp_path, capfd):

@@ -23,6 +23,9 @@ logger = logging.getLogger("penstock.engine")
 
 CHECK_SECONDS = 0.5
 """Seconds between checks for hung steps."""
+PING_SECONDS = 1.0
+"""Seconds within which an idle engine must answer, in `PING_PARTS` parts."""
+PING_PARTS = 10
 TOKENS_PER_DEADLINE = 256
 """Tokens of a step for which its deadline grows by one `step_deadline`."""
 SOUND_SECONDS = 10.0
@@ -96,7 +99,9 @@ class Supervisor:
         self._start_limit = start_limit
         self._restarts = restarts
         self._silence = 0.0
-        self._heard = asyncio.Event()
+        self._heard = asyncio.Event()  # since the first unanswered ping
+        self._heard.set()
+        self._unanswered_since = 0.0
         self._failures = 0  # failed starts in a row
         self._task: asyncio.Task[None] | None = None
         self._closing = False
@@ -132,13 +137,28 @@ class Supervisor:
             return self.down
         if busy:
             return self._hang() if self._silence > self._allowed() else None
-        self._heard.clear()
+        answers = await self._answers_ping()
+        return self.down or (None if answers else "the idle engine does not answer")
+
+    async def _answers_ping(self) -> bool:
+        """Whether the engine answers within `PING_SECONDS`, or is still in a step of requests that have been aborted.
+
+        The wait has several parts, so that a delay of this process costs the engine only one of them.
+        """
+        if self._heard.is_set():
+            self._heard.clear()
+            self._unanswered_since = time.monotonic()
         self._link.send(Ping())
+        answered = asyncio.ensure_future(self._heard.wait())
         try:
-            await asyncio.wait_for(self._heard.wait(), min(self._step_deadline, 1.0))
-        except asyncio.TimeoutError:
-            return self.down or "the idle engine does not answer"
-        return self.down
+            for _ in range(PING_PARTS):
+                await asyncio.wait({answered}, timeout=min(self._step_deadline, PING_SECONDS) / PING_PARTS)
+                if answered.done():
+                    return True
+        finally:
+            answered.cancel()
+        in_step = self._link.in_flight.num_tokens() > 0
+        return in_step and time.monotonic() - self._unanswered_since <= self._allowed()
 
     async def close(self) -> None:
         """End the engine process and free all resources."""
