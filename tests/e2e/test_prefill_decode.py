@@ -30,12 +30,14 @@ def expected() -> list[Told]:
         return asyncio.run(tell_all(server, bodies()))
 
 
-@pytest.mark.parametrize("transfer", ["file", "nixl"])
+@pytest.mark.parametrize(("transfer", "ranks"), [("file", 1), ("nixl", 1), ("file", 2)])
 def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(
-    expected: list[Told], transfer: str, monkeypatch: pytest.MonkeyPatch
+    expected: list[Told], transfer: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")  # as between machines
     flags = ("--engines", "2", "--prefill-engines", "1", "--kv-transfer", transfer, "--admin")
+    if ranks > 1:
+        flags += ("--tensor-parallel-size", str(ranks), "--threads", str(ranks))
     with running_server(*FLAGS, *flags) as server:
         assert [one["role"] for one in engines(server)] == ["decode", "prefill"]
         check_answers(asyncio.run(tell_all(server, bodies())), expected)

@@ -5,9 +5,7 @@ RequestId ──> CallLimits: key → concurrent calls → requests a minute →
 
 import asyncio
 import contextlib
-import ctypes
 import math
-import sys
 from collections.abc import Iterator
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.frontend.limits import SharedLimit
+from penstock.host import trim_heaps
 from penstock.server.body import LARGE_BODY
 from penstock.server.call_context import CallContext, context_of, is_open
 from penstock.server.config import CallLimitsConfig
@@ -79,13 +78,7 @@ class HeldBodies:
 
     def _return_memory(self) -> None:
         self._returns_soon = False
-        asyncio.get_running_loop().run_in_executor(None, _trim_heaps)
-
-
-def _trim_heaps() -> None:
-    """Return free memory from anywhere in glibc's heaps; `free` returns only memory at their ends."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
+        asyncio.get_running_loop().run_in_executor(None, trim_heaps)
 
 
 _DISCARDED = 16
