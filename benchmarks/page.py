@@ -70,6 +70,22 @@ OTHERS = {  # benchmark: (title, command, remark)
     ),
     "penalties": ("Penalties", "sampling.py", "CPU time of one thread, on a machine under load."),
     "hostile_soak": ("Hostile bytes", "hostile_soak.py", "Beside good traffic, demo model."),
+    "fleet": (
+        "Several engines",
+        "fleet.py",
+        "The rows of 0.6b: `--parts weights --model MODEL`, qwen3-0.6b's shape in bfloat16.",
+    ),
+    "kills": (
+        "Kills under load",
+        "kills.py",
+        "With `PYTHONPATH=.`; demo model. One machine, whose Ray nodes are processes.",
+    ),
+    "shared-weights": (
+        "Memory of several engines",
+        "shared_weights.py MODEL --options quantization=int4",
+        "Llama 8B's shape, 8 layers.",
+    ),
+    "simulator_speed": ("Simulator", "simulator.py speed --simulated 1200", "CPU time of one core."),
     "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
 }
 
