@@ -89,6 +89,7 @@ async def disturb(
         mend: called after each kill, in the main thread.
     """
     rng, found, done = random.Random(SEED), Counter[str](), 0
+    killed: set[int] = set()  # process ids: an engine is told as up for a moment after its end
     while done < kills:
         telling = asyncio.ensure_future(tell_all(server, make_bodies()))
         while not telling.done() and done < kills:
@@ -96,8 +97,11 @@ async def disturb(
             while not telling.done() and await read_tokens(server) < enough:
                 await asyncio.sleep(0.02)
             alive = await asyncio.to_thread(up, server)
+            alive = [one for one in alive if one["pid"] not in killed]
             if not telling.done() and len(alive) > 1:
-                await asyncio.to_thread(kill, rng.choice(alive))
+                victim = rng.choice(alive)
+                await asyncio.to_thread(kill, victim)
+                killed.add(victim["pid"])
                 mend()
                 done += 1
         round_found = verdicts(await telling, expected)

@@ -39,6 +39,14 @@ def start(model: str, options: list[str]) -> "subprocess.Popen[str]":
     return process
 
 
+def end(engines: "list[subprocess.Popen[str]]") -> None:
+    """End the engines, and empty the list."""
+    for engine in engines:
+        engine.kill()
+        engine.wait()
+    engines.clear()
+
+
 def proportional(process: "subprocess.Popen[str]") -> tuple[float, float]:
     """MiB of a process, and of the packed weights in it."""
     total = weights = 0
@@ -56,16 +64,15 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--options", nargs="*", default=[])
     args = parser.parse_args()
-    engines: list[subprocess.Popen[str]] = []
+    engines = [start(args.model, args.options)]  # packs the weights, unless they are in the cache; the others map them
+    end(engines)
     try:
         engines.append(start(args.model, args.options))
         one, _ = proportional(engines[0])
         engines += [start(args.model, args.options) for _ in range(args.engines - 1)]
         parts = [proportional(engine) for engine in engines]
     finally:
-        for engine in engines:
-            engine.kill()
-            engine.wait()
+        end(engines)
     total, weights = (sum(values) for values in zip(*parts, strict=True))
     rows = {
         "MiB of one engine": (one, None),
