@@ -31,9 +31,10 @@ cost time where many tokens are multiplied.
 vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64) and `tiny` (4 layers of 256), and of
 `benchmarks/real_shapes.py`: `qwen3-30b-a3b-8l` (8 of its 48 layers, 8 of 128 experts a token), `qwen3.5-0.8b` and
 `gemma3-1b`. Weights named `q4_k_m` or `q4_0` are one GGUF file that both engines read; with `/avx2` Penstock runs the
-kernels of a processor without AVX-512 (`--isa avx2`), the peer its own. A scenario `NxIN:OUT` is N requests at once with prompts of IN/2 to IN tokens and OUT output tokens each, greedy; `shared=S` gives all prompts the
-same first S tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps keys
-and values in 8 bits; so did Penstock where it quantizes weights; "other cache" is Penstock with the other dtype. The
+kernels of a processor without AVX-512 (`--isa avx2`), the peer its own. A scenario `NxIN:OUT` is N requests at once
+with prompts of IN/2 to IN tokens and OUT output tokens each, greedy; `shared=S` gives all prompts the same first S
+tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps keys and values
+in 8 bits; so did Penstock where it quantizes weights; "other cache" is Penstock with the other dtype. The
 ratio is Penstock's rate over the peer's (for load time and memory: its seconds and bytes over the peer's)."""
 
 ROOFLINE = """\
