@@ -76,10 +76,10 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"waiting_served_ratio": -1.0}, "at least 0"),
         ({"max_batch_prefill_tokens": 0}, "at least 1"),
         ({"speculation": "eagle"}, "must be one of ngram, draft"),
-        ({"speculation": "draft"}, "give it as speculative_model"),
+        ({"speculation": "draft"}, "set speculative_model"),
         ({"speculation": "ngram", "speculative_model": "small"}, "leave one of the two out"),
         ({"speculation": "ngram", "num_speculative_tokens": 0}, "at least 1"),
-        ({"num_speculative_tokens": 4}, "does nothing without speculation"),
+        ({"num_speculative_tokens": 4}, "has no effect without speculation"),
     ],
 )
 def test_what_cannot_work_is_refused_with_words_that_help(options: dict[str, object], words: str) -> None:
@@ -153,7 +153,7 @@ def test_the_cache_is_of_the_models_type_unless_told_otherwise() -> None:
 
 
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
-    with pytest.raises(ConfigError, match=r"quantized already \(gptq\): leave the option out"):
+    with pytest.raises(ConfigError, match=r"already quantized \(gptq\): leave the option out"):
         settled(replace(FACTS, stored_format="gptq"), quantization="int8")
 
 

@@ -31,7 +31,7 @@ _UNTRIED_BYTES = 512 * 2**10
 """Of a tokenizer.json that cannot take more than some 200 MB."""
 _MAX_TEMPLATE_CHARACTERS = 2**20
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-_HALF_A_PAIR = "the text is no valid Unicode: it holds half a surrogate pair"
+_UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -143,7 +143,7 @@ class Tokenizer:
             # As a batch of one: unlike `encode`, it lets other threads run, and it computes no offsets.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
-            raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "prompt") from error
 
     def encode_texts(
         self, texts: "Sequence[str | tuple[str, str]]", max_length: int | None = None, cut: str = "right"
@@ -168,7 +168,7 @@ class Tokenizer:
                     for text, encoding in zip(texts, encodings, strict=True)
                 ]
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
-            raise InvalidRequestError(_HALF_A_PAIR, "input") from error
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "input") from error
         found = []
         for encoding in encodings:
             types = encoding.type_ids
@@ -195,7 +195,7 @@ class Tokenizer:
         try:
             encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "prompt") from error
         return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -59,7 +59,7 @@ def test_the_configuration_is_shown_with_its_sources_without_secrets_and_can_be_
     shown = capsys.readouterr().out
     assert "port = 99  # flag" in shown
     assert f'dtype = "float32"  # {file}' in shown
-    assert "# api_key is set, and not shown (PENSTOCK_API_KEY)" in shown
+    assert "# api_key is set, but not shown (PENSTOCK_API_KEY)" in shown
     assert "sk-secret" not in shown
     again = tmp_path / "again.toml"
     again.write_text(shown)

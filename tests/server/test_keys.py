@@ -97,7 +97,7 @@ def test_one_key_from_the_options_has_no_limits():
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\npriority = true', "key 1: priority must be int"),
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\ntokens_per_minute = 0', "must be at least 1, not 0"),
         ('[[key]]\nname = "a"\nsecret_sha256 = "sk-secret"', "64 hexadecimal digits"),
-        ('[[key]]\nname = "a"\nsecret = "sk-secret"\n' * 2, "'a' is there twice"),
+        ('[[key]]\nname = "a"\nsecret = "sk-secret"\n' * 2, "two API keys have the name or the secret of 'a'"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place_and_without_its_secrets(tmp_path, content, message):

@@ -42,7 +42,7 @@ class Function:
         try:
             json.dumps([self.description, self.parameters], ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise InvalidRequestError(f"the tool {self.name} holds half of a surrogate pair", "tools") from None
+            raise InvalidRequestError(f"the tool {self.name} contains an unpaired surrogate", "tools") from None
         if self.parameters is not None and self.parameters.get("type", "object") != "object":
             raise InvalidRequestError(f"the parameters of {self.name} must be a schema of type object", "tools")
 

@@ -174,7 +174,7 @@ class KeyRing:
         for key, digest in keys:
             peppered = self._keyed(digest)
             if key.name in names or peppered in self._holders:
-                raise ConfigError(f"the API key {key.name!r} is there twice, by its name or its secret")
+                raise ConfigError(f"two API keys have the name or the secret of {key.name!r}")
             names.add(key.name)
             self._holders[peppered] = KeyHolder(key)
         self._anyone = KeyHolder(ApiKey("", operator=True))

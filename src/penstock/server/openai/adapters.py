@@ -25,8 +25,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 class LoadAdapterBody(Body):
     """Which adapter to load, and what to call it."""
 
-    lora_name: str = Field(description="What requests choose it by, as their `model`.")
-    lora_path: str = Field(description="A folder that PEFT saved, where the server finds it, or a hub id.")
+    lora_name: str = Field(description="Name by which requests select it, as their `model`.")
+    lora_path: str = Field(description="A folder saved by PEFT, on the server's machine, or a hub id.")
     load_inplace: bool = Field(False, description="Replace an adapter of this name, if there is one.")
 
 
@@ -34,7 +34,7 @@ class UnloadAdapterBody(Body):
     """Which adapter to unload."""
 
     lora_name: str
-    lora_int_id: int | None = Field(None, description="vLLM's own number of it, which has no effect there either.")
+    lora_int_id: int | None = Field(None, description="vLLM's number of the adapter; without effect, as in vLLM.")
 
 
 @router.post("/load_lora_adapter", response_class=Response, responses=_ANSWERS)
