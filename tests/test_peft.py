@@ -13,7 +13,7 @@ from penstock.errors import AdapterError
 from penstock.models.adaptable import adaptable
 from penstock.models.registry import read_spec
 from tests.checkpoints import write_random
-from tests.models.test_families import LATENTS, SHAPE
+from tests.families import LATENTS, SHAPE
 
 PROMPT = [7, 31, 101, 58, 3, 99, 140, 22, 64, 9]
 TOKENS = 12
