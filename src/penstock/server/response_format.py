@@ -39,7 +39,9 @@ class ResponseFormat(Body):
         if self.value is not None or self.type in ("json", "regex"):
             return self._form_of_value()
         if (self.type == "json_schema") is not (self.json_schema is not None):
-            raise InvalidRequestError("response_format.json_schema is for type json_schema", "response_format")
+            raise InvalidRequestError(
+                "response_format.json_schema is required for type json_schema, and only for it", "response_format"
+            )
         if self.json_schema is not None:
             schema = self.json_schema.get("schema")
             return Structured.json_object() if schema is None else Structured.json_schema(schema)
@@ -145,7 +147,7 @@ def form_of_text_format(given: TextFormat) -> Structured | None:
         InvalidRequestError: there is no schema where there should be one, or the other way round.
     """
     if (given["type"] == "json_schema") is not ("schema" in given):
-        raise InvalidRequestError("text.format.schema is for type json_schema", "text")
+        raise InvalidRequestError("text.format.schema is required for type json_schema, and only for it", "text")
     if "schema" in given:
         return Structured.json_schema(given["schema"])
     return Structured.json_object() if given["type"] == "json_object" else None

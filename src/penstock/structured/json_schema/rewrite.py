@@ -322,7 +322,6 @@ _HANDLERS: dict[str, _Handler] = {
         _Rewriting._objects,
     ),
 }
-OBEYED = frozenset(_HANDLERS)
 
 
 def _types_of(place: Place) -> set[str]:
