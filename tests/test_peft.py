@@ -98,7 +98,7 @@ def test_an_answer_is_that_of_peft(case: str, tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save: \['lm_head'\], which is not supported"),
         ({"bias": "all"}, "bias: 'all', which is not supported"),
         ({"target_modules": ["embed_tokens", "q_proj"]}, "embed_tokens"),
-        ({"target_modules": ["lm_head"]}, "lm_head.base_layer.weight, which is not LoRA's"),
+        ({"target_modules": ["lm_head"]}, "lm_head.base_layer.weight, which is not a LoRA weight"),
     ],
     ids=["DoRA", "modules_to_save", "biases", "embeddings", "lm_head"],
 )

@@ -161,6 +161,6 @@ def _tokens(rng: Random, core: EngineCore, count: int) -> "array[int]":
 
 
 def make_request(name: str, prompt: "array[int]", max_tokens: int, arrival: float) -> Request:
-    """A greedy request whose answer has exactly so many tokens."""
+    """A greedy request whose answer has exactly this many tokens."""
     params = ResolvedParams(1, 0.0, 0, 1.0, 0.0, 0, max_tokens, 0, (), None)
     return Request(name, tuple(prompt), params, arrival)

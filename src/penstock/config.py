@@ -187,7 +187,7 @@ class EngineConfig:
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
     meeting: Meeting | None = None
-    """Of ranks on several nodes."""
+    """How ranks on several nodes find one another."""
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
@@ -251,11 +251,14 @@ def parse_value(f: "Field[Any]", value: Any) -> Any:
         raise ConfigError(f"{f.name} cannot be none")
     parsed = _convert(value, kinds)
     if parsed is None:
-        names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        names = " or ".join(NAMES_OF_TYPES[kind] for kind in kinds if kind is not type(None))
         raise ConfigError(f"{f.name} must be {names}, not {value!r}")
     if choices and parsed not in choices:
         raise ConfigError(f"{f.name} must be one of {', '.join(choices)}; not {parsed!r}")
     return parsed
+
+
+NAMES_OF_TYPES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _types_of(f: "Field[Any]") -> tuple[type, ...]:

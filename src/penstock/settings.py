@@ -36,7 +36,7 @@ class TgiControls:
 
 @dataclass(frozen=True, slots=True)
 class Speculative:
-    """How tokens are guessed."""
+    """Settings of speculative decoding."""
 
     num_tokens: int
     """At most, for a sequence in one step."""
@@ -68,7 +68,7 @@ class Settings:
     packed_cache: str | None
     """Folder where packed weights are kept; None: nowhere."""
     device: str
-    """Of several ranks on GPUs, the first one's."""
+    """Device; with several ranks on GPUs, the first rank's."""
     threads: int
     """Of each rank."""
     seed: int | None
@@ -117,7 +117,7 @@ def resolve(
         return _resolve_encoder(config, facts, machine)
     model, cache, scheduler = config.model, config.cache, config.scheduler
     ranks = _ranks(config)
-    threads = _positive("threads", model.threads, machine.cores)
+    threads = _threads(config, machine)
     target, *drafts = models = _models(config, facts, draft_facts)
     num_drafts = _num_drafts(config.speculation, facts, draft_facts)
     memory, limits = _plan(config, machine, models, num_drafts, adapter_elements)
@@ -230,7 +230,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         quantization=precision.quantization,
         packed_cache=_packed_cache(model.packed_cache),
         device=machine.device,
-        threads=_positive("threads", model.threads, machine.cores),
+        threads=_threads(config, machine),
         seed=model.seed,
         max_model_len=limits.max_model_len,
         enable_prefix_caching=False,
@@ -289,7 +289,7 @@ def _packed_cache(wanted: str) -> str | None:
 def _limits_for_states(
     limits: PoolLimits, facts: ModelFacts, num_drafts: int, plan: Callable[[PoolLimits], MemoryPlan]
 ) -> PoolLimits:
-    """The limits with at most so many sequences that their states, and those of drafts, take half of the cache."""
+    """The limits, with as many sequences as have room for their states and those of drafts in half of the cache."""
     while limits.max_num_seqs > 1:
         num_states = limits.max_num_seqs + most_branches(limits.max_num_seqs, num_drafts)
         try:
@@ -347,7 +347,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
 
 DEFAULT_BLOCK_FILE = 10 * 2**30
 EXPORTED_BYTES = 4 * 2**30
-"""Of the temporary file from which others read what a prefill engine computed."""
+"""Size of the temporary file from which other engines read a prefill engine's blocks."""
 
 
 def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
@@ -372,6 +372,19 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
     if not path:
         raise ConfigError(f"kv_disk {wanted!r} names no file: write PATH or PATH:SIZE")
     return BlockFileSettings(os.path.abspath(os.path.expanduser(path)), size)
+
+
+MAX_THREADS = 1024
+"""More than any machine has cores: the process could not start many more."""
+
+
+def _threads(config: EngineConfig, machine: Machine) -> int:
+    threads = _positive("threads", config.model.threads, machine.cores)
+    if threads > max(MAX_THREADS, machine.cores):
+        raise ConfigError(
+            f"threads must be at most {MAX_THREADS}, not {threads}; this machine has {machine.cores} cores"
+        )
+    return threads
 
 
 def _positive(name: str, value: int | None, default: int) -> int:

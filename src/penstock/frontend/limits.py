@@ -137,7 +137,7 @@ def call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 @dataclass(slots=True)
 class _Open:
-    """What one open request counts towards the limits."""
+    """Contribution of one open request to the limits."""
 
     caller: Caller
     tokens_waiting: int

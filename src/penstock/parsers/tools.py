@@ -52,7 +52,7 @@ class Function:
         return _NO_PARAMETERS if self.parameters is None else {"type": "object", **self.parameters}
 
     def as_template_sees_it(self) -> dict[str, Any]:
-        """In the form that chat templates are given tools in, which is OpenAI's."""
+        """The function as chat templates expect it: in OpenAI's format."""
         given = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
 

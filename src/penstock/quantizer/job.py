@@ -1,4 +1,4 @@
-"""The order of work of `penstock quantize`, in a folder beside the target that a later call goes on with.
+"""The steps of `penstock quantize`, in a folder beside the target, from which a later call resumes.
 
 OUT.partial/   job.json           what is made of what: a call with other arguments does not go on with it
                calibration.json   the texts, as soon as they are known
@@ -53,7 +53,7 @@ class Job:
         return CHECKPOINT_RECIPES[self.recipe_name]
 
     def kind(self, name: str) -> PackedMatrix:
-        """How a matrix of the layers is stored."""
+        """Format in which a matrix of the layers is stored."""
         return PACKED[self.recipe.layers.format_of(name).name]
 
     @property
@@ -89,7 +89,7 @@ class Job:
             raise ConfigError(f"{self.out.parent} has {free >> 20} MiB free; quantizing may take {needed >> 20}")
 
     def begin(self) -> None:
-        """Make the folder, or go on with it.
+        """Create the folder, or resume in it.
 
         Raises:
             ConfigError: what lies there is another job's.
@@ -162,7 +162,7 @@ class Job:
         return {name: unpacked(name, tensors, self.kind(name)) for name in names}
 
     def finish(self) -> None:
-        """Copy what is not rounded, say how the rest is stored, and give the folder its name."""
+        """Copy the tensors that are not quantized, write the config, and rename the folder."""
         self._save_rest()
         weight_map = {}
         files = sorted(self.partial.glob("*.safetensors"))

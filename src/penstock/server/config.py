@@ -185,6 +185,8 @@ class ServerConfig:
         for name in ("upscale_delay", "downscale_delay"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0 seconds, not {getattr(self, name):g}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_endpoint must be like http://localhost:4318, not {self.otlp_endpoint!r}")
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:

@@ -79,7 +79,7 @@ class Chats:
 
 
 class _Chat:
-    """One chat, as far as it has come."""
+    """One chat, up to its current turn."""
 
     __slots__ = ("_load", "_number", "_rng", "_said", "_tenant", "_turn", "_turns")
 
@@ -123,5 +123,5 @@ class _Chat:
 
 
 def _key(seed: int, chat: int, turn: int) -> int:
-    """Of tokens; turn numbers are below 2**16."""
+    """Key of a turn's random tokens; turn numbers are below 2**16."""
     return (seed << 64 | chat << 16 | turn) * 2 + 1

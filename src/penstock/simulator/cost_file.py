@@ -1,4 +1,4 @@
-"""What a calibration found, as a file: costs of steps, and the limits of the engine that they were measured on."""
+"""File of a calibration: costs of steps, and the limits of the engine on which they were measured."""
 
 import json
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class CostFile:
     num_steps: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for the terminal."""
         s, costs = self.settings, self.costs
         shown = ", ".join(f"{tokens}: {1e3 * seconds:.2f}" for tokens, seconds in costs.base)
         context = 1e9 * (costs.per_key + costs.per_pair)

@@ -17,7 +17,7 @@ from penstock.server.openai.tools_schema import ToolCallMade, ToolChoice, ToolDe
 
 
 def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:
-    """The tools of a body; `choice` may also be a function's name, as TGI has it.
+    """The tools of a body; `choice` may also be a function's name, as in TGI.
 
     Raises:
         InvalidRequestError: they contradict each other.

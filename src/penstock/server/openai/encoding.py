@@ -1,4 +1,4 @@
-"""OpenAI's embeddings, and beside them rerank as Cohere and Jina have it, and score as vLLM has it."""
+"""OpenAI's embeddings; rerank as in Cohere's and Jina's APIs, and score as in vLLM's."""
 
 import base64
 import time

@@ -259,7 +259,7 @@ class WhyIncomplete(TypedDict):
 
 class TextOptions(TypedDict):
     format: dict[str, Any]
-    """As it was asked for; the type `text` if nothing was."""
+    """The requested format; by default the type `text`."""
 
 
 class InputDetails(TokenDetails):

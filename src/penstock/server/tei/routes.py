@@ -33,7 +33,7 @@ class _Truncated(Body):
 
     @property
     def side(self) -> Side | None:
-        """That texts may lose tokens on; None: none."""
+        """The side on which texts are truncated; None: they are not."""
         if not self.truncate:
             return None
         return "left" if self.truncation_direction in ("Left", "left") else "right"

@@ -13,7 +13,7 @@ MAX_DIGITS = 400
 
 
 class SchemaError(Exception):
-    """A schema that cannot be obeyed: what is wrong, and where."""
+    """A schema that cannot be enforced: the reason, and its place."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         """
