@@ -388,8 +388,8 @@ def _check_float(
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN
         raise InvalidRequestError(f"{name} must be a number, not {value!r}", name)
     if not low <= value <= high or (above_low and value == low):
-        lower = "above" if above_low else "from"
-        raise InvalidRequestError(f"{name} must be {lower} {low:g} and at most {high:g}, not {value!r}", name)
+        bounds = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+        raise InvalidRequestError(f"{name} must be {bounds}, not {value!r}", name)
 
 
 @dataclass(frozen=True, slots=True)

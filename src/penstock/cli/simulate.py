@@ -107,6 +107,7 @@ def _chat_options() -> "list[Any]":
 def run(args: argparse.Namespace) -> int:
     if args.hardware == "list":
         return _list_hardware()
+    _check(args)
     if args.calibrate is not None:
         return _calibrate(args)
     from penstock.simulator.summary import table
@@ -122,8 +123,6 @@ def run(args: argparse.Namespace) -> int:
         parse_list("max_num_batched_tokens", args.max_num_batched_tokens),
         parse_list("max_num_seqs", args.max_num_seqs),
     )
-    if args.jobs < 1:
-        raise ConfigError(f"jobs must be at least 1, not {args.jobs}")
     summaries = []
     for summary in run_all(fleets, workload, args.price, args.jobs):
         summaries.append(summary)
@@ -136,6 +135,20 @@ def run(args: argparse.Namespace) -> int:
         print(line, file=out)
     _write(args, workload, summaries, objectives, best)
     return 0 if best is not None or not objectives else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse numbers out of range and folders that do not exist before anything is measured or simulated."""
+    for name, least in (("jobs", 1), ("requests", 1), ("price", 0), ("restart_seconds", 0)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name} must be at least {least}, not {value:g}")
+    if not args.calibrate_seconds > 0:
+        raise ConfigError(f"calibrate_seconds must be above 0, not {args.calibrate_seconds:g}")
+    written = [args.json, args.plot] if args.calibrate is None else [args.costs]
+    for path in written:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
 
 
 def _notes(summaries: "list[Summary]", objectives: "list[Objective]", best: "Summary | None") -> list[str]:

@@ -63,7 +63,7 @@ class Job:
     def check(self) -> None:
         """
         Raises:
-            ConfigError: the target exists, or its disk has too little room.
+            ConfigError: the target exists or cannot be created, or its disk has too little room.
             CheckpointError: this checkpoint cannot be quantized.
         """
         if self.spec.quantization is not None:
@@ -71,7 +71,7 @@ class Job:
         parts = [part for layer in self.spec.layers for part in layer.parts]
         shared = any(isinstance(part, AttentionSpec) and part.shared is not None for part in parts)
         if shared or not all(isinstance(part, (AttentionSpec, GatedMLPSpec)) for part in parts):
-            raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not know yet")
+            raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not support")
         for matrix in self.spec.matrices():
             if matrix.columns % 32 or matrix.rows % 8:
                 raise CheckpointError(
@@ -80,7 +80,10 @@ class Job:
                 )
         if self.out.exists():
             raise ConfigError(f"{self.out} exists; name a folder that does not, or remove it")
-        self.partial.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the folder {self.partial.parent} cannot be made: {error.strerror}") from None
         free, needed = (
             shutil.disk_usage(self.partial.parent).free,
             sum(_size(f) for f in weight_files(self.checkpoint.path)),
@@ -92,15 +95,18 @@ class Job:
         """Create the folder, or resume in it.
 
         Raises:
-            ConfigError: what lies there is another job's.
+            ConfigError: the folder belongs to another job, or cannot be created.
         """
         said = json.dumps(self._identity(), indent=1)
         file = self.partial / _JOB
-        if self.partial.exists():
+        try:
+            self.partial.mkdir()
+        except FileExistsError:
             if not file.is_file() or file.read_text() != said:
-                raise ConfigError(f"{self.partial} is left from another call of quantize; remove it")
+                raise ConfigError(f"{self.partial} is left from another call of quantize; remove it") from None
             return
-        self.partial.mkdir()
+        except OSError as error:
+            raise ConfigError(f"the folder {self.partial} cannot be made: {error.strerror}") from None
         _write(file, said)
 
     def _identity(self) -> dict[str, Any]:
