@@ -4,8 +4,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from penstock.calibrate import MeasuredEngine, calibrate, measure
 from penstock.config import EngineConfig
+from penstock.errors import ConfigError
 from penstock.simulator.cost_file import read_cost_file
 from penstock.simulator.simulation import Fleet, Simulation
 from tests.simulator.test_simulation import Requests
@@ -51,3 +54,8 @@ def test_what_a_calibration_finds_can_be_simulated(tiny_llama: Path, tmp_path: P
     assert read.settings.max_num_batched_tokens == 64
     outcome = Simulation(Fleet(read.settings, read.costs), Requests(((0.0, 100, 10),))).run()
     assert 0 < outcome.first_tokens[0] < outcome.ends[0] < 10
+
+
+def test_too_short_a_calibration_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(ConfigError, match="measure longer"):
+        calibrate(config(tiny_llama), 1e-9)

@@ -15,6 +15,7 @@ from penstock.config import EngineConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore, ModelRunner
+from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.request import FinishReason, Request
 from penstock.runner.torch_runner import TorchRunner
@@ -28,7 +29,8 @@ DECODES = 12
 LONG_STEPS = 24
 """Steps' worth of prompt tokens that the largest batch with long contexts has in all."""
 HELD_OUT = 4
-"""Each so-many-th step is not fitted to, but says how far off predictions are."""
+"""Every so many steps one is left out of the fit, to measure the error of predictions."""
+MIN_STEPS = 2 * HELD_OUT
 
 
 class ShapeRecorder:
@@ -85,7 +87,8 @@ def calibrate(config: EngineConfig, seconds: float, clock: Callable[[], float] =
         seconds: how long to measure, beside loading the model.
 
     Raises:
-        ConfigError, CheckpointError: see `build_engine`.
+        ConfigError: there was no time for enough steps; see also `build_engine`.
+        CheckpointError: see `build_engine`.
     """
     engine = MeasuredEngine(config, clock)
     try:
@@ -93,6 +96,8 @@ def calibrate(config: EngineConfig, seconds: float, clock: Callable[[], float] =
         settings = engine.core.settings
     finally:
         engine.close()
+    if len(steps) < MIN_STEPS:
+        raise ConfigError(f"{seconds:g} s were enough for {len(steps)} steps only: measure longer (calibrate_seconds)")
     held_out = steps[::HELD_OUT]
     trial = fit([step for place, step in enumerate(steps) if place % HELD_OUT])
     return CostFile(
@@ -180,6 +185,6 @@ def _tokens(rng: Random, core: EngineCore, count: int) -> "array[int]":
 
 
 def make_request(name: str, prompt: "array[int]", max_tokens: int, arrival: float) -> Request:
-    """A greedy request whose answer has exactly so many tokens."""
+    """A greedy request whose answer has exactly this many tokens."""
     params = ResolvedParams(1, 0.0, 0, 1.0, 0.0, 0, max_tokens, 0, (), None)
     return Request(name, tuple(prompt), params, arrival)

@@ -119,7 +119,7 @@ def test_a_damaged_file_of_costs_is_refused(tmp_path: Path, place: tuple[str, ..
         part = part[name]
     part[place[-1]] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"costs\.json is no file of costs"):
+    with pytest.raises(ConfigError, match=r"costs\.json is not a file of costs"):
         read_cost_file(path)
 
 

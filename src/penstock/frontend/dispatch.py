@@ -138,7 +138,7 @@ class Dispatcher:
         return True
 
     def due(self) -> Iterator[tuple[int, str]]:
-        """Yield the requests to hand over now, in this order, each with its place; from now on its engine has it."""
+        """Yield the requests to hand over now, in order, each with its place; from then on the engine has it."""
         if len(self._queue):
             on_trial = {number for number in self._touched if self._blame[number].is_trying}
             for place, entry in self._placement.assign(self._queue.in_order(), on_trial):

@@ -1,4 +1,4 @@
-"""What a step costs: seconds by its shape, fitted to measured steps by least squares.
+"""Cost model of a step: seconds by its shape, fitted to measured steps by least squares.
 
     seconds = base(tokens) + per_key * keys + per_pair * pairs + per_sample * samples
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:  # only fitting takes it
     from numpy.typing import NDArray
 
 FIT_ROUNDS = 12
-"""Of reweighting, by which outliers lose their weight."""
+"""Rounds of reweighting, which reduces the weight of outliers."""
 OUTLIER = 0.1
 """Relative error from which on a step counts by its error, and not by the square of it."""
 
 
 class StepShape(NamedTuple):
-    """What of a step its cost depends on."""
+    """The shape of a step, on which its cost depends."""
 
     tokens: int
     samples: int
@@ -48,7 +48,7 @@ class StepCosts(Protocol):
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    """What a planned step computes."""
+    """The shape of a planned step."""
     forward = plan.forward
     tokens, keys = len(forward.token_ids), sum(forward.starts)
     pairs = keys + tokens
@@ -125,7 +125,7 @@ def _knots(tokens: list[int]) -> list[int]:
 
 
 def _row(shape: StepShape, knots: list[int]) -> list[float]:
-    """What each of the unknown numbers is multiplied by for a step: base at each knot, and the others."""
+    """A step's factor of each coefficient: base at each knot, then the others."""
     row = [0.0] * len(knots)
     above = min(max(bisect_left(knots, shape.tokens), 1), len(knots) - 1)
     if len(knots) == 1:
@@ -158,6 +158,6 @@ def _non_negative(features: "NDArray[np.float64]", target: "NDArray[np.float64]"
 
 
 def median_error(costs: StepCosts, steps: Sequence[MeasuredStep]) -> float:
-    """Of the predictions, relative to what was measured."""
+    """Median error of the predictions, relative to the measurement."""
     errors = sorted(abs(costs.seconds(step.shape) / step.seconds - 1) for step in steps)
     return errors[len(errors) // 2]
