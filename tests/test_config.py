@@ -71,7 +71,7 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "raise the first or lower the second"),
         ({"kv_cache_memory": "1TB"}, "not a number of bytes"),
         ({"kv_cache_memory": "100GiB"}, "does not fit"),
-        ({"kv_cache_memory": "1KiB"}, "no KV block"),
+        ({"kv_cache_memory": "1KiB"}, "no KV block .* kv_cache_memory is .*: raise it; or lower max_model_len"),
         ({"kv_cache_memory": "64KiB", "max_model_len": 2048}, "does not fit the KV cache"),
         ({"max_batch_total_tokens": 100}, "could never be admitted"),
         ({"waiting_served_ratio": -1.0}, "at least 0"),

@@ -283,9 +283,10 @@ def _num_blocks(
         limit = f"max_num_seqs ({limits.max_num_seqs}) sequences of max_model_len ({limits.max_model_len:,}) tokens"
     if num_blocks < 1:
         has_states = any(model.facts.state_bytes for model in models)
+        least = _size(sum(_pool_bytes(model, limits, 1) for model in models))
+        cause = taken if wanted == "auto" else f"kv_cache_memory is {_size(kv_cache)}: raise it"
         raise ConfigError(
-            f"no KV block of {limits.block_size} tokens "
-            f"({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) fits: {taken}; lower "
+            f"no KV block of {limits.block_size} tokens ({least}) fits: {cause}; {'or ' * (wanted != 'auto')}lower "
             f"{'max_num_seqs, ' * has_states}max_model_len, max_num_batched_tokens or block_size"
         )
     return num_blocks, limit

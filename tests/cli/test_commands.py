@@ -89,6 +89,7 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["generate", "x", "--top-p", "7"], "top_p must be above 0"),
         (["generate", "x", "--lines"], "not both"),
         (["generate", "--file", "/nowhere.txt"], "cannot be read"),
+        (["generate", "--lines", "--file", "/dev/null"], "no prompt: /dev/null is empty"),
         (["chat", "--n", "2"], "one answer a turn"),
         (["chat", "--num-beams", "2"], "beam search cannot be streamed"),
         (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),

@@ -58,6 +58,8 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
         text = args.file.read_text() if args.file else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the prompt cannot be read: {error}") from None
+    if not text.strip():
+        raise InvalidRequestError(f"no prompt: {args.file or 'standard input'} is empty")
     return [line for line in text.splitlines() if line.strip()] if args.lines else [text]
 
 

@@ -26,14 +26,14 @@ class SchemaError(Exception):
 def parse(text: str) -> Json:
     """
     Raises:
-        SchemaError: it is no JSON, nested too deeply, has a key twice in one object, or an unpaired surrogate.
+        SchemaError: it is not JSON, nested too deeply, has a key twice in one object, or an unpaired surrogate.
     """
     try:
         value: Json = json.loads(
             text, object_pairs_hook=_object, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse_constant
         )
     except json.JSONDecodeError as error:
-        raise SchemaError("", f"it is no JSON: {error}") from error
+        raise SchemaError("", f"it is not JSON: {error}") from error
     except RecursionError:
         raise SchemaError("", "it is nested too deeply") from None
     for pointer, string in strings(value):
@@ -97,4 +97,4 @@ def _fraction(text: str) -> Decimal:
 
 
 def _refuse_constant(text: str) -> Json:
-    raise SchemaError("", f"{text} is no JSON")
+    raise SchemaError("", f"{text} is not JSON")
