@@ -2,7 +2,7 @@
 
     python benchmarks/families.py [ARCHITECTURE ...] [--weights bfloat16 int8 int4] [--all-cases]
 
-Checkpoints are the tiny ones of tests/models/test_families.py: the first of each architecture, or every one with
+Checkpoints are the tiny ones of tests/families.py: the first of each architecture, or every one with
 `--all-cases`. Prints a line each (the situations that were clean, or the first that was not), and writes
 results/<machine>/families.json. Exits with 1 if an answer depended on anything, or a situation was not reached.
 """
@@ -23,7 +23,7 @@ from penstock.models.registry import ARCHITECTURES
 from penstock.verify import SelfTest, self_test_config
 from report import results_file
 from tests.checkpoints import write_random
-from tests.models.test_families import CASES, MULTIMODAL, SHAPE
+from tests.families import CASES, MULTIMODAL, SHAPE
 
 WEIGHTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},

@@ -1,4 +1,4 @@
-"""`docs/performance.md`, from the results: python benchmarks/page.py > docs/performance.md."""
+"""Generates `docs/performance.md` from the results: python benchmarks/page.py > docs/performance.md."""
 
 import json
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from report import RESULTS
 INTRO = """\
 # Performance
 
-The last results of each benchmark on each machine, from `benchmarks/results/`. This page is generated:
+The latest results of each benchmark on each machine, from `benchmarks/results/`. This page is generated:
 `python benchmarks/page.py > docs/performance.md`.
 
-Machines are virtual, with 2 processors and 24 GiB, and share memory and caches with strangers, so their speed changes
-by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.13.0.
+The machines are virtual, with 2 processors and 24 GiB. They share memory bandwidth and caches with other tenants, so
+their speed changes by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.13.0.
 
 - **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
 - **zen4**: AMD EPYC, family 25 (AVX-512 with VNNI and BF16, no AMX).
@@ -21,39 +21,49 @@ by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.
 
 AMX kernels are tested in an emulator and have not been timed on hardware.
 
-Figures of int8, int6 and int4 weights on zen5 and ice-lake are of the formats before 2026-11-23, which shared scales
-between 128 columns or a row. Groups of 32 keep more of what a model knows ([quantization.md](quantization.md)), and
-cost time where many tokens are multiplied.
+Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by 128
+columns or a row. Today's groups of 32 columns improve quality ([quantization.md](quantization.md)), and take more time
+where many tokens are multiplied.
 
-## Beside peers
+## Compared with other engines
 
 `python benchmarks/peers.py MODEL WEIGHTS PEER`. Random weights in the shapes `qwen3-0.6b` (28 layers of 1,024,
-vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64) and `tiny` (4 layers of 256), and of
-`benchmarks/real_shapes.py`: `qwen3-30b-a3b-8l` (8 of its 48 layers, 8 of 128 experts a token), `qwen3.5-0.8b` and
-`gemma3-1b`. Weights named `q4_k_m` or `q4_0` are one GGUF file that both engines read. A scenario `NxIN:OUT` is N
-requests at once with prompts of IN/2 to IN tokens and OUT output tokens each, greedy; `shared=S` gives all prompts the
-same first S tokens. Output tokens a second, for OUT = 1 all tokens a second; medians of the rounds. OpenVINO keeps keys
-and values in 8 bits; so did Penstock where it quantizes weights; "other cache" is Penstock with the other dtype. The
-ratio is Penstock's rate over the peer's (for load time and memory: its seconds and bytes over the peer's)."""
+vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64), `llama-8b-8` (8 of Llama 8B's 32 layers) and `tiny`
+(4 layers of 256), and of `benchmarks/real_shapes.py`: `qwen3-30b-a3b-8l` (8 of its 48 layers, 8 of 128 experts per
+token), `qwen3.5-0.8b` and `gemma3-1b`. Weights named `q4_k_m`, `q4_0` or `q8_0` are one GGUF file that both engines
+read; with `/avx2`, Penstock runs the kernels of processors without AVX-512 (`--isa avx2`), the peer its best. A
+scenario `NxIN:OUT` is N simultaneous requests with prompts of IN/2 to IN tokens and OUT output tokens each, greedy;
+with `shared=S` all prompts have the same first S tokens. Rates are output tokens per second, or all tokens per second
+for OUT = 1; medians of the rounds. OpenVINO caches keys and values in 8 bits, and so does Penstock here with
+quantized weights; "other cache" is Penstock with the other type of cache. The ratio is Penstock's rate divided by the
+peer's; for load time and memory, its seconds or bytes divided by the peer's."""
 
 ROOFLINE = """\
-## Beside the machine's limits
+## Compared with the machine's limits
 
 ![Share of the machine's limit by scenario, qwen3-0.6b on zen5](performance.svg)
 
-`python benchmarks/roofline.py --machine zen5 --plot docs/performance.svg`: the bound is a perfect engine, which runs
-prompts at the peak rate of the arithmetic, and decodes at that or at the rate of reading all weights, keys and values
-once a step. bfloat16 weights count 12 bits ([native-kernels.md](native-kernels.md#bfloat16-in-12-bits)). Ceilings and
-scenarios are not of the same minute, so a share can pass 1."""
+`python benchmarks/roofline.py --machine zen5 --plot docs/performance.svg`: the limit is that of a perfect engine, which
+computes prompts at the peak arithmetic rate, and decodes at that rate or as fast as it can read all weights, keys and
+values once per step. bfloat16 weights count as 12 bits ([native-kernels.md](native-kernels.md#bfloat16-in-12-bits)).
+Limits and scenarios were not measured at the same time, so a share can exceed 1."""
 
 UNITS = {"load_s": "load, s", "peak_rss_mib": "peak memory, MiB"}
-"""Rows of `peers.json` that are no scenarios, by the names that the page has them under."""
+"""Names on the page for the rows of `peers.json` that are not scenarios."""
 
 OTHERS = {  # benchmark: (title, command, remark)
-    "steps": ("Fixed cost of a step", "steps.py MODEL", "All but the time in native kernels, on the `tiny` shape."),
+    "steps": (
+        "Fixed cost of a step",
+        "steps.py MODEL",
+        "The time outside of the native kernels, with the `tiny` shape.",
+    ),
     "scheduler": ("Scheduler and prefix tree", "scheduler.py", "CPU time."),
     "sampling": ("Sampling", "sampling.py MODEL", "qwen3-0.6b's vocabulary."),
-    "speculation": ("Speculation", "speculation.py MODEL", "Seconds with it over seconds without; below 1 is faster."),
+    "speculation": (
+        "Speculation",
+        "speculation.py MODEL",
+        "Seconds with speculation divided by seconds without; below 1 is faster.",
+    ),
     "edge": ("HTTP", "edge.py", ""),
     "journal": ("Journal", "journal.py", ""),
     "startup": ("Start", "startup.py", "Medians of fresh processes, demo model."),
@@ -61,21 +71,37 @@ OTHERS = {  # benchmark: (title, command, remark)
     "second_turn": (
         "A chat's second turn",
         "second_turn.py",
-        "Its time to the first token over the first turn's; random models of several kinds of memory, cut in depth.",
+        "Its time to the first token divided by the first turn's; random models with each kind of cache.",
     ),
     "fairness": (
         "Fairness",
         "fairness.py --model MODEL",
-        "SmolLM2-135M-Instruct, prompts of 300 tokens beside streams of 200 + 128.",
+        "SmolLM2-135M-Instruct, prompts of 300 tokens beside streams of 200 + 128 tokens.",
     ),
     "penalties": ("Penalties", "sampling.py", "CPU time of one thread, on a machine under load."),
-    "hostile_soak": ("Hostile bytes", "hostile_soak.py", "Beside good traffic, demo model."),
+    "hostile_soak": ("Hostile bytes", "hostile_soak.py", "Beside valid requests, demo model."),
+    "fleet": (
+        "Several engines",
+        "fleet.py",
+        "The rows of 0.6b: `--parts weights --model MODEL`, qwen3-0.6b's shape in bfloat16.",
+    ),
+    "kills": (
+        "Kills under load",
+        "kills.py",
+        "With `PYTHONPATH=.`; demo model. One machine, whose Ray nodes are processes.",
+    ),
+    "shared-weights": (
+        "Memory of several engines",
+        "shared_weights.py MODEL --options quantization=int4",
+        "Llama 8B's shape, 8 layers.",
+    ),
+    "simulator_speed": ("Simulator", "simulator.py speed --simulated 1200", "CPU time of one core."),
     "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
 }
 
 
 def machines() -> list[str]:
-    """Those with results, the newest first."""
+    """Machines with results, the newest first."""
     return sorted((folder.name for folder in RESULTS.iterdir() if folder.is_dir()), reverse=True)
 
 
@@ -110,8 +136,8 @@ def peer_table(runs: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
 
 
 def ceiling_table() -> Iterator[str]:
-    """Kernels beside the ceilings: the least and the largest share among the shapes."""
-    yield "Kernels alone, as shares of the measured ceiling of reading or of arithmetic, whichever is nearer"
+    """Kernels as shares of the ceilings, means over the shapes."""
+    yield "Kernels alone, as shares of the measured read bandwidth or arithmetic rate, whichever limits more"
     yield "(`python benchmarks/linear.py`, `python benchmarks/attention.py`):"
     yield ""
     yield f"| kernel | {' | '.join(machines())} |"
@@ -122,7 +148,7 @@ def ceiling_table() -> Iterator[str]:
 
 
 def _linear_shares(machine: str) -> dict[str, float]:
-    """Of a linear map by kind of weight and number of tokens, the mean over the matrices."""
+    """Shares of linear maps by kind of weight and number of tokens, means over the matrices."""
     means: dict[str, list[float]] = {}
     for name, share in read(machine, "linear").get("share of the nearer ceiling", {}).items():
         kind, _, tokens = name.split(" ", 2)
@@ -133,7 +159,7 @@ def _linear_shares(machine: str) -> dict[str, float]:
 
 def bar_table(name: str) -> Iterator[str]:
     having = [machine for machine in machines() if read(machine, name)]
-    yield f"| | {' | '.join(having)} | bar |"
+    yield f"| | {' | '.join(having)} | target |"
     yield f"|---|{'---|' * (len(having) + 1)}"
     results = {machine: read(machine, name) for machine in having}
     for row in dict.fromkeys(row for rows in results.values() for row in rows):

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests is beside, and not installed
 from tests.checkpoints import write_random, write_tokenizer
-from tests.gguf_families import FAMILIES, add_common, add_nothing, converted
+from tests.gguf_families import FAMILIES, add_common, add_nothing
 from tests.gguf_files import add_byte_level, finish
+from tests.gguf_tensors import converted
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-30b-a3b": (

@@ -1,23 +1,35 @@
-"""GGUF files of families whose tensors llama.cpp's converter changes, for tests: its keys, names and transforms."""
+"""GGUF files of families as llama.cpp's converter writes them, for tests: their keys."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gguf import GGUFWriter
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType
 from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.torch import load_file
-from torch import Tensor
 
 from tests.gguf_files import encode, finish, llama3_factors
-
-Config = Mapping[str, Any]
-Tensors = Iterator[tuple[str, Tensor]]
+from tests.gguf_tensors import (
+    Config,
+    Convert,
+    converted,
+    correction_biases,
+    delta_tensors,
+    gemma4_tensors,
+    gpt_oss_tensors,
+    granite_hybrid_tensors,
+    interleaved,
+    latent_tensors,
+    lfm2_tensors,
+    llama4_tensors,
+    nemotron_h_tensors,
+    norms_plus_one,
+    stacked,
+)
 
 
 def write_family(
@@ -43,7 +55,7 @@ def write_family(
     if any("eh_proj" in name for name in tensors):
         writer.add_block_count(layers + 1)
         writer.add_nextn_predict_layers(1)
-    for name, tensor in _stacked(converted(iter(tensors.items()), config, convert)):
+    for name, tensor in stacked(converted(iter(tensors.items()), config, convert)):
         gguf_name = _nextn(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         of_head = gguf_name.startswith(f"blk.{layers}.")
@@ -310,215 +322,30 @@ def _add_exaone4(writer: GGUFWriter, config: Config) -> None:
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
 
 
-def converted(tensors: Tensors, config: Config, convert: "Convert | None") -> Tensors:
-    for name, tensor in tensors:
-        yield from ((name, tensor),) if convert is None else convert(name, tensor, config)
-
-
-Convert = Callable[[str, Tensor, Config], Tensors]
-
-
-def _block(name: str) -> str:
-    """What the names of a layer's tensors begin with in the file."""
-    layer = re.search(r"\.layers\.(\d+)\.", name)
-    return "" if layer is None else f"blk.{layer[1]}."
-
-
-def _one_more(name: str, tensor: Tensor, config: Config) -> Tensors:
-    if name == "lm_head.weight" and "gemma" in config["model_type"]:
-        return
-    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
-
-
-def _gemma4(name: str, tensor: Tensor, config: Config) -> Tensors:
-    if name == "lm_head.weight" and config["tie_word_embeddings"]:
-        return
-    block = _block(name)
-    others = {
-        "router.scale": "ffn_gate_inp.scale",
-        "router.per_expert_scale": "ffn_down_exps.scale",
-        "layer_scalar": "layer_output_scale.weight",
-    }
-    for end, stored in others.items():
-        if name.endswith(end):
-            yield f"{block}{stored}", tensor
-            return
-    yield f"{name}.weight" if ".experts." in name else name, tensor
-
-
-def _gpt_oss(name: str, tensor: Tensor, config: Config) -> Tensors:
-    if "sinks" in name:
-        yield f"{name}.weight", tensor
-    elif "experts" in name:
-        stem, bias = name.removesuffix("_bias"), name.endswith("_bias")
-        kind, rows = ".bias" if bias else ".weight", tensor if bias else tensor.transpose(1, 2)
-        if "gate_up" in name:
-            yield stem.replace("gate_up_proj", "gate_proj") + kind, rows[:, ::2].contiguous()
-            yield stem.replace("gate_up_proj", "up_proj") + kind, rows[:, 1::2].contiguous()
-        else:
-            yield stem + kind, rows.contiguous()
-    else:
-        yield name, tensor
-
-
-def _correction(name: str, tensor: Tensor, config: Config) -> Tensors:
-    if name.endswith(("e_score_correction_bias", ".expert_bias")):
-        yield f"{_block(name)}exp_probs_b.bias", tensor
-    else:
-        yield name, tensor
-
-
-def _lfm2(name: str, tensor: Tensor, config: Config) -> Tensors:
-    tensor = tensor[:, 0] if "conv.conv" in name else tensor
-    yield from _correction(name.replace("model.", "") if ".experts." in name else name, tensor, config)
-
-
-def _delta(name: str, tensor: Tensor, config: Config) -> Tensors:
-    """Of Qwen3.5 the heads of values are put so that those of keys come in turn."""
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    first, size = 2 * keys * config["linear_key_head_dim"], config["linear_value_head_dim"]
-
-    def turned(rows: Tensor, dim: int = 0) -> Tensor:
-        if config["model_type"] == "qwen3_next":
-            return rows
-        shape = list(rows.shape)
-        shape[dim : dim + 1] = [keys, values // keys, shape[dim] // values]
-        return rows.view(shape).transpose(dim, dim + 1).reshape(rows.shape)
-
-    part, block = name.partition("linear_attn.")[2], _block(name)
-    if name.endswith("experts.gate_up_proj"):
-        for kind, rows in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
-            yield name.replace("gate_up_proj", f"{kind}_proj.weight"), rows.contiguous()
-    elif name.endswith("experts.down_proj"):
-        yield f"{name}.weight", tensor
-    elif not part:
-        yield from _one_more(name, tensor, config)
-    elif part == "A_log":
-        yield f"{block}ssm_a", turned(-tensor.exp())
-    elif part == "dt_bias":
-        yield f"{block}ssm_dt.bias", turned(tensor)
-    elif part in ("in_proj_qkv.weight", "conv1d.weight"):
-        tensor = tensor[:, 0] if "conv" in part else tensor
-        yield name, torch.cat((tensor[:first], turned(tensor[first:])))
-    elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
-        yield name, turned(tensor)
-    elif part == "out_proj.weight":
-        yield name, turned(tensor, 1)
-    elif part == "in_proj_qkvz.weight":
-        key, share = config["linear_key_head_dim"], values // keys * size
-        parts = tensor.view(keys, -1, tensor.shape[1]).split((key, key, share, share), 1)
-        yield f"{block}attn_qkv.weight", torch.cat([each.flatten(0, 1) for each in parts[:3]])
-        yield f"{block}attn_gate.weight", parts[3].flatten(0, 1)
-    else:
-        yield name, tensor
-
-
-def _interleaved(name: str, tensor: Tensor, config: Config) -> Tensors:
-    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-    if heads is None:
-        yield name, tensor
-    else:
-        yield name, tensor.view(config[heads], 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-
-
-def _mamba(name: str, tensor: Tensor, config: Config) -> Tensors:
-    layer, _, part = name.rpartition(".")
-    block = _block(name)
-    groups = config.get("mamba_n_groups", config.get("n_groups"))
-    if part == "A_log":
-        yield f"{block}ssm_a", -tensor.exp()[:, None]
-    elif part == "D":
-        yield f"{block}ssm_d", tensor[:, None]
-    elif part == "dt_bias":
-        yield f"{block}ssm_dt.bias", tensor
-    elif layer.endswith("conv1d") and part == "weight":
-        yield name, tensor[:, 0]
-    elif layer.endswith(("mamba.norm", "mixer.norm")):
-        yield name, tensor.view(groups, -1)
-    else:
-        yield from _correction(name, tensor, config)
-
-
-def _granite_hybrid(name: str, tensor: Tensor, config: Config) -> Tensors:
-    kinds = "_exps" if "block_sparse_moe" in name else "_shexp" if config["num_local_experts"] else ""
-    block = _block(name)
-    if "input_linear" in name:
-        gate, up = tensor.chunk(2, -2)
-        yield f"{block}ffn_gate{kinds}.weight", gate.contiguous()
-        yield f"{block}ffn_up{kinds}.weight", up.contiguous()
-    elif "output_linear" in name:
-        yield f"{block}ffn_down{kinds}.weight", tensor
-    elif "self_attn" in name:
-        yield from _interleaved(name, tensor, config)
-    else:
-        yield from _mamba(name, tensor, config)
-
-
-def _nemotron_h(name: str, tensor: Tensor, config: Config) -> Tensors:
-    name = re.sub("^model", "backbone", name)
-    if ".experts." in name:
-        name = name.replace("backbone", "model").replace("mixer", "mlp")
-    yield from _mamba(name, tensor, config)
-
-
-def _latents(name: str, tensor: Tensor, config: Config) -> Tensors:
-    block = _block(name)
-    if "kv_b_proj" in name:
-        by_head = tensor.view(config["num_attention_heads"], -1, tensor.shape[1])
-        keys, values = by_head.split((config["qk_nope_head_dim"], config["v_head_dim"]), 1)
-        yield f"{block}attn_k_b.weight", keys.transpose(1, 2).contiguous()
-        yield f"{block}attn_v_b.weight", values.contiguous()
-    else:
-        yield from _correction(name, tensor, config)
-
-
-def _llama4(name: str, tensor: Tensor, config: Config) -> Tensors:
-    if "experts.gate_up_proj" in name:
-        for part, rows in zip(("gate", "up"), tensor.transpose(1, 2).chunk(2, 1), strict=True):
-            yield name.replace("gate_up_proj", f"{part}_proj.weight"), rows.contiguous()
-    elif name.endswith("experts.down_proj"):
-        yield f"{name}.weight", tensor.transpose(1, 2).contiguous()
-    else:
-        yield name, tensor
-
-
-def _stacked(tensors: Tensors) -> Tensors:
-    """With the experts of a layer in one tensor."""
-    experts: dict[str, dict[int, Tensor]] = {}
-    for name, tensor in tensors:
-        match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
-        if match is None:
-            yield name, tensor
-        else:
-            experts.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
-    for name, parts in experts.items():
-        yield name, torch.stack([parts[index] for index in range(len(parts))])
-
-
 FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | None]] = {
-    "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, _latents),
-    "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, _latents),
-    "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, _latents),
+    "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
+    "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
+    "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Ernie4_5ForCausalLM": ("ernie4_5", add_nothing, None),
     "Exaone4ForCausalLM": ("exaone4", _add_exaone4, None),
-    "Gemma2ForCausalLM": ("gemma2", _add_gemma2, _one_more),
-    "Gemma3ForCausalLM": ("gemma3", _add_gemma3, _one_more),
-    "Gemma4ForCausalLM": ("gemma4", _add_gemma4, _gemma4),
+    "Gemma2ForCausalLM": ("gemma2", _add_gemma2, norms_plus_one),
+    "Gemma3ForCausalLM": ("gemma3", _add_gemma3, norms_plus_one),
+    "Gemma4ForCausalLM": ("gemma4", _add_gemma4, gemma4_tensors),
     "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),
-    "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, _correction),
-    "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, _gpt_oss),
-    "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, _granite_hybrid),
-    "Lfm2ForCausalLM": ("lfm2", _add_lfm2, _lfm2),
-    "Llama4ForCausalLM": ("llama4", _add_llama4, _llama4),
+    "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, correction_biases),
+    "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, gpt_oss_tensors),
+    "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, granite_hybrid_tensors),
+    "Lfm2ForCausalLM": ("lfm2", _add_lfm2, lfm2_tensors),
+    "Llama4ForCausalLM": ("llama4", _add_llama4, llama4_tensors),
     "PhimoeForCausalLM": ("phimoe", _add_phi3, None),
-    "Lfm2MoeForCausalLM": ("lfm2moe", _add_lfm2, _lfm2),
-    "Ministral3ForCausalLM": ("mistral3", _add_ministral3, _interleaved),
-    "NemotronHForCausalLM": ("nemotron_h_moe", _add_nemotron_h, _nemotron_h),
+    "Lfm2MoeForCausalLM": ("lfm2moe", _add_lfm2, lfm2_tensors),
+    "Ministral3ForCausalLM": ("mistral3", _add_ministral3, interleaved),
+    "NemotronHForCausalLM": ("nemotron_h_moe", _add_nemotron_h, nemotron_h_tensors),
     "Olmo3ForCausalLM": ("olmo2", _add_olmo3, None),
     "OlmoeForCausalLM": ("olmoe", add_nothing, None),
     "Phi3ForCausalLM": ("phi3", _add_phi3, None),
-    "Qwen3NextForCausalLM": ("qwen3next", _add_delta, _delta),
-    "Qwen3_5ForCausalLM": ("qwen35", _add_delta, _delta),
-    "Qwen3_5MoeForCausalLM": ("qwen35moe", _add_delta, _delta),
+    "Qwen3NextForCausalLM": ("qwen3next", _add_delta, delta_tensors),
+    "Qwen3_5ForCausalLM": ("qwen35", _add_delta, delta_tensors),
+    "Qwen3_5MoeForCausalLM": ("qwen35moe", _add_delta, delta_tensors),
 }
-"""By the folder's architecture: llama.cpp's, what goes to its keys, and what becomes of the tensors."""
+"""By the folder's architecture: llama.cpp's name, the function that adds its keys, its conversion of tensors."""

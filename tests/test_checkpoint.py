@@ -77,12 +77,12 @@ def test_a_missing_folder_is_named(tmp_path: Path, folder: str) -> None:
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(CheckpointError, match="no GGUF file; give the folder"):
+    with pytest.raises(CheckpointError, match="not a GGUF file; give one, or the folder"):
         open_checkpoint(str(tmp_path / "model.safetensors"))
 
 
 def test_a_folder_without_config_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
         open_checkpoint(str(tmp_path))
 
 
@@ -99,7 +99,9 @@ def test_a_hub_id_that_cannot_be_downloaded_says_so(monkeypatch: pytest.MonkeyPa
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="nobody/nothing is no folder or file here and could not be downloaded"):
+    with pytest.raises(
+        CheckpointError, match="nobody/nothing is not a local folder or file, and could not be downloaded"
+    ):
         open_checkpoint("nobody/nothing")
 
 

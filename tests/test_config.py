@@ -56,30 +56,31 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
     [
         ({"max_num_seq": 8}, "did you mean 'max_num_seqs'"),
         ({"nonsense_xyz": 8}, "known are"),
-        ({"max_num_seqs": "many"}, "max_num_seqs must be int"),
-        ({"max_num_seqs": 1.5}, "max_num_seqs must be int"),
-        ({"max_num_seqs": True}, "max_num_seqs must be int"),
-        ({"enable_prefix_caching": "perhaps"}, "must be bool"),
+        ({"max_num_seqs": "many"}, "max_num_seqs must be a whole number"),
+        ({"max_num_seqs": 1.5}, "max_num_seqs must be a whole number"),
+        ({"max_num_seqs": True}, "max_num_seqs must be a whole number"),
+        ({"enable_prefix_caching": "perhaps"}, "must be true or false"),
         ({"dtype": "float8"}, "must be one of auto, float32, bfloat16, float16"),
         ({"quantization": "int3"}, "must be one of int8, int4; not 'int3'"),
         ({"policy": "lifo"}, "must be one of fair, fcfs, priority"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
+        ({"threads": 100_000}, "threads must be at most 1024"),
         ({"max_model_len": 4096}, "from 1 to 2048"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "raise the first or lower the second"),
         ({"kv_cache_memory": "1TB"}, "not a number of bytes"),
         ({"kv_cache_memory": "100GiB"}, "does not fit"),
-        ({"kv_cache_memory": "1KiB"}, "no KV block"),
+        ({"kv_cache_memory": "1KiB"}, "no KV block .* kv_cache_memory is .*: raise it; or lower max_model_len"),
         ({"kv_cache_memory": "64KiB", "max_model_len": 2048}, "does not fit the KV cache"),
         ({"max_batch_total_tokens": 100}, "could never be admitted"),
         ({"waiting_served_ratio": -1.0}, "at least 0"),
         ({"max_batch_prefill_tokens": 0}, "at least 1"),
         ({"speculation": "eagle"}, "must be one of ngram, draft"),
-        ({"speculation": "draft"}, "give it as speculative_model"),
+        ({"speculation": "draft"}, "set speculative_model"),
         ({"speculation": "ngram", "speculative_model": "small"}, "leave one of the two out"),
         ({"speculation": "ngram", "num_speculative_tokens": 0}, "at least 1"),
-        ({"num_speculative_tokens": 4}, "does nothing without speculation"),
+        ({"num_speculative_tokens": 4}, "has no effect without speculation"),
     ],
 )
 def test_what_cannot_work_is_refused_with_words_that_help(options: dict[str, object], words: str) -> None:
@@ -153,7 +154,7 @@ def test_the_cache_is_of_the_models_type_unless_told_otherwise() -> None:
 
 
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
-    with pytest.raises(ConfigError, match=r"quantized already \(gptq\): leave the option out"):
+    with pytest.raises(ConfigError, match=r"already quantized \(gptq\): leave the option out"):
         settled(replace(FACTS, stored_format="gptq"), quantization="int8")
 
 

@@ -1,10 +1,13 @@
-"""The Markdown pages are well formed: every table is one that a reader sees as a table."""
+"""The Markdown pages are well formed, and what they refer to exists: links, files, commands and flags."""
 
 import itertools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from penstock.cli import make_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,3 +36,81 @@ def test_every_table_has_a_header_rows_and_as_many_cells_in_each(page: Path) -> 
 def test_no_row_stands_twice(page: Path) -> None:
     for table in tables(page.read_text()):
         assert len(set(table)) == len(table), table[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked.read_text()), target
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_penstock_command_of_a_code_block_is_accepted_by_the_command_line(page: Path) -> None:
+    for command in commands(page.read_text()):
+        make_parser().parse_args(shlex.split(command, comments=True)[1:])
+
+
+def commands(page: str) -> list[str]:
+    """The commands of fenced and indented blocks; a backslash continues a line, && joins two."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^    (.*)$", page, flags=re.MULTILINE)
+    lines = "\n".join([*blocks, *indented]).replace("\\\n", " ").splitlines()
+    return [part.strip() for line in lines for part in line.split(" && ") if part.strip().startswith("penstock ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_script_that_a_command_names_exists(page: Path) -> None:
+    text = page.read_text()
+    for script in re.findall(r"\bpython (?!-)(\S+\.py)", text):
+        assert (ROOT / script).exists(), script
+    for module in re.findall(r"\bpython -m (\w[\w.]*)", text):
+        path = Path(*module.split("."))
+        exists = any(
+            (root / path).is_dir() or (root / path).with_suffix(".py").exists() for root in (ROOT, ROOT / "src")
+        )
+        assert exists or module == "pytest", module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_of_the_tree_that_prose_names_exists(page: Path) -> None:
+    """Paths in backquotes are relative to the root, to the package or to csrc."""
+    folders = [
+        folder.name for folder in (ROOT, ROOT / "src" / "penstock") for folder in folder.iterdir() if folder.is_dir()
+    ]
+    for path in re.findall(r"`((?:[\w.]+/)+[\w.]*\.(?:py|cpp|h|json))`", page.read_text()):
+        if path.split("/")[0] in folders and "NAME" not in path:
+            assert any((root / path).exists() for root in (ROOT, ROOT / "src" / "penstock")), path
+
+
+def test_every_flag_that_a_page_names_exists() -> None:
+    known = set(re.findall(r"--[a-z][\w-]+", make_parser().format_help()))
+    for command in ("generate", "chat", "serve", "reload", "quantize", "verify", "simulate"):
+        known |= flags_of(command)
+    named = {(page.stem, flag) for page in PAGES for flag in flags_in_prose(page.read_text())}
+    assert {(page, flag) for page, flag in named if flag not in known | OTHER_FLAGS} == set()
+
+
+OTHER_FLAGS = {"--help", "--parts", "--measure", "--short"}
+"""Flags of argparse, and of the benchmark or module that the prose names."""
+
+
+def flags_of(command: str) -> set[str]:
+    (commands,) = (action for action in make_parser()._actions if action.dest == "command")
+    assert isinstance(commands.choices, dict)
+    return set(commands.choices[command]._option_string_actions)
+
+
+def flags_in_prose(page: str) -> set[str]:
+    """Flags in backquotes, but not those of other programs' commands."""
+    quoted = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE))
+    ours = [text for text in quoted if re.match(r"--|penstock |serve |generate |quantize ", text)]
+    return {flag for text in ours for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)}

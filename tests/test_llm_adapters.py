@@ -144,7 +144,7 @@ def test_an_adapter_may_be_a_hub_id(
     (repository / "refs" / "main").write_text(revision)
     with LLM(str(tiny_llama), adapter="x=someone/lora", **OPTIONS) as llm:
         assert answers(llm, "x") == alone["a"]
-        with pytest.raises(AdapterError, match="nobody/lora is no folder here and could not be downloaded"):
+        with pytest.raises(AdapterError, match="nobody/lora is not a local folder, and could not be downloaded"):
             llm.load_adapter("y", "nobody/lora")
 
 

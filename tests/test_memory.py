@@ -180,7 +180,7 @@ def test_fewer_sequences_run_by_default_where_their_states_would_fill_the_cache(
 
 
 def test_a_draft_model_that_has_states_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"the draft model 135M has recurrent layers.*attention alone"):
+    with pytest.raises(ConfigError, match=r"the draft model 135M has recurrent layers.*attention layers only"):
         resolve(EngineConfig.from_options(speculative_model="other"), SMALL, MACHINE, HYBRID)
 
 

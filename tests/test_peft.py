@@ -13,7 +13,7 @@ from penstock.errors import AdapterError
 from penstock.models.adaptable import adaptable
 from penstock.models.registry import read_spec
 from tests.checkpoints import write_random
-from tests.models.test_families import LATENTS, SHAPE
+from tests.families import LATENTS, SHAPE
 
 PROMPT = [7, 31, 101, 58, 3, 99, 140, 22, 64, 9]
 TOKENS = 12
@@ -98,7 +98,7 @@ def test_an_answer_is_that_of_peft(case: str, tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save: \['lm_head'\], which is not supported"),
         ({"bias": "all"}, "bias: 'all', which is not supported"),
         ({"target_modules": ["embed_tokens", "q_proj"]}, "embed_tokens"),
-        ({"target_modules": ["lm_head"]}, "lm_head.base_layer.weight, which is not LoRA's"),
+        ({"target_modules": ["lm_head"]}, "lm_head.base_layer.weight, which is not a LoRA weight"),
     ],
     ids=["DoRA", "modules_to_save", "biases", "embeddings", "lm_head"],
 )

@@ -16,16 +16,20 @@ def run(example: str) -> str:
     ).stdout
 
 
-def test_the_offline_example_runs_and_answers_rightly() -> None:
-    blocks: list[str] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    example = next(block for block in blocks if "from penstock import LLM" in block)
-    printed = run(example)
-    assert [word in printed for word in ("95", "revir", "4, 15, 31, 92")] == [True] * 3, printed
+def python_blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_the_offline_examples_run_and_answer_rightly() -> None:
+    first, structured = (run(block) for block in python_blocks() if "from penstock import LLM" in block)
+    assert [word in first for word in ("95", "revir", "4, 15, 31, 92")] == [True] * 3, first
+    assert structured == '{"name": "Alice", "age": 34, "city": "Paris"}\n'
 
 
 def test_the_examples_with_clients_run_and_are_answered_rightly() -> None:
-    blocks: list[str] = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     address = "http://127.0.0.1:8000"
     with running_server("--threads", "1") as server:
-        printed = [run(block.replace(address, server.url)).splitlines() for block in blocks if address in block]
+        printed = [
+            run(block.replace(address, server.url)).splitlines() for block in python_blocks() if address in block
+        ]
     assert printed == [["4, 15, 31, 92"], ["37 + 58 = 95"] * 2]

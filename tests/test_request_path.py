@@ -16,5 +16,5 @@ def test_the_page_names_the_files_of_a_chat_request_and_they_are_few(tiny_llama:
     named = listing[1].split()
     paths = [one for one in named if one.endswith(".py")]
     assert len(paths) == len(set(paths)) <= MOST
-    if native.library() is not None:  # else the model is run call by call, by the reference
+    if native.library() is not None:  # else the model runs eagerly, on the reference
         assert set(request_path(tiny_llama)) == set(paths)

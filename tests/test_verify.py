@@ -16,7 +16,7 @@ from penstock.settings import Settings
 from penstock.verify import Finding, SelfTest, first_difference, self_test_config
 from tests.checkpoints import write_random
 from tests.core.fakes import FakeRunner
-from tests.models.test_families import LATENTS, SHAPE
+from tests.families import LATENTS, SHAPE
 
 SITUATIONS = 10
 

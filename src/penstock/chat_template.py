@@ -186,7 +186,7 @@ class _Process:
         return _needed(await self._attempt_from_loop(frame) if text is None else text)
 
     def _attempt(self, frame: bytes) -> str | None:
-        """None if the process has ended, and not by what it rendered."""
+        """None if the process has ended for a reason other than what it rendered."""
         worker = self.running()
         try:
             answer = worker.ask(frame, longest=_longest_answer(frame), patience=PATIENCE)

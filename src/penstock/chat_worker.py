@@ -23,7 +23,7 @@ _LONGEST_COMPLAINT = 2000
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it renders as what it holds."""
+    """`{% generation %}` marks the assistant's words for training; here it renders its content."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)

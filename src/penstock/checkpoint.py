@@ -58,14 +58,14 @@ class Checkpoint:
     name: str
     """The hub id as given, else the folder's or the file's own name."""
     config: dict[str, Any]
-    """`config.json`, as it is, or what it would be for a GGUF file."""
+    """The content of `config.json`, or its equivalent for a GGUF file."""
     config_file: Path
     """Where that stands, for errors."""
     generation: GenerationDefaults
     gguf: GGUFFile | None = None
     """The headers of a GGUF file."""
     task: Literal["generate", "embed", "score"] | None = None
-    """What the caller wants it for; None: what it is made for."""
+    """The task that the caller asks for; None: the model's own."""
 
 
 def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
@@ -87,7 +87,7 @@ def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:
-        raise CheckpointError(f"{path} holds no config.json: not a Hugging Face model folder")
+        raise CheckpointError(f"{path} has no config.json, so it is not a Hugging Face model folder")
     generation = read_json(generation_file) or {}
     defaults = _generation_defaults(generation, config, generation_file, config_file)
     return Checkpoint(path, name, config, config_file, defaults, task=wanted)
@@ -107,7 +107,7 @@ def resolve_path(model: str | None) -> Path:
     if path.exists():
         if not is_gguf(path):
             raise CheckpointError(
-                f"{model} is a file, and no GGUF file; give the folder that holds config.json and the weights"
+                f"{model} is not a GGUF file; give one, or the folder with config.json and the weights"
             )
         return path.parent.resolve() / path.name  # a link may lead to a meaningless name
     hub_id = _HUB_ID.fullmatch(model)
@@ -146,7 +146,7 @@ def _download(repository: str, choice: str | None) -> Path:
         raise
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type, all end here
         raise CheckpointError(
-            f"{repository} is no folder or file here and could not be downloaded from the Hugging Face hub: "
+            f"{repository} is not a local folder or file, and could not be downloaded from the Hugging Face hub: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -187,7 +187,9 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     content = read_json(index, _MAX_INDEX_BYTES)
     if content is None:
-        raise CheckpointError(f"{folder} holds neither {single.name} nor {index.name}: no weights in a form we read")
+        raise CheckpointError(
+            f"{folder} has neither {single.name} nor {index.name}; other formats of weights are not supported"
+        )
     weight_map = content.get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     if not names or not all(isinstance(name, str) for name in names):
@@ -280,5 +282,7 @@ def _number(generation: dict[str, Any], key: str, file: Path) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MAX_TOKEN_ID:  # or NaN
-        raise CheckpointError(f"{key} in {file} must be a number, and no huge one, not {shown(value)}")
+        raise CheckpointError(
+            f"{key} in {file} must be a number from {-_MAX_TOKEN_ID} to {_MAX_TOKEN_ID}, not {shown(value)}"
+        )
     return value

@@ -1,4 +1,4 @@
-"""Every option of the engine; `settings.resolve` settles those that the user left open.
+"""Every option of the engine; `settings.resolve` computes those that the user left open.
 
     options (keywords of `LLM`, flags of the CLI) ──EngineConfig.from_options──> EngineConfig ("auto" allowed)
 
@@ -28,7 +28,7 @@ def option(default: Any, help: str, choices: tuple[str, ...] = (), *, repeated: 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model, and how it computes."""
+    """The model, and how it is computed."""
 
     model: str | None = option(
         None,
@@ -37,27 +37,27 @@ class ModelConfig:
     )
     task: str = option(
         "auto",
-        "what the model is for: generate text, embed texts, or score a query and a document (as Qwen3-Reranker does); "
-        "auto: what its folder and its architecture say",
+        "task of the model: generate text, embed texts, or score documents against a query (as Qwen3-Reranker does); "
+        "auto: from its folder and architecture",
         ("auto", "generate", "embed", "score"),
     )
-    dtype: str = option("auto", "of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
-    device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
+    dtype: str = option("auto", "type of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
+    device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda if available")
     quantization: str | None = option(
-        None, "round the weights to int8 or int4 as they are loaded; none: as the checkpoint has them", tuple(RECIPES)
+        None, "quantize the weights while loading; default: as stored in the checkpoint", tuple(RECIPES)
     )
     packed_cache: str = option(
         "auto",
-        "folder where packed weights are kept, for later starts to map; auto: penstock/packed in the user's cache "
-        "folder (~/.cache); off: nowhere",
+        "folder that caches packed weights, which later starts map; auto: penstock/packed in the user's cache folder "
+        "(~/.cache); off: no cache",
     )
-    max_model_len: int | None = option(None, "longest prompt and answer together, in tokens; default: the model's")
-    seed: int | None = option(None, "makes requests that bring no seed of their own reproducible, in their order")
-    threads: int | None = option(None, "CPU threads of the engine; default: one a physical core")
+    max_model_len: int | None = option(None, "maximum tokens of prompt and answer together; default: the model's")
+    seed: int | None = option(None, "seed from which requests without one get theirs, in their order")
+    threads: int | None = option(None, "CPU threads of the engine; default: one per physical core")
     tensor_parallel_size: int = option(
         1,
-        "processes that divide the model among them, each with its rows of every matrix: one a GPU, or on the CPU with "
-        "its part of the threads; answers are the same, bit for bit",
+        "processes that the model is split over, each with some rows of every matrix: one per GPU, or on the CPU each "
+        "with its share of the threads; answers do not change by a bit",
     )
 
 
@@ -65,26 +65,25 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int | None = option(None, "tokens a KV block holds; default: 32 on the CPU, 16 on a GPU")
+    block_size: int | None = option(None, "tokens per KV block; default: 32 on the CPU, 16 on a GPU")
     kv_cache_memory: str | int = option(
-        "auto", "bytes for the KV cache, a draft model's included (8589934592, 8GiB, 512MiB), or auto"
+        "auto", "bytes for the KV cache, including a draft model's (8589934592, 8GiB, 512MiB), or auto"
     )
     max_memory: str | int | None = option(
         None,
-        "bytes of memory that weights, KV cache and workspace are planned within; default: what is free, which the "
-        "engines of a server share",
+        "bytes for weights, KV cache and workspace together; default: the free memory, shared by a server's engines",
     )
     kv_cache_dtype: str = option(
         "auto",
-        "of cached keys and values; auto: that of the model, float16 for quantized GGUF files; int8: half of bfloat16, "
-        "with a scale a token and head, to which queries are rounded as well",
+        "type of cached keys and values; auto: the model's, float16 for quantized GGUF files; int8: half the size of "
+        "bfloat16, with a scale per token and head, and queries are quantized as well",
         ("auto", *BYTES_OF, "int8"),
     )
-    enable_prefix_caching: bool = option(True, "share the computed blocks of equal prompt beginnings")
+    enable_prefix_caching: bool = option(True, "reuse the computed blocks of common prompt prefixes")
     kv_disk: str | None = option(
         None,
-        "PATH or PATH:SIZE (cache.kv:20GiB; default size: 10GiB) of a file that computed blocks are kept in and read "
-        "from, also by the next start; an engine each has its own: PATH, PATH.1, ...",
+        "PATH or PATH:SIZE (cache.kv:20GiB; default size: 10GiB) of a file that keeps computed blocks, also for the "
+        "next start; each engine has its own file: PATH, PATH.1, ...",
     )
 
 
@@ -94,73 +93,73 @@ class SchedulerConfig:
 
     max_num_seqs: int | None = option(
         None,
-        "sequences that run together; default: 64 on the CPU, 256 on a GPU, or fewer whose states (of recurrent "
-        "layers) fit half of the KV cache",
+        "maximum sequences that run together; default: 64 on the CPU, 256 on a GPU, or as many as have room for their "
+        "recurrent states in half of the KV cache",
     )
     max_num_batched_tokens: int | None = option(
-        None, "tokens that one step computes; default: 512 on the CPU, 8192 on a GPU"
+        None, "maximum tokens computed in a step; default: 512 on the CPU, 8192 on a GPU"
     )
     policy: str = option(
         "fair",
-        "order of the queue: fair shares tokens between API keys, and goes by priority and arrival within one; fcfs is "
-        "first come, first served; priority is by priority alone",
+        "order of the queue: fair shares tokens between API keys, and orders each key's requests by priority and "
+        "arrival; fcfs: first come, first served; priority: by priority alone",
         ("fair", "fcfs", "priority"),
     )
-    max_batch_prefill_tokens: int | None = option(None, "TGI: prompt tokens that one step computes")
+    max_batch_prefill_tokens: int | None = option(None, "TGI's: maximum prompt tokens computed in a step")
     max_batch_total_tokens: int | None = option(
-        None, "TGI: prompt tokens and max_tokens, added up over all running sequences"
+        None, "TGI's: maximum sum of prompt tokens and max_tokens over all running sequences"
     )
     waiting_served_ratio: float | None = option(
-        None, "TGI: while a batch runs, admit only when so many can join, as a share of the running"
+        None, "TGI's: while a batch runs, admit requests only if they are at least this share of the running ones"
     )
     max_waiting_tokens: int | None = option(
-        None, "TGI: after this many steps without an admission, admit whatever the ratio; default: 20"
+        None, "TGI's: steps without an admission after which the ratio no longer applies; default: 20"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Guessing tokens ahead, to compute several in one step. Answers stay the same, bit for bit."""
+    """Speculative decoding: drafted tokens are verified in one step. Answers do not change by a bit."""
 
     speculation: str | None = option(
         None,
-        "guess the next tokens, as many as pay: ngram looks them up in the text so far, draft asks a small model, mtp "
-        "the model's own head for it (multi-token prediction)",
+        "draft the next tokens where that pays: ngram looks them up in the text so far, draft uses a small model, mtp "
+        "the model's own multi-token prediction head",
         ("ngram", "draft", "mtp"),
     )
     speculative_model: str | None = option(
-        None, "the draft model, given as model is, of the same vocabulary; implies speculation draft"
+        None, "the draft model, named like --model, with the same vocabulary; implies --speculation draft"
     )
     num_speculative_tokens: int | None = option(
-        None, "most tokens that are guessed for a sequence in one step; default: 16, with mtp 3"
+        None, "maximum drafted tokens per sequence and step; default: 16, with mtp 3"
     )
 
 
 Role = Literal["any", "prefill", "decode"]
-"""Role of an engine: prefill only (it hands the blocks on), decode only, or both."""
+"""Role of an engine: prefill (it transfers the blocks), decode, or both."""
 KVTransfer = Literal["file", "nixl"]
 """Transport of a prefill engine's blocks to the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Low-rank adapters (LoRA), which requests choose by name."""
+    """Low-rank adapters (LoRA), which requests select by name."""
 
     adapter: str | None = option(
         None,
-        "name=PATH of an adapter that PEFT saved, a folder or a hub id, which requests choose as their model; several "
-        "by several flags, or separated by commas",
+        "name=PATH of an adapter saved by PEFT, a folder or a hub id; requests select it as their model; may be given "
+        "several times, or several separated by commas",
         repeated=True,
     )
     adapter_memory: str | int = option(
         "auto",
-        "bytes for adapters; the least recently used make room for others; auto: as much as those "
-        "of --adapter take, so that none can be loaded later where there are none",
+        "bytes for adapters; the least recently used are evicted; auto: the size of those given with --adapter, so "
+        "that without any none can be loaded later",
     )
 
     @property
     def paths(self) -> dict[str, str]:
-        """Where each adapter is, by name.
+        """Path of each adapter, by name.
 
         Raises:
             ConfigError: an entry is not name=PATH, or a name comes twice.
@@ -178,7 +177,7 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """All options of an engine, as the user gave them, and its role among others."""
+    """All options of an engine, as the user gave them, and its role in the fleet."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -188,14 +187,14 @@ class EngineConfig:
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
     meeting: Meeting | None = None
-    """Of ranks on several nodes."""
+    """How ranks on several nodes find one another."""
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
         """The configuration that flat options describe; text values are parsed as on the command line.
 
         Raises:
-            ConfigError: an option is unknown (the nearest known one is named), or a value is none it takes.
+            ConfigError: an option is unknown (the message suggests the nearest), or its value is not accepted.
         """
         known = {f.name: (section, f) for section, f in iter_options()}
         parsed: dict[str, dict[str, Any]] = {}
@@ -252,11 +251,14 @@ def parse_value(f: "Field[Any]", value: Any) -> Any:
         raise ConfigError(f"{f.name} cannot be none")
     parsed = _convert(value, kinds)
     if parsed is None:
-        names = " or ".join(k.__name__ for k in kinds if k is not type(None))
+        names = " or ".join(NAMES_OF_TYPES[kind] for kind in kinds if kind is not type(None))
         raise ConfigError(f"{f.name} must be {names}, not {value!r}")
     if choices and parsed not in choices:
         raise ConfigError(f"{f.name} must be one of {', '.join(choices)}; not {parsed!r}")
     return parsed
+
+
+NAMES_OF_TYPES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _types_of(f: "Field[Any]") -> tuple[type, ...]:

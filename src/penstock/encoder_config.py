@@ -212,7 +212,7 @@ def _longest(tokenizer: Mapping[str, Any]) -> int | None:
 
 
 def _has_token_types(tokenizer: Mapping[str, Any]) -> bool:
-    """As `transformers` has it: what the config lists, else by the tokenizer's class; the plain ones give none."""
+    """As in `transformers`: the config's list, or that of the tokenizer's class; plain classes have none."""
     listed = tokenizer.get("model_input_names")
     if isinstance(listed, list):
         return "token_type_ids" in listed

@@ -121,7 +121,7 @@ class RateLimitError(LimitError):
 
 
 class OverloadedError(LimitError):
-    """As much as may be open or queued is open or queued."""
+    """The limit of open or queued requests is reached."""
 
 
 class QueueTimeoutError(OverloadedError):
@@ -129,7 +129,7 @@ class QueueTimeoutError(OverloadedError):
 
 
 class ShuttingDownError(OverloadedError):
-    """The server finishes what is open, and ends. Another one may be behind the same address soon."""
+    """The server finishes open requests and ends. Another may be behind the same address soon."""
 
 
 class JournalUnavailableError(LimitError):

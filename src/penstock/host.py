@@ -50,7 +50,7 @@ ANYWHERE = Seat()
 
 
 def seats(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[Seat]:
-    """Seats for so many engines: on a machine with several NUMA nodes spread over them, each within one.
+    """Seats for this many engines, spread over the NUMA nodes, each within one node.
 
     Engines of one node divide its physical cores; where there are more engines than cores, some share one.
     """

@@ -231,7 +231,7 @@ class LLM:
         return self._stream(pending)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Let requests choose the adapter (LoRA) in a folder, or of a hub id, by this name. The first one loads it.
+        """Register the adapter (LoRA) in a folder, or of a hub id, under this name. The first request loads it.
 
         Raises:
             AdapterError: it does not fit the model, or the memory that is planned for adapters.
@@ -239,7 +239,7 @@ class LLM:
         self._adapters.add(self._adapters.read(name, path))
 
     def unload_adapter(self, name: str) -> None:
-        """Let no request choose the adapter of this name any more.
+        """Unregister the adapter of this name.
 
         Raises:
             InvalidRequestError: there is none.
@@ -337,7 +337,7 @@ class LLM:
         self._engine.add_request(output_processor.request)
 
     def _step(self) -> list[str]:
-        """One step of the engine; the requests that it finished.
+        """Run one step of the engine; returns the requests that it finished.
 
         Every live request gets its own outputs, whichever stream drove the step.
         """
@@ -405,7 +405,7 @@ def _bar(total: int) -> "tqdm[Any]":
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text or a list of ints is one."""
+    """Whether it is one prompt, a text or a list of ints, or several."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast("Sequence[Prompt]", prompts))

@@ -30,7 +30,7 @@ class LayerGroup:
     """How many keys a query sees, its own included; None: all."""
     num_blocks: int
     checkpoint_every: int | None = None
-    """Of layers that keep a state: the prefix cache keeps one after so many blocks, whatever others it keeps."""
+    """For layers with a state: blocks between the checkpoints that the prefix cache always keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class MemoryPlan:
         return self.groups[0].num_blocks
 
     def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
-        """The plan with at most so many blocks a group; with as many states."""
+        """The plan with at most this many blocks per group; the number of states does not change."""
         groups = tuple(
             replace(group, num_blocks=min(num_blocks, group.num_blocks)) if group.checkpoint_every is None else group
             for group in self.groups
@@ -283,9 +283,10 @@ def _num_blocks(
         limit = f"max_num_seqs ({limits.max_num_seqs}) sequences of max_model_len ({limits.max_model_len:,}) tokens"
     if num_blocks < 1:
         has_states = any(model.facts.state_bytes for model in models)
+        least = _size(sum(_pool_bytes(model, limits, 1) for model in models))
+        cause = taken if wanted == "auto" else f"kv_cache_memory is {_size(kv_cache)}: raise it"
         raise ConfigError(
-            f"no KV block of {limits.block_size} tokens "
-            f"({_size(sum(_pool_bytes(model, limits, 1) for model in models))}) fits: {taken}; lower "
+            f"no KV block of {limits.block_size} tokens ({least}) fits: {cause}; {'or ' * (wanted != 'auto')}lower "
             f"{'max_num_seqs, ' * has_states}max_model_len, max_num_batched_tokens or block_size"
         )
     return num_blocks, limit
@@ -318,7 +319,7 @@ def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, taken: str) -> t
 
 
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
-    """Bytes of the pools of all groups, if the main one has so many blocks."""
+    """Bytes of the pools of all groups, if the main one has this many blocks."""
     caches = model.facts.caches
     hidden = model.facts.hidden_size * BYTES_OF[model.dtype] if model.keeps_hidden else 0
     return num_blocks * limits.block_size * hidden + sum(

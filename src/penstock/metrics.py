@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms as plain data: counted here, written out by the server.
+"""Counters, gauges and histograms as plain data, which the server formats.
 
 Names follow vLLM's, with `penstock_` in place of `vllm:`. `python -m penstock.metrics` prints docs/metrics.md.
 """
@@ -17,10 +17,10 @@ LATENCY_BUCKETS = (
 """Seconds: from a step of a small model to a long answer of a large one."""
 
 STEP_BUCKETS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Seconds: from the Python around a step to a long prompt's computing."""
+"""Seconds: from the Python code around a step to the computation of a long prompt."""
 
 TOKEN_BUCKETS = (*(float(mantissa * 10**exponent) for exponent in range(6) for mantissa in (1, 2, 5)), 1e6)
-"""Tokens of a prompt or an answer; vLLM's, which end at the longest that the model takes."""
+"""Tokens of a prompt or an answer: vLLM's bounds, which end at the model's context there."""
 
 STEP_TOKEN_BUCKETS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -42,26 +42,26 @@ VLLM_REQUEST_BUCKETS = (
 
 @dataclass(slots=True)
 class Gauge:
-    """A value of this moment, one for each value of `label` if there is one."""
+    """A current value, one per value of `label` if there is a label."""
 
     name: str
     help: str
     label: str | None = None
     vllm: tuple[str, ...] = ()
-    """vLLM's names of it, without the prefix `vllm:`: the current one, and those of older versions."""
+    """vLLM's names for it, without the prefix `vllm:`: the current one, then those of older versions."""
     values: dict[str, float] = field(default_factory=dict)
 
     def set(self, value: float, label_value: str = "") -> None:
         self.values[label_value] = value
 
     def forget(self, label_value: str) -> None:
-        """Drop a label's value: what it named is gone."""
+        """Drop a value of the label, when what it names is gone."""
         self.values.pop(label_value, None)
 
 
 @dataclass(slots=True)
 class Counter:
-    """A total that only grows, one for each value of `label` if there is one."""
+    """A total that only grows, one per value of `label` if there is a label."""
 
     name: str
     help: str
@@ -75,7 +75,7 @@ class Counter:
 
 @dataclass(slots=True)
 class Histogram:
-    """How often values fell at or below each of `bounds`, and of `vllm_bounds`, which are shown under vLLM's names."""
+    """Counts of values at or below each of `bounds`, and of `vllm_bounds`, which are used under vLLM's names."""
 
     name: str
     help: str
@@ -85,9 +85,9 @@ class Histogram:
     """None for the same bounds."""
     total: float = 0.0
     _edges: list[float] = field(default_factory=list)
-    """All bounds, so that each is counted exactly."""
+    """All bounds of both kinds, sorted."""
     _counts: list[int] = field(default_factory=list)
-    """Values above the edge before and at or below this one; the last, above all of them."""
+    """Values above the previous edge and at or below this one; the last: above all edges."""
 
     def __post_init__(self) -> None:
         self._edges = sorted({*self.bounds, *(self.vllm_bounds or ())})
@@ -98,7 +98,7 @@ class Histogram:
         self.total += value
 
     def counts_up_to(self, bounds: Sequence[float]) -> list[int]:
-        """How many values are at or below each of these bounds, which must be the histogram's; then of all values."""
+        """Counts of values at or below each of these bounds, which must be edges; last, the count of all values."""
         up_to = list(accumulate(self._counts))
         return [up_to[bisect_left(self._edges, bound)] for bound in bounds] + up_to[-1:]
 
@@ -126,13 +126,11 @@ def _histogram(
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Everything that is measured of one server: each metric's name, help, and vLLM's names for it."""
+    """All metrics of a server: each one's name, help, and vLLM's names for it."""
 
-    running: Gauge = _gauge(
-        "penstock_num_requests_running", "Sequences that take part in steps.", "num_requests_running"
-    )
+    running: Gauge = _gauge("penstock_num_requests_running", "Running sequences.", "num_requests_running")
     waiting: Gauge = _gauge(
-        "penstock_num_requests_waiting", "Requests that wait to be scheduled.", "num_requests_waiting"
+        "penstock_num_requests_waiting", "Requests waiting to be scheduled.", "num_requests_waiting"
     )
     kv_usage: Gauge = _gauge(
         "penstock_kv_cache_usage_ratio",
@@ -155,58 +153,58 @@ class Metrics:
         "prefix_cache_hits",
         "gpu_prefix_cache_hits",
     )
-    stored_blocks: Gauge = _gauge("penstock_stored_blocks", "KV blocks that the engines' files hold (`--kv-disk`).")
+    stored_blocks: Gauge = _gauge("penstock_stored_blocks", "KV blocks in the engines' files (`--kv-disk`).")
     block_transfers: Counter = _counter(
         "penstock_block_transfers",
-        "KV blocks between the pool and files: written; unwritten (the file could not be, or they were evicted "
-        "before); loaded; of these pulled, from another engine; of these pulled_nixl, by NIXL, the others from its "
-        "file; missed (damaged, overwritten, unreadable or of an engine that is gone, so computed again). And late: "
-        "sequences that went on without a load.",
+        "KV blocks transferred between the pool and files: written; unwritten (writing failed, or evicted before); "
+        "loaded; pulled (those loaded from another engine); pulled_nixl (those pulled by NIXL); missed (damaged, "
+        "overwritten, unreadable, or of an engine that is gone: recomputed). late counts sequences that continued "
+        "without waiting for a load.",
         label="what",
     )
-    preemptions: Counter = _counter(
-        "penstock_num_preemptions", "Sequences whose blocks were taken for another.", "num_preemptions"
-    )
+    preemptions: Counter = _counter("penstock_num_preemptions", "Preempted sequences.", "num_preemptions")
     steps: Counter = _counter("penstock_engine_steps", "Forward passes.")
     step_schedule: Histogram = _histogram(
-        "penstock_step_schedule_seconds", "Putting a step together.", bounds=STEP_BUCKETS
+        "penstock_step_schedule_seconds", "Time to schedule a step.", bounds=STEP_BUCKETS
     )
-    step_execute: Histogram = _histogram("penstock_step_execute_seconds", "A step's forward pass.", bounds=STEP_BUCKETS)
+    step_execute: Histogram = _histogram(
+        "penstock_step_execute_seconds", "Time of a step's forward pass.", bounds=STEP_BUCKETS
+    )
     step_update: Histogram = _histogram(
-        "penstock_step_update_seconds", "Taking in what a step sampled.", bounds=STEP_BUCKETS
+        "penstock_step_update_seconds", "Time to process the results of a step.", bounds=STEP_BUCKETS
     )
     restarts: Counter = _counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
     place_up: Gauge = _gauge("penstock_place_up", "1 while the place's engine is up, else 0.", label="place")
-    place_running: Gauge = _gauge(
-        "penstock_place_requests_running", "Sequences that take part in the place's steps.", label="place"
-    )
+    place_running: Gauge = _gauge("penstock_place_requests_running", "Running sequences of the place.", label="place")
     place_waiting: Gauge = _gauge(
-        "penstock_place_requests_waiting", "Requests that wait to be scheduled in the place's engine.", label="place"
+        "penstock_place_requests_waiting", "Requests waiting to be scheduled in the place's engine.", label="place"
     )
     place_kv_usage: Gauge = _gauge(
         "penstock_place_kv_cache_usage_ratio",
         "Share of the place's KV blocks held by sequences, 0 to 1.",
         label="place",
     )
-    place_steps: Counter = _counter("penstock_place_steps", "Forward passes.", label="place")
+    place_steps: Counter = _counter("penstock_place_steps", "Forward passes of the place.", label="place")
     place_prefix_queries: Counter = _counter(
-        "penstock_place_prefix_cache_queries", "Prompt tokens that were looked up in its prefix cache.", label="place"
+        "penstock_place_prefix_cache_queries",
+        "Prompt tokens that were looked up in the place's prefix cache.",
+        label="place",
     )
     place_prefix_hits: Counter = _counter(
-        "penstock_place_prefix_cache_hits", "Prompt tokens that were found in its prefix cache.", label="place"
+        "penstock_place_prefix_cache_hits", "Prompt tokens that were found in the place's prefix cache.", label="place"
     )
     place_restarts: Counter = _counter(
         "penstock_place_restarts", "Engines of the place that died or hung, and were replaced.", label="place"
     )
     fleet_queued: Gauge = _gauge(
-        "penstock_fleet_requests_queued", "Requests that no engine has room for yet; 0 with a single engine."
+        "penstock_fleet_requests_queued", "Requests waiting for room in an engine; 0 with a single engine."
     )
     fleet_moved: Counter = _counter(
-        "penstock_fleet_requests_moved", "Requests that went on at another place, as theirs died or was drained."
+        "penstock_fleet_requests_moved", "Requests that moved to another place because theirs died or was drained."
     )
     fleet_handed_on: Counter = _counter(
         "penstock_fleet_requests_handed_on",
-        "Requests whose prompt a prefill engine computed, and that went on at another place.",
+        "Requests that moved from a prefill engine to a decode engine.",
     )
     journal_failing: Gauge = _gauge(
         "penstock_journal_failing", "1 while the journal cannot be written and requests are refused, else 0."
@@ -214,7 +212,7 @@ class Metrics:
     journal_write_errors: Counter = _counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
     journal_damaged: Counter = _counter(
         "penstock_journal_damaged",
-        "Requests whose journal rows were damaged: request (lost), result (lost) or tokens (computed again).",
+        "Requests with damaged journal rows: request (lost), result (lost) or tokens (recomputed).",
         label="what",
     )
     step_tokens: Counter = _counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
@@ -226,73 +224,73 @@ class Metrics:
     )
     drafted_tokens: Counter = _counter(
         "penstock_spec_decode_num_draft_tokens",
-        "Tokens guessed by speculation and computed.",
+        "Drafted tokens that were verified.",
         "spec_decode_num_draft_tokens",
     )
     accepted_tokens: Counter = _counter(
         "penstock_spec_decode_num_accepted_tokens",
-        "Guessed tokens that were right: each saved a step.",
+        "Drafted tokens that were accepted: each saved a step.",
         "spec_decode_num_accepted_tokens",
     )
     prompt_tokens: Counter = _counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens")
     generation_tokens: Counter = _counter("penstock_generation_tokens", "Tokens generated.", "generation_tokens")
-    adapters_loaded: Gauge = _gauge("penstock_adapters_loaded", "Adapters in the memory of all engines.")
+    adapters_loaded: Gauge = _gauge("penstock_adapters_loaded", "Adapters in memory, summed over engines.")
     adapter_requests: Counter = _counter(
-        "penstock_adapter_requests", "Accepted requests that chose an adapter, by its name.", label="adapter"
+        "penstock_adapter_requests", "Accepted requests with an adapter, by its name.", label="adapter"
     )
     success: Counter = _counter(
         "penstock_request_success",
-        "Answers (n to a request) that ended, by reason.",
+        "Finished answers (n per request), by reason.",
         "request_success",
         label="finished_reason",
     )
-    failures: Counter = _counter("penstock_request_failures", "Calls that failed, by reason.", label="reason")
+    failures: Counter = _counter("penstock_request_failures", "Failed calls, by reason.", label="reason")
     time_to_first_token: Histogram = _histogram(
         "penstock_time_to_first_token_seconds",
-        "From the request's arrival to its first token.",
+        "Time from arrival to the first token.",
         "time_to_first_token_seconds",
         vllm_bounds=VLLM_FIRST_TOKEN_BUCKETS,
     )
     inter_token_latency: Histogram = _histogram(
         "penstock_inter_token_latency_seconds",
-        "Between two outputs of one answer.",
+        "Time between two outputs of an answer.",
         "inter_token_latency_seconds",
         "time_per_output_token_seconds",
         vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
     )
     time_per_output_token: Histogram = _histogram(
         "penstock_request_time_per_output_token_seconds",
-        "Mean of an answer's tokens after its first.",
+        "Mean time per token after an answer's first.",
         "request_time_per_output_token_seconds",
         vllm_bounds=VLLM_INTER_TOKEN_BUCKETS,
     )
     e2e_latency: Histogram = _histogram(
         "penstock_e2e_request_latency_seconds",
-        "From the request's arrival to the end of its last answer.",
+        "Time from arrival to the end of the last answer.",
         "e2e_request_latency_seconds",
         vllm_bounds=VLLM_REQUEST_BUCKETS,
     )
     queue_time: Histogram = _histogram(
         "penstock_request_queue_time_seconds",
-        "From the request's arrival to the first step it took part in.",
+        "Time from arrival to the first step.",
         "request_queue_time_seconds",
         vllm_bounds=VLLM_REQUEST_BUCKETS,
     )
     prefill_time: Histogram = _histogram(
         "penstock_request_prefill_time_seconds",
-        "From the first step of a request to its first token.",
+        "Time from the first step to the first token.",
         "request_prefill_time_seconds",
         vllm_bounds=VLLM_REQUEST_BUCKETS,
     )
     decode_time: Histogram = _histogram(
         "penstock_request_decode_time_seconds",
-        "From the first token of a request to its last.",
+        "Time from the first token to the last.",
         "request_decode_time_seconds",
         vllm_bounds=VLLM_REQUEST_BUCKETS,
     )
     inference_time: Histogram = _histogram(
         "penstock_request_inference_time_seconds",
-        "From the first step of a request to its last token.",
+        "Time from the first step to the last token.",
         "request_inference_time_seconds",
         vllm_bounds=VLLM_REQUEST_BUCKETS,
     )
@@ -315,11 +313,11 @@ class Metrics:
         bounds=TOKEN_BUCKETS,
     )
     params_n: Histogram = _histogram(
-        "penstock_request_params_n", "Answers that a request asks for.", "request_params_n", bounds=N_BUCKETS
+        "penstock_request_params_n", "Requested answers per request (n).", "request_params_n", bounds=N_BUCKETS
     )
     params_max_tokens: Histogram = _histogram(
         "penstock_request_params_max_tokens",
-        "Tokens that an answer may have at most.",
+        "Requested maximum tokens of an answer.",
         "request_params_max_tokens",
         bounds=TOKEN_BUCKETS,
     )
@@ -331,21 +329,21 @@ class Metrics:
 INTRO = """\
 # Metrics
 
-`GET /metrics` answers in the Prometheus text format. There, counters end in `_total`, histograms in
-`_bucket`, `_sum` and `_count`. This page is generated: `python -m penstock.metrics > docs/metrics.md`.
+`GET /metrics` responds in the Prometheus text format, in which the names of counters end in `_total`, and those of
+histograms in `_bucket`, `_sum` and `_count`. This page is generated: `python -m penstock.metrics > docs/metrics.md`.
 
-With `--metrics-names vllm` the server has vLLM's names as well, for dashboards and autoscalers that ask for them:
-those of the last column, after `vllm:`, with the types and the bounds of buckets of vLLM 0.32, and the labels
-`model_name` and `engine` (always `0`). The second name of a metric is one that older versions have.
-`vllm:cache_config_info` has `block_size` and `num_gpu_blocks`. `vllm:lora_requests_info`, where memory is planned for
-[adapters](adapters.md), has `running_lora_adapters` and `waiting_lora_adapters`, the names of adapters of open requests
-joined by commas, and `max_lora`, the most adapters in memory at one time; its value is the time of the answer. vLLM's
-metrics of multi-modal inputs, KV connectors, sleep modes and reasons to wait are not there.
+With `--metrics-names vllm` the server also exports the names in the last column, with the prefix `vllm:`, for
+dashboards and autoscalers made for vLLM. Types and bucket bounds are those of vLLM 0.32, and the labels are
+`model_name` and `engine` (always `0`). Second names are those of older versions. `vllm:cache_config_info` has
+`block_size` and `num_gpu_blocks`. `vllm:lora_requests_info` is exported if memory is planned for
+[adapters](adapters.md): `running_lora_adapters` and `waiting_lora_adapters` are the adapters of open requests, joined
+by commas, `max_lora` is the maximum number in memory, and the value is the time of the response. vLLM's metrics for
+multi-modal inputs, KV connectors, sleep modes and reasons for waiting are not exported.
 
-`process_*` are the server process's own (CPU, memory, open files, start), `penstock_engine_process_*` the engine
-processes' together (the start is the newest one's); both are read from `/proc`, and missing where there is none.
+`process_*` describe the server process (CPU, memory, open files, start time), `penstock_engine_process_*` all engine
+processes together (with the start time of the newest). Both are read from `/proc`, and absent on systems without it.
 
-A server with several engines (`--engines`) has the totals of all of them under the names without `place`."""
+With several engines (`--engines`), metrics without the label `place` are totals over all of them."""
 
 
 def describe(metrics: Metrics) -> str:

@@ -16,11 +16,11 @@ class Matrix:
     """One matrix of a model."""
 
     name: str
-    """In the checkpoint, without `.weight`."""
+    """Name in the checkpoint, without `.weight`."""
     rows: int
     columns: int
     format: WeightFormat
-    """In which the checkpoint stores it."""
+    """Format in which the checkpoint stores it."""
     multiplied: bool = True
     """False: rows of it are looked up, and that is all."""
 
@@ -33,9 +33,9 @@ class KVSpec:
     """Heads of keys, and as many of values."""
     head_dim: int
     window: int | None = None
-    """How many keys a query sees, its own included; None: all."""
+    """Number of keys that a query attends to, including its own; None: all."""
     latent: bool = False
-    """The values are the keys as they are kept: there are no others."""
+    """Values are the cached keys: there are no separate ones."""
 
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's pool."""
@@ -79,9 +79,9 @@ class Working:
     """Elements of a token's intermediate results in a part of a layer, beside the hidden states."""
 
     native: int
-    """With the native kernels."""
+    """Elements with the native kernels."""
     reference: int
-    """With those in plain torch."""
+    """Elements with the kernels in plain torch."""
     widest: int
     """Input of a linear map, which kernels round to integers as a copy."""
 
@@ -91,7 +91,7 @@ class LayerFacts:
     """Facts of a layer that memory is planned by."""
 
     cache: CacheSpec | None
-    """What the cache holds of it for a sequence; None: nothing."""
+    """What the layer caches of a sequence; None: nothing."""
     working: tuple[Working, ...]
     """Intermediate results of each of its parts."""
 

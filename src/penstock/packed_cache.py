@@ -64,7 +64,7 @@ class Entry:
 
 
 class DamagedError(Exception):
-    """A file is not what it should be."""
+    """A cached file is damaged, or of another kind."""
 
 
 class PackedFile:
@@ -190,7 +190,7 @@ class PackedCache:
             os.close(lock)
 
     def write(self, key: str, entries: Mapping[str, Entry]) -> bool:
-        """Keep a model; False where there is no room for it. Call it while the key is `locked`."""
+        """Store a model; False if there is no room for it. The key must be `locked`."""
         layout, total = _lay_out(entries)
         header = {"version": _VERSION, "key": key, "sums": "0" * 2 * _DIGEST_BYTES, "entries": layout, "bytes": 0}
         first = _round_up(16 + _DIGEST_BYTES + len(json.dumps(header)) + 24, _PAGE)

@@ -23,7 +23,7 @@ class Ranks:
     size: int = 1
 
     def own(self, total: int) -> range:
-        """Which of so many things are this rank's: neighbours, as many as other ranks have, or one more or less."""
+        """This rank's range of `total` items; ranks have neighbouring ranges whose lengths differ by at most one."""
         return range(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
 

@@ -35,7 +35,7 @@ EXPIRED = "the request waited in the queue for as long as it may"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A low-rank adapter (LoRA) of the model: where it is, and what it must be."""
+    """A low-rank adapter (LoRA) of the model: its path, and its digest."""
 
     name: str
     """By which requests choose it."""

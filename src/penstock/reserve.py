@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # a reserve is opened before numpy is imported
     from numpy.typing import NDArray
 
 FIRST_TOKENS = 12288
-"""So many tokens' share of the KV pool is backed before there is a request, if there is time."""
+"""Tokens whose share of the KV pool is pre-faulted before the first request, if there is time."""
 _STEP = 4 << 20
 _LINE = 64
 
@@ -52,7 +52,7 @@ class Reserve:
         self._thread.join()
 
     def take(self, size: int) -> "NDArray[np.uint8] | None":
-        """Zeroed bytes that begin a cache line; None if there are not so many left."""
+        """Zeroed bytes, aligned to a cache line; None if not enough are left."""
         import numpy as np
 
         self.stop()
@@ -90,7 +90,7 @@ _OPEN: ContextVar[Reserve | None] = ContextVar("reserve", default=None)
 
 @contextmanager
 def opened(reserve: Reserve | None) -> Iterator[None]:
-    """Within, `zeros` takes from the reserve; at the end what is left goes back."""
+    """Context in which `zeros` takes memory from the reserve; at its end the rest is returned."""
     token = _OPEN.set(reserve)
     try:
         yield

@@ -1,7 +1,7 @@
-"""How the tokens of an answer are chosen: parameters as a caller gives them, and as the engine gets them.
+"""Sampling parameters: as the caller gives them, and as the engine receives them.
 
 SamplingParams ──InputProcessor.accept──> ResolvedParams
-(checked alone, on the way in)    (with the checkpoint's defaults, and a seed)
+(checked by itself)               (with the checkpoint's defaults, and a seed)
 """
 
 import json
@@ -24,22 +24,22 @@ MAX_BIAS = 100.0
 MAX_LISTED_TOKENS = 16_384
 MAX_BAD_WORDS = 256
 SEED_RANGE = 2**64
-_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+_UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Where in an answer the JSON documents are, in which no key may come twice.
+    """Where an answer contains JSON documents, in which no key may occur twice.
 
-    Marks are written as in Lark's notation: a text in quotes, or a special token as <[id]>.
+    Marks are in Lark's notation: text in quotes, or a special token as <[id]>.
     """
 
     after: tuple[str, ...] = ("",)
-    """The marks that a document follows; an empty one for the beginning of the answer, after its reasoning."""
+    """Marks that precede a document; an empty one stands for the beginning of the answer, after its reasoning."""
     brackets: str = "{["
     """Characters that a JSON document may begin with."""
     key: str = ""
-    """The property of a document that the schemas of calls are of; empty: they are of the document itself."""
+    """The property of a document that the schemas of calls apply to; empty: the document itself."""
     thinking: tuple[str, str] | None = None
     """Marks around the reasoning before the answer; None if the model does not reason."""
     thinks_first: bool = False
@@ -47,7 +47,7 @@ class Documents:
 
 
 class RoundedNumber(float):
-    """A number of a JSON text that no double holds exactly; `literal` is how it was written."""
+    """A number of a JSON text that no double represents exactly; `literal` is how it was written."""
 
     literal: str
 
@@ -59,7 +59,7 @@ def check_exact(schema: object, param: str, pointer: str = "") -> None:
     """
     if isinstance(schema, RoundedNumber):
         where = f"{param}: {pointer or '/'} is {schema.literal}"
-        raise InvalidRequestError(f"{where}, which a double does not hold exactly: write fewer digits", param)
+        raise InvalidRequestError(f"{where}, which a double cannot represent exactly: write fewer digits", param)
     if isinstance(schema, (list, tuple)):
         for index, value in enumerate(schema):
             check_exact(value, param, f"{pointer}/{index}")
@@ -70,33 +70,33 @@ def check_exact(schema: object, param: str, pointer: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """The form that an answer must have; only tokens that lead to it are sampled.
+    """The form that an answer must have; only tokens that keep it valid are sampled.
 
     Raises:
-        InvalidRequestError: it is not of the shape that its kind asks for. What cannot be compiled is refused later,
-            where the request is accepted.
+        InvalidRequestError: a field does not fit the kind. A form that cannot be compiled is refused later, when the
+            request is accepted.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "grammar", "choice"]
     text: str = ""
     """The schema as JSON text, the regular expression, or the grammar in Lark's notation; by its kind."""
     choices: tuple[str, ...] = ()
-    """The answers that are allowed, for `choice`."""
+    """The permitted answers, for `choice`."""
     before: str = ""
-    """A rule `before`, in Lark's notation, of what may stand before it: a model's reasoning."""
+    """A rule `before`, in Lark's notation, of what may precede the form: the model's reasoning."""
     calls: str = ""
-    """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: calls of tools."""
+    """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: tool calls."""
     documents: Documents | None = None
-    """Where its JSON is; None: unknown for a grammar, otherwise the whole answer is one document."""
+    """Where the answer contains JSON; None: unknown for a grammar, otherwise the whole answer is one document."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Structured.__annotations__["kind"]):
-            raise InvalidRequestError(f"structured: there is no kind {self.kind!r}", "structured")
+            raise InvalidRequestError(f"structured: unknown kind {self.kind!r}", "structured")
         if not isinstance(self.text, str) or (not self.text and self.kind in ("json_schema", "regex", "grammar")):
-            raise InvalidRequestError(f"structured: a {self.kind} must be a text, and not empty", "structured")
+            raise InvalidRequestError(f"structured: a {self.kind} must be a non-empty text", "structured")
         object.__setattr__(self, "choices", _listed("structured", self.choices))
         if self.kind == "choice" and not self.choices:
-            raise InvalidRequestError("structured: a choice needs at least one answer to choose", "structured")
+            raise InvalidRequestError("structured: a choice needs at least one text", "structured")
         for name in ("before", "calls"):
             if not isinstance(value := getattr(self, name), str):
                 raise InvalidRequestError(f"structured: {name} must be a text, not {value!r}", "structured")
@@ -104,16 +104,16 @@ class Structured:
             if not isinstance(choice, str) or not choice:
                 raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")
         for text in (self.text, self.before, self.calls, *self.choices):
-            if half := _HALF_A_PAIR.search(text):
+            if half := _UNPAIRED_SURROGATE.search(text):
                 near = text[max(half.start() - 20, 0) : half.end() + 20]
                 raise InvalidRequestError(
-                    f"structured: {near!r} in its {self.kind} holds half a surrogate pair, which no text does",
+                    f"structured: {near!r} in its {self.kind} contains an unpaired surrogate",
                     "structured",
                 )
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
-        """JSON that a schema, given as an object or as its JSON text, holds for."""
+        """JSON that validates against a schema, which is given as an object or as JSON text."""
         try:
             check_exact(schema, "structured")
             text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, allow_nan=False)
@@ -128,7 +128,7 @@ class Structured:
 
     @classmethod
     def regex(cls, pattern: str) -> "Structured":
-        """A text that matches the whole of a regular expression."""
+        """A text that a regular expression matches as a whole."""
         return cls("regex", pattern)
 
     @classmethod
@@ -144,72 +144,72 @@ class Structured:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens, and when to stop.
+    """Controls of sampling, and conditions of stopping.
 
-    Where a field is None the checkpoint's `generation_config.json` decides, and failing that the neutral value
-    given beside the field.
+    A field that is None takes its value from the checkpoint's `generation_config.json`, or else the default given below
+    the field.
 
     Raises:
         InvalidRequestError: a value is out of its range; `param` names it.
     """
 
     n: int = 1
-    """How many answers to the one prompt, 1 to 128."""
+    """Answers per prompt, 1 to 128."""
     temperature: float | None = None
-    """0 is greedy; neutral 1.0."""
+    """0 is greedy; default 1.0."""
     top_k: int | None = None
-    """Keep only the k most likely tokens; 0 keeps all; neutral 0."""
+    """Keep only the k most likely tokens; 0 keeps all; default 0."""
     top_p: float | None = None
-    """Keep the most likely tokens whose probabilities add up to p, in (0, 1]; neutral 1.0."""
+    """Keep the most likely tokens whose probabilities add up to p, in (0, 1]; default 1.0."""
     min_p: float | None = None
-    """Drop tokens less likely than min_p times the most likely one, in [0, 1]; neutral 0.0."""
+    """Drop tokens less likely than min_p times the most likely one, in [0, 1]; default 0.0."""
     typical_p: float | None = None
-    """Keep the tokens of most typical information that add up to this probability, in (0, 1]; neutral 1.0."""
+    """Keep the most typical tokens whose probabilities add up to this, in (0, 1]; default 1.0."""
     repetition_penalty: float | None = None
-    """Divide by this the logits of tokens in prompt or answer, multiply those below 0, in [0.01, 100]; neutral 1.0."""
+    """Divides positive logits of tokens in prompt or answer, multiplies negative ones, in [0.01, 100]; default 1.0."""
     frequency_penalty: float = 0.0
-    """Take this off a token's logit for each time the answer has it, in [-2, 2]."""
+    """Subtracted from a token's logit for each occurrence in the answer, in [-2, 2]."""
     presence_penalty: float = 0.0
-    """Take this off the logit of each token that the answer has, in [-2, 2]."""
+    """Subtracted from the logit of each token that occurs in the answer, in [-2, 2]."""
     share_penalty: float = 0.0
-    """Take off a token's logit this times its share of all tokens, the prompt's too: TGI's frequency_penalty."""
+    """TGI's frequency_penalty: subtracted, times the token's share of prompt and answer, from its logit."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """What to add to tokens' logits, by token id, in [-100, 100]."""
+    """Values added to logits, by token id, in [-100, 100]."""
     bad_words: Sequence[str] = ()
-    """Words that the answer must not have, as the tokenizer writes them at the beginning and after a space."""
+    """Words that the answer must not contain, as the tokenizer encodes them at the beginning and after a space."""
     bad_token_ids: Sequence[int] = ()
-    """Tokens that the answer must not have."""
+    """Tokens that the answer must not contain."""
     allowed_token_ids: Sequence[int] | None = None
-    """The only tokens that the answer may have, end-of-text tokens included; None: any."""
+    """The only tokens that the answer may contain, end-of-text tokens included; None: any."""
     seed: int | None = None
-    """The same seed gives the same tokens, whatever else runs; None draws one."""
+    """The same seed gives the same tokens, whatever else runs; None: random."""
     max_tokens: int | None = None
-    """Exactly this many tokens unless something stops earlier; None: as many as the context holds."""
+    """The answer ends after this many tokens; None: as many as the context holds."""
     min_tokens: int = 0
     """Neither an end-of-text token nor a stop string ends the answer before this many tokens."""
     stop: str | Sequence[str] = ()
-    """Strings that end the answer; the text is cut before the first of them."""
+    """Strings that end the answer, which does not include them."""
     stop_token_ids: Sequence[int] = ()
-    """Tokens that end the answer, beside the checkpoint's own."""
+    """Tokens that end the answer, in addition to the checkpoint's."""
     ignore_eos: bool = False
-    """Go on past the checkpoint's end-of-text tokens."""
+    """Do not end the answer at the checkpoint's end-of-text tokens."""
     logprobs: int | None = None
-    """None: no log-probabilities; k: those of the chosen token and of the k most likely, 0 to 20."""
+    """k, 0 to 20: log-probabilities of each token and of the k most likely; None: no log-probabilities."""
     prompt_logprobs: int | None = None
-    """The same of each of the prompt's tokens, given those before it."""
+    """The same for the prompt's tokens."""
     best_of: int | None = None
-    """Draw this many answers, and return the n with the highest mean log-probability, best first."""
+    """Sample this many answers, and return the n with the highest mean log-probability, best first."""
     num_beams: int = 1
-    """Above 1: beam search with this many beams, returning the n hypotheses with the highest scores; no sampling."""
+    """Above 1: beam search with this many beams, which returns the n hypotheses with the highest scores."""
     length_penalty: float = 1.0
-    """Of beam search: a hypothesis' score is its log-probability by its length to the power of this."""
+    """Beam search: a hypothesis' score is its log-probability divided by its length to this power."""
     early_stopping: EarlyStopping = False
-    """Of beam search: end when there are num_beams hypotheses (true), when a better one is unlikely (false), or when
-    there can be none ("never")."""
+    """Beam search: end when num_beams hypotheses are complete (true), when a better one is unlikely (false), or when a
+    better one is impossible ("never")."""
     structured: Structured | None = None
     """The form that the answer must have; None: any."""
     shown_special_tokens: Sequence[int] = ()
-    """Special tokens that the text shows all the same: it leaves out the others."""
+    """Special tokens that the text includes; it omits all others."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -253,7 +253,7 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             allowed = _checked_tokens("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
-                raise InvalidRequestError("allowed_token_ids is empty: nothing could be sampled", "allowed_token_ids")
+                raise InvalidRequestError("allowed_token_ids is empty: no token could be sampled", "allowed_token_ids")
             set_field(self, "allowed_token_ids", allowed)
 
     def _check_beams(self) -> None:
@@ -266,39 +266,47 @@ class SamplingParams:
         if self.num_beams == 1:
             for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
                 if getattr(self, name) != neutral:
-                    raise InvalidRequestError(f"{name} is of beam search: it needs num_beams above 1", name)
+                    raise InvalidRequestError(
+                        f"{name} is for beam search: set num_beams above 1, or leave it out", name
+                    )
             return
         if self.n > self.num_beams:
-            raise InvalidRequestError(f"n is {self.n}: {self.num_beams} beams (num_beams) end in no more answers", "n")
+            raise InvalidRequestError(
+                f"n is {self.n}, but {self.num_beams} beams (num_beams) give at most as many answers", "n"
+            )
         for name, neutrals in _NEUTRAL_FOR_BEAMS.items():
             if getattr(self, name) not in neutrals:
-                raise InvalidRequestError(f"{name} does not go with beam search (num_beams): leave it out", name)
+                raise InvalidRequestError(f"{name} does not work with beam search (num_beams): leave it out", name)
 
     @property
     def is_streamable(self) -> bool:
-        """Whether tokens can be streamed: not with beam search or `best_of`, which choose answers at the end."""
+        """Whether tokens can be streamed: not with beam search or `best_of`, which select answers at the end."""
         return self.num_beams == 1 and (self.best_of is None or self.best_of == self.n)
 
     def check_streamable(self) -> None:
         """
         Raises:
-            InvalidRequestError: which answers there are is known only at their end.
+            InvalidRequestError: the answers cannot be streamed.
         """
         if self.num_beams > 1:
-            raise InvalidRequestError("beam search cannot be streamed: its answers are known at its end", "num_beams")
+            raise InvalidRequestError(
+                "beam search cannot be streamed: its answers are known only at the end", "num_beams"
+            )
         if not self.is_streamable:
             raise InvalidRequestError(
-                "best_of cannot be streamed: which answers are best is known at their end", "best_of"
+                "best_of cannot be streamed: the best answers are known only at the end", "best_of"
             )
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS}", "stop")
+            raise InvalidRequestError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop"
+            )
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise InvalidRequestError(f"stop must hold non-empty strings, not {text!r}", "stop")
-            if _HALF_A_PAIR.search(text):
-                raise InvalidRequestError(f"stop holds {text!r}, half a surrogate pair: no text does", "stop")
+                raise InvalidRequestError(f"stop must contain non-empty strings, not {text!r}", "stop")
+            if _UNPAIRED_SURROGATE.search(text):
+                raise InvalidRequestError(f"stop contains {text!r}, an unpaired surrogate", "stop")
         for name in ("stop_token_ids", "shown_special_tokens"):
             for token in getattr(self, name):
                 _check_int(name, token, 0, 2**31 - 1, needed=True)
@@ -322,7 +330,7 @@ _NEUTRAL_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
     "stop": ((),),
     "structured": (None,),
 }
-"""What beam search has no use for, or cannot obey, by the values that ask for nothing."""
+"""Parameters that beam search does not support, with their neutral values."""
 
 
 def _listed(name: str, values: Sequence[T]) -> tuple[T, ...]:
@@ -334,7 +342,7 @@ def _listed(name: str, values: Sequence[T]) -> tuple[T, ...]:
 def _checked_tokens(name: str, tokens: Sequence[int]) -> tuple[int, ...]:
     listed = _listed(name, tokens)
     if len(listed) > MAX_LISTED_TOKENS:
-        raise InvalidRequestError(f"{name} holds {len(listed)} tokens; at most {MAX_LISTED_TOKENS}", name)
+        raise InvalidRequestError(f"{name} has {len(listed)} tokens; at most {MAX_LISTED_TOKENS} are allowed", name)
     for token in listed:
         _check_int(name, token, 0, 2**31 - 1, needed=True)
     return listed
@@ -352,12 +360,14 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
 def _checked_words(words: Sequence[str]) -> tuple[str, ...]:
     listed = _listed("bad_words", words)
     if len(listed) > MAX_BAD_WORDS:
-        raise InvalidRequestError(f"bad_words holds {len(listed)} words; at most {MAX_BAD_WORDS}", "bad_words")
+        raise InvalidRequestError(
+            f"bad_words has {len(listed)} words; at most {MAX_BAD_WORDS} are allowed", "bad_words"
+        )
     for word in listed:
         if not isinstance(word, str) or not word.strip():
-            raise InvalidRequestError(f"bad_words must hold words, not {word!r}", "bad_words")
-        if _HALF_A_PAIR.search(word):
-            raise InvalidRequestError(f"bad_words holds {word!r}, half a surrogate pair: no text does", "bad_words")
+            raise InvalidRequestError(f"bad_words must contain words, not {word!r}", "bad_words")
+        if _UNPAIRED_SURROGATE.search(word):
+            raise InvalidRequestError(f"bad_words contains {word!r}, an unpaired surrogate", "bad_words")
     return listed
 
 
@@ -378,8 +388,8 @@ def _check_float(
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:  # NaN
         raise InvalidRequestError(f"{name} must be a number, not {value!r}", name)
     if not low <= value <= high or (above_low and value == low):
-        lower = "above" if above_low else "from"
-        raise InvalidRequestError(f"{name} must be {lower} {low:g} and at most {high:g}, not {value!r}", name)
+        bounds = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+        raise InvalidRequestError(f"{name} must be {bounds}, not {value!r}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,10 +404,10 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedParams:
-    """`SamplingParams` with nothing left open, as the engine sees them. Stop strings stay outside the engine."""
+    """`SamplingParams` with every value set, as the engine receives them. Stop strings stay outside the engine."""
 
     n: int
-    """Answers that the engine gives: `best_of` of them, where that is asked for."""
+    """Answers that the engine generates: `best_of`, if that is set."""
     temperature: float
     top_k: int
     top_p: float
@@ -415,21 +425,21 @@ class ResolvedParams:
     presence_penalty: float = 0.0
     share_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, what to add), a token once."""
+    """(token, value to add), each token once."""
     banned: tuple[tuple[int, ...], ...] = ()
-    """Runs of tokens that must not come about; each differs from all others."""
+    """Distinct sequences of tokens that the answer must not contain."""
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
     beams: Beams | None = None
 
     @property
     def num_sequences(self) -> int:
-        """How many may run side by side for it."""
+        """Maximum sequences that run together for the request."""
         return self.n if self.beams is None else self.beams.num_beams
 
     @property
     def width(self) -> int:
-        """How many must run side by side: all beams of a search; of `n` answers those that find no room wait."""
+        """Minimum sequences that must run together: all beams of a search; of `n` answers, one."""
         return 1 if self.beams is None else self.beams.num_beams
 
 
@@ -445,4 +455,4 @@ NO_ANSWER = ResolvedParams(
     stop_token_ids=(),
     logprobs=None,
 )
-"""Of a text that is embedded or scored: no token is generated."""
+"""Parameters for a text that is embedded or scored: no token is generated."""

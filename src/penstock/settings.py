@@ -36,7 +36,7 @@ class TgiControls:
 
 @dataclass(frozen=True, slots=True)
 class Speculative:
-    """How tokens are guessed."""
+    """Settings of speculative decoding."""
 
     num_tokens: int
     """At most, for a sequence in one step."""
@@ -68,7 +68,7 @@ class Settings:
     packed_cache: str | None
     """Folder where packed weights are kept; None: nowhere."""
     device: str
-    """Of several ranks on GPUs, the first one's."""
+    """Device; with several ranks on GPUs, the first rank's."""
     threads: int
     """Of each rank."""
     seed: int | None
@@ -117,7 +117,7 @@ def resolve(
         return _resolve_encoder(config, facts, machine)
     model, cache, scheduler = config.model, config.cache, config.scheduler
     ranks = _ranks(config)
-    threads = _positive("threads", model.threads, machine.cores)
+    threads = _threads(config, machine)
     target, *drafts = models = _models(config, facts, draft_facts)
     num_drafts = _num_drafts(config.speculation, facts, draft_facts)
     memory, limits = _plan(config, machine, models, num_drafts, adapter_elements)
@@ -230,7 +230,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         quantization=precision.quantization,
         packed_cache=_packed_cache(model.packed_cache),
         device=machine.device,
-        threads=_positive("threads", model.threads, machine.cores),
+        threads=_threads(config, machine),
         seed=model.seed,
         max_model_len=limits.max_model_len,
         enable_prefix_caching=False,
@@ -246,8 +246,8 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
 def _precision(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
     if quantization is not None and facts.stored_format is not None:
         raise ConfigError(
-            f"quantization={quantization} rounds the weights of a checkpoint in floating point; this one is quantized "
-            f"already ({facts.stored_format}): leave the option out"
+            f"quantization={quantization} needs a floating-point checkpoint; this one is already quantized "
+            f"({facts.stored_format}): leave the option out"
         )
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
@@ -264,11 +264,13 @@ def _ranks(config: EngineConfig) -> int:
     """
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
     if config.meeting is not None and config.role != "any":
-        raise ConfigError("prefill_engines hand blocks on that are on one machine: leave it or nodes_per_engine out")
+        raise ConfigError("prefill_engines do not work with nodes_per_engine: leave one of them out")
     if config.meeting is not None and config.adapters != AdapterConfig():
-        raise ConfigError("adapters are files of one machine: leave adapter, adapter_memory or nodes_per_engine out")
+        raise ConfigError(
+            "adapters do not work with nodes_per_engine: leave adapter and adapter_memory, or nodes_per_engine out"
+        )
     if config.meeting is not None and config.cache.kv_disk is not None:
-        raise ConfigError("kv_disk is a file of one machine: leave it or nodes_per_engine out")
+        raise ConfigError("kv_disk does not work with nodes_per_engine: leave one of them out")
     return ranks
 
 
@@ -287,7 +289,7 @@ def _packed_cache(wanted: str) -> str | None:
 def _limits_for_states(
     limits: PoolLimits, facts: ModelFacts, num_drafts: int, plan: Callable[[PoolLimits], MemoryPlan]
 ) -> PoolLimits:
-    """The limits with at most so many sequences that their states, and those of drafts, take half of the cache."""
+    """The limits, with as many sequences as have room for their states and those of drafts in half of the cache."""
     while limits.max_num_seqs > 1:
         num_states = limits.max_num_seqs + most_branches(limits.max_num_seqs, num_drafts)
         try:
@@ -304,20 +306,20 @@ def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: Mode
     kind, model, number = options.speculation, options.speculative_model, options.num_speculative_tokens
     if kind is None and model is None:
         if number is not None:
-            raise ConfigError("num_speculative_tokens does nothing without speculation: set that, too")
+            raise ConfigError("num_speculative_tokens has no effect without speculation: set that, too")
         return 0
     if kind in ("ngram", "mtp") and model is not None:
         does = "looks tokens up" if kind == "ngram" else "asks the model's own head"
         raise ConfigError(f"speculation {kind} {does} and takes no speculative_model; leave one of the two out")
     if kind == "draft" and model is None:
-        raise ConfigError("speculation draft needs a model that guesses: give it as speculative_model")
+        raise ConfigError("speculation draft needs a draft model: set speculative_model")
     if kind == "mtp" and draft_facts is None:
         raise ConfigError(f"{facts.name} has no multi-token prediction head: leave speculation mtp out")
     assert (model is None and kind != "mtp") == (draft_facts is None)
     if draft_facts is not None and draft_facts.state_bytes:
         raise ConfigError(
-            f"the draft model {draft_facts.name} has recurrent layers: it would have to take back each guess that was "
-            "wrong, and of its states none but the last is kept; choose a draft model that has attention alone"
+            f"the draft model {draft_facts.name} has recurrent layers, whose state cannot be reset after a rejected "
+            "draft; choose a draft model with attention layers only"
         )
     return _positive("num_speculative_tokens", number, 3 if kind == "mtp" else 16)
 
@@ -345,7 +347,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
 
 DEFAULT_BLOCK_FILE = 10 * 2**30
 EXPORTED_BYTES = 4 * 2**30
-"""Of the temporary file from which others read what a prefill engine computed."""
+"""Size of the temporary file from which other engines read a prefill engine's blocks."""
 
 
 def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
@@ -370,6 +372,19 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
     if not path:
         raise ConfigError(f"kv_disk {wanted!r} names no file: write PATH or PATH:SIZE")
     return BlockFileSettings(os.path.abspath(os.path.expanduser(path)), size)
+
+
+MAX_THREADS = 1024
+"""More than any machine has cores: the process could not start many more."""
+
+
+def _threads(config: EngineConfig, machine: Machine) -> int:
+    threads = _positive("threads", config.model.threads, machine.cores)
+    if threads > max(MAX_THREADS, machine.cores):
+        raise ConfigError(
+            f"threads must be at most {MAX_THREADS}, not {threads}; this machine has {machine.cores} cores"
+        )
+    return threads
 
 
 def _positive(name: str, value: int | None, default: int) -> int:

@@ -28,10 +28,10 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 _MAX_BYTES = 64 * 2**20
 """Most bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
-"""Of a tokenizer.json that cannot take more than some 200 MB."""
+"""Size of a tokenizer.json that is certain to need no more than some 200 MB when loaded."""
 _MAX_TEMPLATE_CHARACTERS = 2**20
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-_HALF_A_PAIR = "the text is no valid Unicode: it holds half a surrogate pair"
+_UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -60,11 +60,11 @@ class Tokenizer:
         if folder.is_file():
             tokenizer = cls._from_gguf(folder)
             if tokenizer is None:
-                raise CheckpointError(f"{folder} holds no tokenizer; without it, prompts must be token ids")
+                raise CheckpointError(f"{folder} has no tokenizer; without one, prompts must be token ids")
             return tokenizer
         file = folder / "tokenizer.json"
         if not file.is_file():
-            raise CheckpointError(f"{folder} holds no tokenizer.json; without it, prompts must be token ids")
+            raise CheckpointError(f"{folder} has no tokenizer.json; without it, prompts must be token ids")
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} has {file.stat().st_size} bytes; at most {_MAX_BYTES} are read")
         try:
@@ -116,7 +116,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens have a text, added ones included; the model's own vocabulary may be larger."""
+        """Number of tokens with a text, including added ones; the model's own vocabulary may be larger."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -143,7 +143,7 @@ class Tokenizer:
             # As a batch of one: unlike `encode`, it lets other threads run, and it computes no offsets.
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
-            raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "prompt") from error
 
     def encode_texts(
         self, texts: "Sequence[str | tuple[str, str]]", max_length: int | None = None, cut: str = "right"
@@ -168,7 +168,7 @@ class Tokenizer:
                     for text, encoding in zip(texts, encodings, strict=True)
                 ]
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
-            raise InvalidRequestError(_HALF_A_PAIR, "input") from error
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "input") from error
         found = []
         for encoding in encodings:
             types = encoding.type_ids
@@ -195,11 +195,11 @@ class Tokenizer:
         try:
             encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequestError(_HALF_A_PAIR, "prompt") from error
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "prompt") from error
         return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens. Bytes that are no UTF-8 become U+FFFD; ids without a text are left out."""
+        """The text of tokens. Bytes that are not UTF-8 become U+FFFD; ids without a text are left out."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def start_chat_templates(self) -> None:
@@ -233,7 +233,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """As `apply_chat_template`, without holding up the event loop."""
+        """Like `apply_chat_template`, without blocking the event loop."""
         given = [dict(message) for message in messages]
         return await self._templates.render_from_loop(given, tools, add_generation_prompt, variables)
 
@@ -262,7 +262,7 @@ class Tokenizer:
         self._templates.close()
 
     def is_shown(self, token_id: int) -> bool:
-        """Whether `decode` shows a token: special ones, and ids that are no token, it leaves out."""
+        """Whether `decode` shows a token: it leaves out special tokens and unknown ids."""
         return token_id not in self._special and self.backend.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:

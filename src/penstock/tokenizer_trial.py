@@ -15,7 +15,7 @@ MEMORY_BYTES = 2**30
 """Address space that loading may take; of the tokenizers in use the largest take half of that."""
 CPU_SECONDS = 60.0
 _READ, _REFUSED = 0, 3
-"""Exit codes: it was loaded; the library says what is wrong with it."""
+"""Exit codes: loaded; refused by the library, with a reason."""
 
 
 def try_tokenizer(file: Path) -> None:

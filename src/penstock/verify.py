@@ -217,7 +217,7 @@ class SelfTest:
         return self._judge("from the prefix cache", run, f"{run.cached} tokens cached", run.cached > 0)
 
     def _preempted(self) -> Finding:
-        """All begin together in a pool that holds their prompts and a block for each: then they outgrow it."""
+        """All start together in a pool with room for their prompts and one block each, which they outgrow."""
         memory = self.core.settings.memory
         size, count = memory.block_size, len(self.judged)
         prompts = [len(request.prompt_token_ids) for request in self.judged]
@@ -226,7 +226,7 @@ class SelfTest:
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 
     def _speculated(self) -> Finding:
-        """With guesses of the next tokens; every third is wrong."""
+        """With drafts of the next tokens, every third of them wrong."""
         answers = {name: tokens for name, (tokens, _) in self._alone.items()}
         speculation = Speculation([_Rehearsed(answers)], NUM_DRAFTS, clock=lambda: 0.0)
         run = self._run([self.judged], speculation)
@@ -293,7 +293,7 @@ class SelfTest:
 
 
 def first_difference(expected: Answer, got: Answer) -> str | None:
-    """Where an answer first differs from what it should be, in tokens or bits of log-probabilities, or None."""
+    """The first difference between an answer and the expected one, in tokens or log-probability bits, or None."""
     for position, (token, entry, other, other_entry) in enumerate(zip(*expected, *got, strict=False)):
         if token != other:
             return f"token {position} is {other}, not {token}"

@@ -85,12 +85,14 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
     [
         (["generate", "x", "--json-schema", "/nowhere.json"], "the schema cannot be read"),
         (["generate", "x", "--model", "/nowhere"], "/nowhere"),
-        (["generate", "x", "--max-num-seqs", "none of it"], "max_num_seqs must be int"),
+        (["generate", "x", "--max-num-seqs", "none of it"], "max_num_seqs must be a whole number"),
         (["generate", "x", "--top-p", "7"], "top_p must be above 0"),
         (["generate", "x", "--lines"], "not both"),
         (["generate", "--file", "/nowhere.txt"], "cannot be read"),
+        (["generate", "--lines", "--file", "/dev/null"], "no prompt: /dev/null is empty"),
         (["chat", "--n", "2"], "one answer a turn"),
         (["chat", "--num-beams", "2"], "beam search cannot be streamed"),
+        (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),
         (["serve", "--model", "/nowhere"], "/nowhere"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_sweep_names_the_fewest_engines(costs: list[str], tmp_path: Path, caps
 
 def test_an_objective_that_nothing_meets_is_an_exit_code(costs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *costs, *CHATS, "--objective", "p50 ttft <= 0.001ms"]) == 1
-    assert "none of these meets p50 ttft <= 1e-06s" in capsys.readouterr().out
+    assert "no fleet meets p50 ttft <= 1e-06s" in capsys.readouterr().out
 
 
 def test_a_trace_is_replayed_and_json_goes_to_standard_output(
@@ -101,9 +101,9 @@ def test_a_calibration_writes_a_file_that_is_simulated_with(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give what steps cost"),
-        (["--hardware", "abacus", "--model", "x"], "no data sheet of 'abacus'"),
-        (["--hardware", "l4"], "give a model"),
+        ([], "give the costs of steps"),
+        (["--hardware", "abacus", "--model", "x"], "unknown hardware 'abacus'"),
+        (["--hardware", "l4"], "--hardware needs --model"),
         (["--calibrate", "demo"], "--costs"),
         (["COSTS", "--policy", "fcfs"], "leave out policy"),
         (["COSTS", "--engines", "0"], "engines"),
@@ -113,7 +113,13 @@ def test_a_calibration_writes_a_file_that_is_simulated_with(
         (["COSTS", "--fail", "1:7"], "no engine 7"),
         (["COSTS", "--objective", "fast"], "objective"),
         (["COSTS", "--turns", "0"], "turns"),
-        (["COSTS", "--jobs", "0"], "jobs"),
+        (["COSTS", "--jobs", "0"], "jobs must be at least 1, not 0"),
+        (["COSTS", "--price", "-1"], "price must be at least 0, not -1"),
+        (["COSTS", "--restart-seconds", "-1"], "restart_seconds must be at least 0, not -1"),
+        (["COSTS", "--requests", "0"], "requests must be at least 1, not 0"),
+        (["COSTS", "--json", "/nowhere/x.json"], "there is no folder /nowhere"),
+        (["--calibrate", "demo", "--costs", "/nowhere/x.json"], "there is no folder /nowhere"),
+        (["--calibrate", "demo", "--costs", "x.json", "--calibrate-seconds", "0"], "calibrate_seconds must be above 0"),
         (["COSTS", "--max-queued", "-1"], "max_queued"),
         (["COSTS", "none.jsonl"], "cannot be read"),
         (["COSTS", "none.jsonl", "--turns", "3"], "leave out turns"),

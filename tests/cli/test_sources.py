@@ -59,7 +59,7 @@ def test_the_configuration_is_shown_with_its_sources_without_secrets_and_can_be_
     shown = capsys.readouterr().out
     assert "port = 99  # flag" in shown
     assert f'dtype = "float32"  # {file}' in shown
-    assert "# api_key is set, and not shown (PENSTOCK_API_KEY)" in shown
+    assert "# api_key is set, but not shown (PENSTOCK_API_KEY)" in shown
     assert "sk-secret" not in shown
     again = tmp_path / "again.toml"
     again.write_text(shown)
@@ -70,7 +70,7 @@ def test_the_configuration_is_shown_with_its_sources_without_secrets_and_can_be_
 def test_a_bad_value_names_its_option(monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_PORT", "many")
     assert main(["serve", "--print-config"]) == 2
-    assert "port must be int" in capsys.readouterr().err
+    assert "port must be a whole number" in capsys.readouterr().err
 
 
 def test_nothing_is_shown_of_an_option_that_is_not_set():

@@ -11,8 +11,8 @@ from penstock.errors import CheckpointError
 from penstock.model_facts import ModelFacts
 from penstock.models.registry import read_facts, read_spec
 from tests.checkpoints import write_random
+from tests.families import SHAPE
 from tests.gguf_files import write_gguf
-from tests.models.test_families import SHAPE
 from tests.stepping import Stepper
 
 

@@ -4,6 +4,7 @@ import random
 import struct
 import tracemalloc
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ def tensor(name: str, shape: tuple[int, ...], type_id: int, offset: int) -> byte
 
 def file_of(
     path: Path,
-    entries: list[bytes] = [],  # noqa: B006
-    tensors: list[bytes] = [],  # noqa: B006
+    entries: Sequence[bytes] = (),
+    tensors: Sequence[bytes] = (),
     *,
     data: int = 0,
     start: bytes = b"GGUF" + struct.pack("<I", 3),

@@ -345,7 +345,7 @@ def test_a_file_without_a_tokenizer_takes_token_ids(file: Path) -> None:
     writer.add_tokenizer_model("none")
     finish(writer, file)
     assert ours.Tokenizer.load(file) is None
-    with pytest.raises(CheckpointError, match="holds no tokenizer; without it, prompts must be token ids"):
+    with pytest.raises(CheckpointError, match="has no tokenizer; without one, prompts must be token ids"):
         ours.Tokenizer.from_path(file)
 
 

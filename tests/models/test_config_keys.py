@@ -12,7 +12,7 @@ from penstock.errors import CheckpointError
 from penstock.models import hf_config
 from penstock.models.registry import ARCHITECTURES, read_spec
 from penstock.models.spec import ModelSpec
-from tests.models.test_families import CASES, SHAPE
+from tests.families import CASES, SHAPE
 
 WITHOUT_EFFECT: dict[str, set[str]] = {
     "Llama4": {"router_jitter_noise"},

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.models.families_doc import describe, short_table
 from penstock.models.registry import ARCHITECTURES
-from tests.models.test_families import CASES, MULTIMODAL
+from tests.families import CASES, MULTIMODAL
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,7 @@ from penstock.errors import CheckpointError
 from penstock.gguf.architectures import ARCHITECTURES
 from penstock.models.registry import read_spec
 from tests.checkpoints import write_random
-from tests.gguf_families import FAMILIES, write_family
-from tests.gguf_files import ARCHITECTURES as PLAIN
-from tests.models.test_families import (
+from tests.families import (
     DELTA,
     GEMMA4,
     LATENTS,
@@ -31,11 +29,11 @@ from tests.models.test_families import (
     NEMOTRON,
     QWEN_EXPERTS,
     SHAPE,
-    expected,
-    referee,
     rope,
-    texts,
 )
+from tests.gguf_families import FAMILIES, write_family
+from tests.gguf_files import ARCHITECTURES as PLAIN
+from tests.reference import expected, referee, texts
 from tests.stepping import Stepper, settings_for
 
 GLM_EXPERTS: dict[str, Any] = {

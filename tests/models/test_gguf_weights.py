@@ -13,8 +13,9 @@ from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import make_ops
 from penstock.models.registry import load_model
 from tests.checkpoints import write_random
+from tests.families import LLAMA3, SHAPE, YARN, rope
 from tests.gguf_files import write_gguf
-from tests.models.test_families import LLAMA3, SHAPE, YARN, expected, rope, texts
+from tests.reference import expected, texts
 from tests.stepping import Stepper, settings_for
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from penstock.layers.latent import LatentAttention
 from penstock.weight_formats import FLOAT, FORMATS
 from tests.checkpoints import write_random
-from tests.models.test_families import LATENTS, SHAPE, expected, texts
+from tests.families import LATENTS, SHAPE
+from tests.reference import expected, texts
 from tests.stepping import Stepper, kept, settings_for
 
 CONFIG: dict[str, Any] = SHAPE | LATENTS | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3}

@@ -14,8 +14,9 @@ from penstock.models.registry import load_model, read_facts
 from penstock.recipes import RECIPES
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
 from tests.checkpoints import write_random
+from tests.families import LFM2_MOE, NEMOTRON, SHAPE
 from tests.kernels.versions import LIBRARY, native_table, needs_native
-from tests.models.test_families import LFM2_MOE, NEMOTRON, SHAPE, cut, texts
+from tests.reference import cut, texts
 from tests.stepping import Stepper, plan_of, settings_for
 
 EXPERTS = 5

@@ -140,5 +140,5 @@ def test_the_log_says_once_that_it_is_not_recorded_and_why(toy: Path, caplog: py
     with caplog.at_level(logging.WARNING, "penstock.runner.forward"), LLM(str(toy), kv_cache_memory="2MiB"):
         pass
     assert [record.getMessage() for record in caplog.records if record.name == "penstock.runner.forward"] == [
-        "this model is run call by call, as there is no native kernel for relu"
+        "this model runs eagerly, more slowly, as there is no native kernel for relu"
     ]

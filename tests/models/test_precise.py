@@ -9,7 +9,7 @@ import torch
 from penstock.kernels.linear.weight import Weight
 from penstock.quantization.base import WeightFactory
 from tests.checkpoints import write_random
-from tests.models.test_families import SHAPE
+from tests.families import SHAPE
 from tests.stepping import Stepper
 
 

@@ -12,9 +12,9 @@ from penstock.errors import ConfigError
 from penstock.kernels.ranks import Exchange
 from penstock.models.registry import read_facts
 from tests.checkpoints import write_random, write_tiny_llama
+from tests.families import CASES, SHAPE
 from tests.gguf_files import write_gguf
 from tests.kernels.versions import needs_native
-from tests.models.test_families import CASES, SHAPE
 from tests.quantization.stored import write_int4, write_layers
 from tests.quantization.test_float8 import FORMS, random_float8, random_scales
 from tests.quantization.test_stored import INT4

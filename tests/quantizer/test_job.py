@@ -94,6 +94,19 @@ def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
         job(source, source).check()
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    with pytest.raises(ConfigError, match="the folder /proc/nowhere cannot be made: No such file"):
+        job(source, Path("/proc/nowhere/out")).check()
+    with pytest.raises(ConfigError, match="cannot be made: File name too long"):
+        job(source, tmp_path / ("x" * 250)).begin()
+
+
+def test_no_threads_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "nowhere", str(tmp_path / "out"), "--threads", "0"]) == 2
+    assert "threads must be at least 1, not 0" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_told_before_anything_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_tiny_llama(tmp_path / "m")
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)

@@ -20,5 +20,5 @@ def test_auto_is_a_gpu_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "cuda:x", ""])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(device: str) -> None:
-    with pytest.raises(ConfigError, match=rf"no device '{device}' here; there is: cpu"):
+    with pytest.raises(ConfigError, match=rf"no device '{device}'; available: cpu"):
         detect_machine(device)

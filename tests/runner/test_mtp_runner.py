@@ -27,10 +27,10 @@ from penstock.runner import ranks
 from penstock.runner.torch_runner import TorchRunner
 from tests.checkpoints import write_random, write_tiny_llama
 from tests.core.fakes import make_request
+from tests.families import DELTA
+from tests.families import SHAPE as FAMILY_SHAPE
 from tests.gguf_families import write_family
 from tests.kernels.versions import needs_native
-from tests.models.test_families import DELTA
-from tests.models.test_families import SHAPE as FAMILY_SHAPE
 from tests.mtp import FAMILIES, SHAPE, write_with_head
 from tests.stepping import kept
 

@@ -268,9 +268,9 @@ def test_a_rank_reads_an_adapter_beside_a_step_and_waits_for_it_in_the_first_tha
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"adapter_memory": "1MiB"}, "adapters are files of one machine"),
-        ({"kv_disk": "/tmp/kv"}, "kv_disk is a file of one machine"),
-        ({"role": "prefill"}, "prefill_engines hand blocks on that are on one machine"),
+        ({"adapter_memory": "1MiB"}, "adapters do not work with nodes_per_engine"),
+        ({"kv_disk": "/tmp/kv"}, "kv_disk does not work with nodes_per_engine"),
+        ({"role": "prefill"}, "prefill_engines do not work with nodes_per_engine"),
     ],
     ids=str,
 )

@@ -9,8 +9,8 @@ from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
 from tests.checkpoints import write_random
+from tests.families import CASES, SHAPE
 from tests.kernels.versions import LIBRARY, native_table, needs_native
-from tests.models.test_families import CASES, SHAPE
 from tests.stepping import kept, plan_of, settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))

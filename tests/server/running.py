@@ -94,7 +94,7 @@ class RunningServer:
         return {name: float(value) for name, value in samples}
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        content = json.dumps({"model": self.model} | body)  # ASCII, so that half a surrogate pair can be sent
+        content = json.dumps({"model": self.model} | body)  # ASCII, so that an unpaired surrogate can be sent
         headers = {"content-type": "application/json"}
         return fetch.post(f"{self.url}{path}", content=content, headers=headers, timeout=60)
 

@@ -16,14 +16,15 @@ from penstock.server.config import ServerConfig
         ({"nodes_per_engine": "0"}, "nodes_per_engine must be at least 1, not 0"),
         ({"cluster": "auto", "engines": "4", "max_engines": "3"}, r"max_engines \(3\) must be at least engines \(4\)"),
         ({"downscale_delay": "-1"}, "downscale_delay must be at least 0 seconds, not -1"),
+        ({"otlp_endpoint": "collector"}, "otlp_endpoint must be like http://localhost:4318, not 'collector'"),
         ({"engines": "0"}, "engines must be at least 1, not 0"),
-        ({"prefill_engines": "1"}, r"from 0 to one less than engines \(1\)"),
-        ({"engines": "3", "prefill_engines": "3"}, r"from 0 to one less than engines \(3\)"),
+        ({"prefill_engines": "1"}, r"from 0 to 0,"),
+        ({"engines": "3", "prefill_engines": "3"}, r"from 0 to 2,"),
         ({"cluster": "auto", "engines": "2", "prefill_engines": "1"}, "set kv_transfer to nixl"),
         ({"engines": "2", "kv_transfer": "nixl"}, "kv_transfer nixl needs prefill_engines"),
         (
             {"cluster": "auto", "engines": 2, "prefill_engines": 1, "kv_transfer": "nixl", "max_engines": 3},
-            "leave out max_engines",
+            "max_engines does not work with prefill_engines",
         ),
     ],
 )

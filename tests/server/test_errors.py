@@ -1,8 +1,18 @@
-"""Where a validation error points to, in the caller's words."""
+"""Validation errors in the caller's notation and in plain words."""
+
+from typing import Any
 
 import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
-from penstock.server.errors import param_of
+from penstock.server.body import Body
+from penstock.server.errors import param_of, reply_to_error
+from penstock.server.openai.responses_schema import ResponsesBody
+from penstock.server.openai.schema import ChatBody, CompletionBody
+from penstock.server.tgi.schema import GenerateBody
+
+HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize(
@@ -17,3 +27,33 @@ from penstock.server.errors import param_of
 )
 def test_a_location_is_told_as_a_path(location, param):
     assert param_of(location) == param
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "message"),
+    [
+        (ChatBody, {"stop": 5}, "stop: must be a string or a list"),
+        (ChatBody, {"stop": ["a", 5]}, "stop[1]: must be a string"),
+        (ChatBody, {"n": 1.5}, "n: must be a whole number"),
+        (ChatBody, {"temperature": 3}, "temperature: must be less than or equal to 2"),
+        (ChatBody, {"messages": []}, "messages: must not be empty"),
+        (ChatBody, {"response_format": "json"}, "response_format: must be an object"),
+        (ChatBody, {"tool_choice": 5}, "tool_choice: must be a string or an object"),
+        (ChatBody, {"tool_choice": {"type": "x"}}, "tool_choice.type: must be 'function' or 'allowed_tools'"),
+        (ChatBody, {"early_stopping": "x"}, "early_stopping: must be true or false or 'never'"),
+        (CompletionBody, {"prompt": None}, "prompt: must be a string or a list"),
+        (CompletionBody, {"prompt": [1, "a"]}, "prompt[1]: must be a whole number"),
+        (CompletionBody, {"prompt": ["a"] * 1025}, "prompt: must have at most 1024 items"),
+        (ResponsesBody, {"input": []}, "input: must not be empty"),
+        (GenerateBody, {"parameters": 5}, "parameters: must be an object"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_every_kind_that_would_do(
+    schema: type[Body], body: dict[str, Any], message: str
+) -> None:
+    fields = {"model": "m", "messages": HELLO, "prompt": "a", "input": "a", "inputs": "a"}
+    whole = {name: value for name, value in fields.items() if name in schema.model_fields} | body
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate(whole)
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
+    assert reply_to_error(RequestValidationError(errors)).message == message

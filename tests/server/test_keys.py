@@ -94,10 +94,10 @@ def test_one_key_from_the_options_has_no_limits():
         ('[[key]]\nname = "a"', "key 1: it must have either secret"),
         ('[[key]]\nsecret = "sk-secret"', "key 1: it has no name"),
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\nrpm = 1', "key 1: unknown entry 'rpm'"),
-        ('[[key]]\nname = "a"\nsecret = "sk-secret"\npriority = true', "key 1: priority must be int"),
+        ('[[key]]\nname = "a"\nsecret = "sk-secret"\npriority = true', "key 1: priority must be a whole number"),
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\ntokens_per_minute = 0', "must be at least 1, not 0"),
         ('[[key]]\nname = "a"\nsecret_sha256 = "sk-secret"', "64 hexadecimal digits"),
-        ('[[key]]\nname = "a"\nsecret = "sk-secret"\n' * 2, "'a' is there twice"),
+        ('[[key]]\nname = "a"\nsecret = "sk-secret"\n' * 2, "two API keys have the name or the secret of 'a'"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_place_and_without_its_secrets(tmp_path, content, message):

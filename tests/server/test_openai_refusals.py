@@ -199,6 +199,14 @@ def test_a_body_that_is_no_request_is_refused(server, content, kind):
     assert refusal(answer)["type"] == "invalid_request_error"
 
 
+def test_a_body_that_is_nested_too_deeply_is_refused_with_that_reason(server):
+    for depth in (5_000, 100_000):  # bodies below and above those that a thread parses
+        answer = fetch.post(
+            f"{server.url}/v1/completions", content=b"[" * depth, headers={"content-type": "application/json"}
+        )
+        assert refusal(answer)["message"] == "the body is nested too deeply"
+
+
 def test_wrong_paths_and_methods_are_told_in_the_same_shape(server):
     assert "/docs" in refusal(fetch.get(f"{server.url}/v1/nothing"), 404)["message"]
     answer = fetch.get(f"{server.url}/v1/completions")

@@ -249,6 +249,18 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():
     assert "cannot listen on 127.0.0.1" in log[0]
 
 
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), (b"no certificate", "cannot be used")])
+def test_tls_files_that_cannot_be_used_are_told_before_a_model_is_loaded(tmp_path, content, words):
+    cert = tmp_path / "cert.pem"
+    if content is not None:
+        cert.write_bytes(content)
+    code, log = failing_start("--tls-cert", str(cert))
+    assert code == 2
+    assert len(log) == 1
+    assert f"tls_cert {cert}" in log[0]
+    assert words in log[0]
+
+
 def test_more_connections_than_files_may_be_open_are_refused_at_the_start():
     code, log = failing_start("--max-connections", str(2**40))
     assert code == 2

@@ -33,7 +33,7 @@ def hf(server):
 
 def generate(server, path="/generate", /, inputs=PROMPT, **parameters):
     body = {"inputs": inputs, "parameters": {"max_new_tokens": 12} | parameters}
-    content = json.dumps(body)  # ASCII, so that half a surrogate pair can be sent
+    content = json.dumps(body)  # ASCII, so that an unpaired surrogate can be sent
     return fetch.post(f"{server.url}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
 
 

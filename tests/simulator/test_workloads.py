@@ -91,7 +91,7 @@ def test_files_that_hold_no_trace_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="holds no request"):
+    with pytest.raises(ConfigError, match="contains no request"):
         read_trace(tmp_path / "empty.jsonl")
     (tmp_path / "other.db").write_bytes(b"SQLite format 3\0" + bytes(200))
     with pytest.raises(ConfigError, match=r"other\.db cannot be read"):

@@ -1,4 +1,4 @@
-"""What becomes of each feature of JSON Schema: the table in docs/structured.md, each row of which is a test case."""
+"""Support for each feature of JSON Schema: the table in docs/structured.md, each row of which is a test case."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ _PET = {
 
 @dataclass(frozen=True)
 class Feature:
-    """A row: obeyed if `refused` is empty, else refused with these words."""
+    """A row: enforced if `refused` is empty, else refused with an error that contains `refused`."""
 
     name: str
     note: str
@@ -32,10 +32,10 @@ class Feature:
 
     @property
     def row(self) -> str:
-        return f"| {self.name} | {'refused' if self.refused else 'obeyed'} | {self.note} |"
+        return f"| {self.name} | {'refused' if self.refused else 'enforced'} | {self.note} |"
 
 
-def obeyed(name: str, note: str, schema: Any, good: list[str], bad: list[str]) -> Feature:
+def enforced(name: str, note: str, schema: Any, good: list[str], bad: list[str]) -> Feature:
     return Feature(name, note, schema, tuple(good), tuple(bad))
 
 
@@ -56,83 +56,96 @@ def array(**keywords: Any) -> dict[str, Any]:
 
 
 FEATURES = [
-    obeyed("`type`", "one or several", {"type": ["integer", "null"]}, ["1", "null"], ['"a"', "1.5"]),
-    obeyed("`const`, `enum`", "numbers that are doubles", {"enum": [1, "a", 2.5]}, ["1", '"a"', "2.5"], ["2"]),
-    refused("`const`, `enum` of other numbers", "no double holds them", {"const": BIG}, f"the number {BIG} would not"),
-    obeyed(
+    enforced("`type`", "one or several", {"type": ["integer", "null"]}, ["1", "null"], ['"a"', "1.5"]),
+    enforced(
+        "`const`, `enum`",
+        "numbers that a double represents exactly",
+        {"enum": [1, "a", 2.5]},
+        ["1", '"a"', "2.5"],
+        ["2"],
+    ),
+    refused("`const`, `enum` of other numbers", "", {"const": BIG}, f"the number {BIG} would not"),
+    enforced(
         "bounds of integers",
-        "to 63 bits; one that is no double moves inwards to the next that is",
+        "up to 63 bits; a bound that no double represents becomes the next double inside the range",
         {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
         ["-5", str(2**62)],
         [str(2**63), "1.0"],
     ),
     refused(
-        "bounds with no double between", "", {"type": "integer", "minimum": BIG, "maximum": BIG}, "no double (53 bits"
+        "bounds without a double between them",
+        "",
+        {"type": "integer", "minimum": BIG, "maximum": BIG},
+        "no double (53 bits",
     ),
-    obeyed(
+    enforced(
         "bounds of numbers",
-        "likewise; then numbers are written without exponents",
+        "likewise; numbers are then written without exponents",
         {"type": "number", "exclusiveMinimum": 0.5, "maximum": 9.75},
         ["0.75", "9.75"],
         ["0.5", "9.76"],
     ),
-    obeyed("`multipleOf`", "", {"type": "number", "multipleOf": 0.07}, ["0.14"], ["0.1"]),
-    obeyed("`minLength`, `maxLength`", "", string(minLength=2, maxLength=3), ['"ab"', '"日本語"'], ['"a"', '"abcd"']),
-    obeyed("`pattern`", "as ECMA-262 has it", string(pattern=r"^[[:a]\d+$"), ['":1"', '"[12"'], ['"b1"']),
-    refused("look-around, `\\b`, references back, flags in `pattern`", "", string(pattern="a(?=b)"), "look-around"),
-    obeyed("pydantic's `Decimal`", "", string(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), ['"-1.5"'], ['"-."', '""']),
-    obeyed("`format`: `date`", "years 1 to 9999", string(format="date"), ['"2024-02-29"'], ['"2023-02-29"']),
-    obeyed("`time`", "no second 60", string(format="time"), ['"12:00:59Z"'], ['"12:00:60Z"', '"12:00:00"']),
-    obeyed("`date-time`", "", string(format="date-time"), ['"2024-02-29T01:02:03+01:00"'], ['"2023-02-29T01:02:03Z"']),
-    obeyed("`hostname`", "at most 253", string(format="hostname"), ['"a.example"'], ['"-a"', f'"{"a." * 127}a"']),
-    obeyed(
+    enforced("`multipleOf`", "", {"type": "number", "multipleOf": 0.07}, ["0.14"], ["0.1"]),
+    enforced("`minLength`, `maxLength`", "", string(minLength=2, maxLength=3), ['"ab"', '"日本語"'], ['"a"', '"abcd"']),
+    enforced("`pattern`", "syntax of ECMA-262", string(pattern=r"^[[:a]\d+$"), ['":1"', '"[12"'], ['"b1"']),
+    refused("look-around, `\\b`, backreferences, flags in `pattern`", "", string(pattern="a(?=b)"), "look-around"),
+    enforced("pydantic's `Decimal`", "", string(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), ['"-1.5"'], ['"-."', '""']),
+    enforced("`format`: `date`", "years 1 to 9999", string(format="date"), ['"2024-02-29"'], ['"2023-02-29"']),
+    enforced("`time`", "no leap seconds", string(format="time"), ['"12:00:59Z"'], ['"12:00:60Z"', '"12:00:00"']),
+    enforced(
+        "`date-time`", "", string(format="date-time"), ['"2024-02-29T01:02:03+01:00"'], ['"2023-02-29T01:02:03Z"']
+    ),
+    enforced(
+        "`hostname`", "at most 253 characters", string(format="hostname"), ['"a.example"'], ['"-a"', f'"{"a." * 127}a"']
+    ),
+    enforced(
         "`email`, `ipv4`, `ipv6`, `uuid`, `uri`, `duration`, `json-pointer`",
         "also `relative-json-pointer`, `uuid1` to `uuid8`, `ipvanyaddress`, `base64`, `base64url`",
         string(format="ipv4"),
         ['"127.0.0.1"'],
         ['"1.2.3"', '"256.1.1.1"'],
     ),
-    obeyed(
+    enforced(
         "`password`, `binary`, `byte`, `int32`, `int64`, `float`, `double`, `file-path`",
-        "annotations, as are `directory-path`, `path`, `decimal`, `int8` to `uint64`",
+        "without effect, as are `directory-path`, `path`, `decimal`, `int8` to `uint64`",
         string(format="password"),
         ['"anything"'],
         ["1"],
     ),
     refused("other formats", "", string(format="idn-email"), 'the format "idn-email" is not known'),
-    obeyed(
+    enforced(
         "`properties`, `required`",
-        "written in the schema's order",
+        "in the order of the schema",
         obj(properties={"a": {"type": "integer"}}, required=["a"], additionalProperties=False),
         ['{"a": 1}'],
         ["{}", '{"b": 1}'],
     ),
-    obeyed(
+    enforced(
         "`additionalProperties`, `patternProperties`",
         "no key comes twice, however it is spelled; patterns must not overlap",
         obj(properties={"a": {"type": "boolean"}}, additionalProperties={"type": "integer"}),
         ['{"a": true, "b": 1}'],
         ['{"a": true, "\\u0061": 1}', '{"b": 1, "b": 2}', '{"b": true}'],
     ),
-    obeyed(
+    enforced(
         "`minProperties`, `maxProperties`",
-        "where all that is in `properties` is required",
+        "if all of `properties` are required",
         obj(minProperties=2, maxProperties=2, additionalProperties={"type": "boolean"}),
         ['{"a": true, "b": true}'],
         ['{"a": true, "a": true}', '{"a": true}'],
     ),
-    obeyed(
+    enforced(
         "`propertyNames`",
-        "by enum, pattern, format or lengths: one of them",
+        "one of: enum, pattern, format, lengths",
         obj(propertyNames={"enum": ["a", "b"]}, additionalProperties={"type": "integer"}),
         ['{"a": 1}', '{"a": 1, "b": 2}'],
         ['{"c": 1}'],
     ),
-    obeyed("`items`, `prefixItems`", "", array(prefixItems=[{"const": 1}], items={"const": 2}), ["[1, 2]"], ["[2]"]),
-    obeyed(
+    enforced("`items`, `prefixItems`", "", array(prefixItems=[{"const": 1}], items={"const": 2}), ["[1, 2]"], ["[2]"]),
+    enforced(
         "`minItems`, `maxItems`", "", array(items={"const": 1}, minItems=1, maxItems=2), ["[1]"], ["[]", "[1, 1, 1]"]
     ),
-    obeyed(
+    enforced(
         "`uniqueItems`",
         "of strings, numbers, booleans and null",
         array(items={"type": ["string", "number"]}, uniqueItems=True),
@@ -142,16 +155,16 @@ FEATURES = [
     refused(
         "`uniqueItems` of lists and objects", "", array(items=obj(), uniqueItems=True), '"uniqueItems" is held where'
     ),
-    obeyed("`anyOf`, `allOf`", "", {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, ["4"], ["2", "6"]),
-    obeyed(
+    enforced("`anyOf`, `allOf`", "", {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, ["4"], ["2", "6"]),
+    enforced(
         "`oneOf`",
-        "whose branches exclude each other: by type, const, range or a property",
+        "if the branches exclude each other by type, const, range or a property",
         _PET,
         ['{"kind": "cat", "kids": [{"kind": "dog"}]}'],
         ['{"kind": "cow"}'],
     ),
-    refused("`oneOf` else", "", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "might be of branches 0 and 1"),
-    obeyed(
+    refused("other `oneOf`", "", {"oneOf": [{"type": "integer"}, {"type": "number"}]}, "might be of branches 0 and 1"),
+    enforced(
         "`$ref`, `$anchor`",
         "within the schema",
         {"$ref": "#a", "$defs": {"x": {"$anchor": "a", "const": 1}}},
@@ -171,4 +184,4 @@ FEATURES = [
 
 def table() -> str:
     """The table of the docs."""
-    return "\n".join(["| feature | | |", "|---|---|---|", *(feature.row for feature in FEATURES)])
+    return "\n".join(["| feature | | remarks |", "|---|---|---|", *(feature.row for feature in FEATURES)])

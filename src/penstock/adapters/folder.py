@@ -73,14 +73,14 @@ def adapter_path(path: str) -> Path:
     if folder.is_dir():
         return folder.resolve()
     if folder.exists() or _HUB_ID.fullmatch(path) is None:
-        raise AdapterError(f"there is no folder {path}: give the one that holds {CONFIG_FILE}, or a hub id")
+        raise AdapterError(f"there is no folder {path}: give one that contains {CONFIG_FILE}, or a hub id")
     from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
 
     try:
         return Path(snapshot_download(path, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type
         raise AdapterError(
-            f"{path} is no folder here and could not be downloaded from the Hugging Face hub: "
+            f"{path} is not a local folder, and could not be downloaded from the Hugging Face hub: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -91,7 +91,7 @@ def check_name(name: str) -> None:
         AdapterError: requests could not name an adapter so.
     """
     if _NAME.fullmatch(name) is None:
-        raise AdapterError(f"an adapter's name has no spaces, commas or equals signs; {shown(name)} does")
+        raise AdapterError(f"an adapter's name must not contain spaces, commas or equals signs, as {shown(name)} does")
 
 
 def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
@@ -153,7 +153,7 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
     for name in sorted(shapes):
         tensor = _TENSOR.fullmatch(name)
         if tensor is None:
-            raise AdapterError(f"it holds {name}, which is not LoRA's of a linear map")
+            raise AdapterError(f"it has {name}, which is not a LoRA weight of a linear map")
         module = tensor["module"].removeprefix(_PREFIX)
         matrix = model.name_of(module)
         if matrix not in model.matrices:
@@ -168,13 +168,13 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
             )
         other = f"{tensor['module']}.lora_{'B' if tensor['part'] == 'A' else 'A'}.weight"
         if other not in shapes:
-            raise AdapterError(f"it holds {name}, but no {other}")
+            raise AdapterError(f"it has {name}, but no {other}")
         found[matrix] = AdaptedMap(matrix, tensor["module"], rank, scale)
     missing = [matrix for matrix in model.matrices if matrix not in found and config.has(matrix)]
     if missing:
-        raise AdapterError(f"target_modules names {missing[0]}, but the file holds nothing for it")
+        raise AdapterError(f"target_modules names {missing[0]}, for which the file has no weights")
     if not found:
-        raise AdapterError("it holds no weights")
+        raise AdapterError("it has no weights")
     return tuple(found.values())
 
 

@@ -69,7 +69,7 @@ class PeftConfig:
         """
         config = read_json(folder / CONFIG_FILE)
         if config is None:
-            raise AdapterError(f"{folder} has no {CONFIG_FILE}: it is no adapter that PEFT saved")
+            raise AdapterError(f"{folder} has no {CONFIG_FILE}, so it is not an adapter saved by PEFT")
         if config.get("peft_type") != "LORA":
             raise AdapterError(f"peft_type is {shown(config.get('peft_type'))}; only LORA is supported")
         _check_neutral(config)
@@ -129,7 +129,7 @@ def _check_neutral(config: Mapping[str, Any]) -> None:
             if value not in allowed:
                 raise AdapterError(f"{CONFIG_FILE} has {key}: {shown(value)}, which is not supported")
         elif key not in _READ | _OF_TRAINING and value not in (None, False, [], {}):
-            raise AdapterError(f"{CONFIG_FILE} has {key}: {shown(value)}, which is not known here")
+            raise AdapterError(f"{CONFIG_FILE} has {key}: {shown(value)}, which is unknown")
 
 
 def _rank(key: str, value: Any) -> int:
@@ -163,7 +163,7 @@ def _check_pattern(key: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise AdapterError(f"{key} has {shown(pattern)}, which is no regular expression: {error}") from None
+        raise AdapterError(f"{key} has {shown(pattern)}, which is not a regular expression: {error}") from None
 
 
 def _names(config: Mapping[str, Any], key: str) -> str | tuple[str, ...]:

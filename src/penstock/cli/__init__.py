@@ -17,13 +17,13 @@ COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
 
 
 def run() -> NoReturn:
-    """The program `penstock`: the command that its arguments name."""
+    """The program `penstock`: runs the command that its arguments name."""
     end_process(main())
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command. The exit code: its own, 2 for a mistake of the caller's, 130 after Ctrl-C."""
-    args = _make_parser().parse_args(argv)
+    """Run a command. The exit code: the command's own, 2 for a caller's mistake, 130 after Ctrl-C."""
+    args = make_parser().parse_args(argv)
     try:
         code: int = args.run(args)
     except PenstockError as error:
@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock", description="Large language models: requests in, tokens out.")
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock", description="An inference server for large language models.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -12,11 +12,11 @@ from penstock.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
-CHAT_HELP = "Type a message. /reset forgets the conversation, /exit or Ctrl-D ends."
+CHAT_HELP = "Type a message. /reset starts a new conversation, /exit or Ctrl-D ends."
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="talk to a model", description=f"Talk to a model. {CHAT_HELP}")
+    parser = commands.add_parser("chat", help="chat with a model", description=f"Chat with a model. {CHAT_HELP}")
     parser.add_argument("--system", help="the system message")
     add_sampling_flags(parser)
     add_engine_flags(parser)

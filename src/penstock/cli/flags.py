@@ -1,4 +1,4 @@
-"""Flags that several commands share, and what is made of them."""
+"""Flags that several commands share, and the parameters made from them."""
 
 import argparse
 import sys
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "temperature": (float, "0 is greedy; default: the checkpoint's"),
     "top_k": (int, "keep only the k most likely tokens; 0 keeps all"),
-    "top_p": (float, "keep the most likely tokens that make up this probability"),
-    "min_p": (float, "drop tokens less likely than this share of the most likely"),
-    "typical_p": (float, "keep the tokens of most typical information that make up this probability"),
-    "repetition_penalty": (float, "above 1 makes what was said, in prompt or answer, less likely"),
-    "frequency_penalty": (float, "above 0 makes a token less likely each time that the answer has it"),
-    "presence_penalty": (float, "above 0 makes tokens that the answer has less likely"),
-    "max_tokens": (int, "end after this many tokens; default: as many as the context holds"),
-    "n": (int, "answers to each prompt"),
-    "best_of": (int, "draw this many answers, and show the n that are most likely by the mean of their tokens"),
-    "num_beams": (int, "beam search with this many beams; nothing is drawn"),
-    "length_penalty": (float, "of beam search: the power of the length by which scores are divided; default 1"),
-    "logprobs": (int, "with --json: log-probabilities of the chosen token and of this many others"),
+    "top_p": (float, "keep the most likely tokens whose probabilities add up to this"),
+    "min_p": (float, "drop tokens less likely than this times the most likely"),
+    "typical_p": (float, "keep the most typical tokens whose probabilities add up to this"),
+    "repetition_penalty": (float, "above 1: tokens of prompt and answer become less likely"),
+    "frequency_penalty": (float, "above 0: a token becomes less likely each time it occurs in the answer"),
+    "presence_penalty": (float, "above 0: tokens that occur in the answer become less likely"),
+    "max_tokens": (int, "maximum tokens of an answer; default: as many as the context holds"),
+    "n": (int, "answers per prompt"),
+    "best_of": (int, "sample this many answers, and print the n with the highest mean log-probability"),
+    "num_beams": (int, "beam search with this many beams, without sampling"),
+    "length_penalty": (float, "beam search: exponent of the length that scores are divided by; default: 1"),
+    "logprobs": (int, "with --json: log-probabilities of each token and of this many most likely ones"),
 }
 
 
@@ -36,10 +36,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     for name, (kind, text) in SAMPLING_FLAGS.items():
         group.add_argument(_flag(name), type=kind, default=None, help=text, metavar=kind.__name__.upper())
-    group.add_argument("--stop", action="append", default=[], help="end before this text; may be given several times")
-    words = "a word that the answer must not have; may be given several times"
+    group.add_argument(
+        "--stop", action="append", default=[], help="text before which the answer ends; may be given several times"
+    )
+    words = "word that the answer must not contain; may be given several times"
     group.add_argument("--bad-word", action="append", default=[], dest="bad_words", help=words)
-    form = "answer with JSON that is valid by the JSON schema in this file"
+    form = "answer with JSON that validates against the JSON schema in this file"
     group.add_argument("--json-schema", type=Path, metavar="FILE", dest="structured", help=form)
 
 
@@ -48,9 +50,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]") -> None:
-    """A flag for each option; what was not given stays absent, so that defaults live in one place."""
+    """A flag for each option; a flag that is not given stays absent, so that defaults have one place."""
     for f in options:
-        shared = {"dest": f.name, "default": argparse.SUPPRESS, "help": f.metadata["help"].replace("%", "%%")}
+        shared: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f).replace("%", "%%")}
         if isinstance(f.default, bool):
             group.add_argument(_flag(f.name), action=argparse.BooleanOptionalAction, **shared)
         else:
@@ -60,8 +62,17 @@ def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]")
             group.add_argument(_flag(f.name), metavar=metavar, action=action, **shared)
 
 
+def _help(f: "Field[Any]") -> str:
+    """The option's help, with its default unless the help already names it."""
+    text: str = f.metadata["help"]
+    if f.default is None or f.default is False or "default:" in text:
+        return text
+    default = "on" if f.default is True else f"{f.default:g}" if isinstance(f.default, float) else f.default
+    return f"{text}; default: {default}"
+
+
 class _Joined(argparse.Action):
-    """The values of all flags of a name, with commas between them."""
+    """Joins the values of a repeated flag by commas."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, None)
@@ -90,14 +101,14 @@ def _read_schema(file: Path) -> str:
 
 
 def only_adapter(args: argparse.Namespace) -> str | None:
-    """The adapter that a command answers with: the one that it was given.
+    """The adapter given to the command, or None.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: several were given.
     """
     names = list(EngineConfig.from_options(**engine_options(args)).adapters.paths)
     if len(names) > 1:
-        raise ConfigError("this command answers with one adapter: give --adapter once")
+        raise ConfigError("this command uses one adapter: give --adapter once")
     return names[0] if names else None
 
 

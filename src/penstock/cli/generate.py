@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("generate", help="answer prompts", description="Answer one prompt or many.")
-    parser.add_argument("prompt", nargs="*", help="a prompt each; without any, standard input is one")
-    parser.add_argument("--file", type=Path, help="take the prompt from this file")
+    parser = commands.add_parser("generate", help="answer prompts", description="Answer one or more prompts.")
+    parser.add_argument("prompt", nargs="*", help="one or more prompts; default: standard input")
+    parser.add_argument("--file", type=Path, help="read the prompt from this file")
     parser.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
-    parser.add_argument("--raw", action="store_true", help="give the prompt to the model without its chat template")
-    parser.add_argument("--json", action="store_true", help="print a JSON object a prompt, one a line")
+    parser.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, one per line")
     add_sampling_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
     if args.prompt and (args.file or args.lines):
-        raise InvalidRequestError("give prompts as arguments, or a file or standard input; not both")
+        raise InvalidRequestError("give prompts as arguments, or with --file or on standard input; not both")
     if args.prompt:
         return list(args.prompt)
     if args.file is None and sys.stdin.isatty():
@@ -58,6 +58,8 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
         text = args.file.read_text() if args.file else sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the prompt cannot be read: {error}") from None
+    if not text.strip():
+        raise InvalidRequestError(f"no prompt: {args.file or 'standard input'} is empty")
     return [line for line in text.splitlines() if line.strip()] if args.lines else [text]
 
 

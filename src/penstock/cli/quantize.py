@@ -1,4 +1,4 @@
-"""`penstock quantize`: a checkpoint of fewer bits, written once."""
+"""`penstock quantize`: writes a quantized checkpoint."""
 
 import argparse
 from pathlib import Path
@@ -9,18 +9,23 @@ from penstock.recipes import CHECKPOINT_RECIPES
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "quantize",
-        help="write a checkpoint of 4 bits a weight",
-        description="Round a model's matrices with error feedback (GPTQ), layer by layer, and write a checkpoint in "
-        "the layout of compressed-tensors (pack-quantized), which transformers and vLLM read too. A call that was "
-        "interrupted goes on where it was when it is made again.",
+        help="write a quantized checkpoint",
+        description="Quantize a model's matrices by GPTQ, layer by layer, and write a checkpoint in "
+        "the layout of compressed-tensors (pack-quantized), which transformers reads, too. The same command resumes "
+        "after an interruption.",
     )
-    parser.add_argument("model", help="folder or hub id of a checkpoint in floating point")
-    parser.add_argument("out", type=Path, help="folder to write, which must not exist")
-    parser.add_argument("--recipe", choices=list(CHECKPOINT_RECIPES), default="int4", help="default: int4")
+    parser.add_argument("model", help="folder or hub id of a floating-point checkpoint")
+    parser.add_argument("out", type=Path, help="folder to write; must not exist")
     parser.add_argument(
-        "--calibration", type=Path, metavar="FILE", help="text to calibrate with; default: text that the model writes"
+        "--recipe", choices=list(CHECKPOINT_RECIPES), default="int4", help="formats of the matrices; default: int4"
     )
-    parser.add_argument("--threads", type=int, help="default: one a core")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="text to calibrate with; default: text that the model generates",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads; default: one per core")
     parser.set_defaults(run=run)
 
 

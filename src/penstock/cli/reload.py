@@ -1,4 +1,4 @@
-"""`penstock reload`: new engines for a server that runs, without losing a request."""
+"""`penstock reload`: replaces the engines of a running server without losing a request."""
 
 import argparse
 import contextlib
@@ -17,12 +17,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "reload",
         help="replace a server's engines while it serves",
-        description="Have a server replace its engines one after another, by ones that load the model as it lies on "
-        "disk now. Open requests end as they began. It ends when all are replaced. The API key is an operator's, from "
-        "PENSTOCK_API_KEY; a server without keys must run with --admin.",
+        description="Replace the engines of a running server one after another by engines that load the model from "
+        "disk again. Requests that have started finish on the old weights. The command returns when all engines are "
+        "replaced. It sends the operator's API key in PENSTOCK_API_KEY; a server without keys must run with --admin.",
     )
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"of the server; default: {DEFAULT_URL}")
-    parser.add_argument("--model", help="what the new engines load; default: what the old ones were started with")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"address of the server; default: {DEFAULT_URL}")
+    parser.add_argument("--model", help="model that the new engines load; default: the old engines' model")
     parser.set_defaults(run=run)
 
 
@@ -38,7 +38,7 @@ def post(url: str, body: dict[str, Any], key: str | None) -> Any:
     """Send a JSON body; the answer's JSON.
 
     Raises:
-        PenstockError: there is no server, or it refused, with its reason.
+        PenstockError: the server does not answer, or refuses; the message has its reason.
     """
     headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
     try:

@@ -1,4 +1,4 @@
-"""`penstock serve`: an HTTP server, with options from flags, variables and a TOML file."""
+"""`penstock serve`: an HTTP server, with options from flags, environment variables and a TOML file."""
 
 import argparse
 import os
@@ -8,17 +8,19 @@ from penstock.cli.sources import CONFIG_VARIABLE, gather, show
 from penstock.config import EngineConfig, iter_options
 from penstock.server.config import ServerConfig, iter_server_options
 
-SOURCES_HELP = "Each option is also a variable, PENSTOCK_PORT=8000, and an entry of the TOML file, port = 8000."
+SOURCES_HELP = (
+    "Each option is also an environment variable (PENSTOCK_PORT=8000) and a key of the TOML file (port = 8000)."
+)
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
-        "serve", help="answer over HTTP", description="Serve a model over HTTP. " + SOURCES_HELP
+        "serve", help="serve a model over HTTP", description="Serve a model over HTTP. " + SOURCES_HELP
     )
     add_flags(parser.add_argument_group("server"), [f for _, f in iter_server_options()])
     add_engine_flags(parser)
     parser.add_argument("--config", metavar="FILE", help=f"TOML file of options; default: ${CONFIG_VARIABLE}")
-    parser.add_argument("--print-config", action="store_true", help="show every option and where it is from, and end")
+    parser.add_argument("--print-config", action="store_true", help="print every option with its source, and exit")
     parser.set_defaults(run=run)
 
 

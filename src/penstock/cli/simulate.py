@@ -1,4 +1,4 @@
-"""`penstock simulate`: what a fleet of engines would do with given traffic, and how large it must be."""
+"""`penstock simulate`: the performance of a fleet under a workload, and the size it needs."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.flags import add_flags
 from penstock.config import EngineConfig, iter_options, parse_value
 from penstock.errors import ConfigError
+from penstock.frontend.limits import QueueLimits
 from penstock.settings import resolve
 from penstock.simulator.chats import Chats
 
@@ -23,69 +24,80 @@ if TYPE_CHECKING:
     from penstock.simulator.workload import Workload
 
 DESCRIPTION = """
-Run the server's own scheduler, cache, limits, queue and router on a virtual clock, for one engine or thousands, with
-a model of what steps cost. Traffic comes from a trace or from synthetic chats; costs from a calibration of this
-machine, or from the data sheet of some hardware. Lists (1,2,4 or 1-8) are tried out in all combinations.
+Run the server's own scheduler, cache, limits, queue and router on a virtual clock, for one engine or thousands, with a
+cost model of steps. The workload is a trace or synthetic chats; costs are calibrated on this machine, or derived from a
+data sheet. Lists (1,2,4 or 1-8) are simulated in all combinations.
 """
 ENGINE_FLAGS = {
     "dtype", "max_model_len", "block_size", "kv_cache_memory", "kv_cache_dtype", "enable_prefix_caching", "policy",
     "quantization", "threads",
 }  # fmt: skip
+LIMIT_FLAGS = {"max_queued", "max_queued_tokens", "queue_timeout"}
 LARGEST_RANGE = 100_000
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("simulate", help="how many engines some traffic needs", description=DESCRIPTION)
+    parser = commands.add_parser("simulate", help="compute how many engines a workload needs", description=DESCRIPTION)
     parser.add_argument(
-        "trace", nargs="?", type=Path, help="requests to replay: JSON lines of Mooncake's schema, or a journal of "
-        "penstock serve; without one, chats are made up",
+        "trace", nargs="?", type=Path, help="requests to replay: JSON lines in Mooncake's schema, or a journal of "
+        "penstock serve; default: synthetic chats",
     )  # fmt: skip
     _add_cost_flags(parser.add_argument_group("costs"))
     _add_fleet_flags(parser.add_argument_group("fleet"))
     replay = parser.add_argument_group("trace")
-    replay.add_argument("--speed", type=float, default=1.0, help="replay the trace so many times as fast; default: 1")
-    replay.add_argument("--requests", type=int, metavar="N", help="replay the first N requests of the trace alone")
-    add_flags(parser.add_argument_group("chats, where there is no trace"), _chat_options())
+    replay.add_argument("--speed", type=float, default=1.0, help="replay the trace this many times as fast; default: 1")
+    replay.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
+    add_flags(parser.add_argument_group("synthetic chats, without a trace"), _chat_options())
     results = parser.add_argument_group("results")
     results.add_argument(
-        "--objective", action="append", default=[], metavar="BOUND", help="such as 'p90 ttft <= 1s' or 'p99 itl <= "
-        "50ms'; may be given several times: the fewest engines that meet all are named",
+        "--objective", action="append", default=[], metavar="BOUND", help="for example 'p90 ttft <= 1s' or 'p99 itl "
+        "<= 50ms'; may be given several times; the smallest fleet that meets all of them is printed",
     )  # fmt: skip
-    results.add_argument("--price", type=float, help="of an engine for an hour")
-    results.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON; - for standard output")
+    results.add_argument("--price", type=float, help="price of an engine per hour")
+    results.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON; -: standard output")
     results.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw them, as SVG, PNG or PDF (needs penstock[plots])"
+        "--plot", type=Path, metavar="FILE", help="plot the results as SVG, PNG or PDF (needs penstock[plots])"
     )
-    results.add_argument("--jobs", type=int, default=1, help="simulations at a time, each in a process; default: 1")
+    results.add_argument(
+        "--jobs", type=int, default=1, help="simulations at the same time, each in its own process; default: 1"
+    )
     engine = [f for _, f in iter_options() if f.name in ENGINE_FLAGS]
     add_flags(parser.add_argument_group("engine, with --calibrate or --hardware"), engine)
     parser.set_defaults(run=run)
 
 
 def _add_cost_flags(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--costs", type=Path, metavar="FILE", help="costs of steps that were calibrated")
+    group.add_argument("--costs", type=Path, metavar="FILE", help="calibrated costs of steps")
     group.add_argument(
-        "--calibrate", metavar="MODEL", help="measure a model on this machine (demo: the built-in one), write the file "
-        "given with --costs, and end",
+        "--calibrate", metavar="MODEL", help="measure a model on this machine (demo: the built-in one), write the "
+        "costs to the file given with --costs, and exit",
     )  # fmt: skip
-    group.add_argument("--calibrate-seconds", type=float, default=60.0, help="how long to measure; default: 60")
-    group.add_argument("--hardware", metavar="NAME", help="reckon with a data sheet, with --model; list: name them all")
-    group.add_argument("--model", help="folder with the config.json of a model, or a GGUF file; weights are not needed")
-    group.add_argument("--devices", type=int, default=1, help="of the hardware, for one engine; default: 1")
+    group.add_argument("--calibrate-seconds", type=float, default=60.0, help="duration of the measurement; default: 60")
+    group.add_argument(
+        "--hardware", metavar="NAME", help="derive the costs of --model from a data sheet; list: print all"
+    )
+    group.add_argument("--model", help="folder with a model's config.json, or a GGUF file; weights are not needed")
+    group.add_argument("--devices", type=int, default=1, help="devices per engine, with --hardware; default: 1")
 
 
 def _add_fleet_flags(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--engines", default="1", metavar="LIST", help="how many; default: 1")
-    group.add_argument("--router", default="prefix", metavar="LIST", help="prefix, least-loaded or round-robin")
-    group.add_argument("--max-num-batched-tokens", metavar="LIST", help="tokens that one step computes")
-    group.add_argument("--max-num-seqs", metavar="LIST", help="sequences that run together in an engine")
+    group.add_argument("--engines", default="1", metavar="LIST", help="number of engines; default: 1")
     group.add_argument(
-        "--fail", action="append", default=[], metavar="SECONDS:ENGINE", help="let an engine (0 is the first) die then"
+        "--router", default="prefix", metavar="LIST", help="prefix (default), least-loaded or round-robin"
     )
-    group.add_argument("--restart-seconds", type=float, default=5.0, help="until its successor is up; default: 5")
-    group.add_argument("--max-queued", help="answers that may wait in the fleet beside those that run; default: 512")
-    group.add_argument("--max-queued-tokens", help="prompt tokens that may wait")
-    group.add_argument("--queue-timeout", help="seconds that a request may wait")
+    group.add_argument("--max-num-batched-tokens", metavar="LIST", help="maximum tokens computed in a step")
+    group.add_argument("--max-num-seqs", metavar="LIST", help="maximum sequences that run together in an engine")
+    group.add_argument(
+        "--fail",
+        action="append",
+        default=[],
+        metavar="SECONDS:ENGINE",
+        help="kill an engine (0: the first) at this time",
+    )
+    group.add_argument(
+        "--restart-seconds", type=float, default=5.0, help="time until a killed engine is replaced; default: 5"
+    )
+    add_flags(group, [field for field in fields(QueueLimits) if field.name in LIMIT_FLAGS])
 
 
 def _chat_options() -> "list[Any]":
@@ -95,6 +107,7 @@ def _chat_options() -> "list[Any]":
 def run(args: argparse.Namespace) -> int:
     if args.hardware == "list":
         return _list_hardware()
+    _check(args)
     if args.calibrate is not None:
         return _calibrate(args)
     from penstock.simulator.summary import table
@@ -110,8 +123,6 @@ def run(args: argparse.Namespace) -> int:
         parse_list("max_num_batched_tokens", args.max_num_batched_tokens),
         parse_list("max_num_seqs", args.max_num_seqs),
     )
-    if args.jobs < 1:
-        raise ConfigError(f"jobs must be at least 1, not {args.jobs}")
     summaries = []
     for summary in run_all(fleets, workload, args.price, args.jobs):
         summaries.append(summary)
@@ -126,13 +137,27 @@ def run(args: argparse.Namespace) -> int:
     return 0 if best is not None or not objectives else 1
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Refuse numbers out of range and folders that do not exist before anything is measured or simulated."""
+    for name, least in (("jobs", 1), ("requests", 1), ("price", 0), ("restart_seconds", 0)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name} must be at least {least}, not {value:g}")
+    if not args.calibrate_seconds > 0:
+        raise ConfigError(f"calibrate_seconds must be above 0, not {args.calibrate_seconds:g}")
+    written = [args.json, args.plot] if args.calibrate is None else [args.costs]
+    for path in written:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def _notes(summaries: "list[Summary]", objectives: "list[Objective]", best: "Summary | None") -> list[str]:
     refused = {f"{count} requests refused: {why}" for one in summaries for why, count in one.refused.items()}
     notes = sorted(refused) if len(summaries) == 1 else []
     if objectives:
         wanted = " and ".join(map(str, objectives))
         if best is None:
-            notes.append(f"none of these meets {wanted} without refusing anybody")
+            notes.append(f"no fleet meets {wanted} without refusing a request")
         else:
             notes.append(
                 f"{wanted}: {best.engines} engine{'s' if best.engines > 1 else ''} with the {best.router} router, "
@@ -182,7 +207,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     from penstock.calibrate import calibrate
 
     if args.costs is None:
-        raise ConfigError("say with --costs which file to write")
+        raise ConfigError("give the file to write with --costs")
     limits = {name: getattr(args, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
     options = _engine_options(args) | {name: value for name, value in limits.items() if value is not None}
     model = None if args.calibrate == "demo" else args.calibrate
@@ -193,14 +218,13 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _fleet(args: argparse.Namespace) -> "Fleet":
-    """The largest fleet; options with lists make variants of it."""
-    from penstock.frontend.limits import QueueLimits
+    """The largest fleet; lists of options make variants of it."""
     from penstock.simulator.simulation import Fleet
 
     if (args.costs is None) == (args.hardware is None):
         raise ConfigError(
-            "give what steps cost: --costs with a file that `penstock simulate --calibrate MODEL --costs FILE` wrote, "
-            "or --hardware with --model"
+            "give the costs of steps: --costs with a file that `penstock simulate --calibrate MODEL --costs FILE` "
+            "wrote, or --hardware with --model"
         )
     asked = {f: getattr(args, f.name, None) for f in fields(QueueLimits)}
     limits = {f.name: parse_value(f, value) for f, value in asked.items() if value is not None}
@@ -209,7 +233,7 @@ def _fleet(args: argparse.Namespace) -> "Fleet":
 
         given = ", ".join(_engine_options(args))
         if given or args.model is not None:
-            raise ConfigError(f"with --costs the engine is the one that was calibrated: leave out {given or 'model'}")
+            raise ConfigError(f"--costs has the settings of the calibrated engine: leave out {given or 'model'}")
         found = read_cost_file(args.costs)
         settings: Settings = found.settings
         costs: StepCosts = found.costs
@@ -230,7 +254,7 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _hardware(args: argparse.Namespace) -> "tuple[Settings, StepCosts]":
-    """The settings of an engine that is not here, and its costs."""
+    """Settings and costs of an engine on other hardware."""
     from penstock.checkpoint import open_checkpoint
     from penstock.memory import Machine
     from penstock.models.registry import read_facts
@@ -238,9 +262,9 @@ def _hardware(args: argparse.Namespace) -> "tuple[Settings, StepCosts]":
 
     hardware = HARDWARE.get(args.hardware)
     if hardware is None:
-        raise ConfigError(f"there is no data sheet of {args.hardware!r}; known are {', '.join(HARDWARE)}")
+        raise ConfigError(f"unknown hardware {args.hardware!r}; known are {', '.join(HARDWARE)}")
     if args.model is None:
-        raise ConfigError("give a model whose steps are to be reckoned: --model with a folder that has its config.json")
+        raise ConfigError("--hardware needs --model with a folder that has a config.json")
     hardware = hardware.times(args.devices)
     facts = read_facts(open_checkpoint(args.model), with_weights=False)
     config = EngineConfig.from_options(model=args.model, **_engine_options(args))
@@ -254,7 +278,7 @@ def _workload(args: argparse.Namespace, max_model_len: int) -> "Workload":
         given.setdefault("max_context", max_model_len)
         return Chats(**{f.name: parse_value(f, given[f.name]) for f in _chat_options() if f.name in given})
     if given:
-        raise ConfigError(f"a trace says what is asked: leave out {', '.join(given)}")
+        raise ConfigError(f"these options are for synthetic chats, not for a trace: leave out {', '.join(given)}")
     from penstock.simulator.traces import read_trace
 
     return read_trace(args.trace, speed=args.speed, most=args.requests)
@@ -273,18 +297,18 @@ def _failure(text: str) -> "Failure":
 
 
 def parse_list(name: str, text: str | None) -> list[int]:
-    """Numbers and ranges of them, such as 1,2,4-8; nothing for None.
+    """The numbers of a list of numbers and ranges, such as 1,2,4-8; none for None.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not such a list.
     """
     found: list[int] = []
     for part in [] if text is None else text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part)
         if match is None:
-            raise ConfigError(f"{name} must be numbers or ranges of them, such as 1,2,4-8; not {text!r}")
+            raise ConfigError(f"{name} must be numbers or ranges, such as 1,2,4-8; not {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last < first + LARGEST_RANGE:
-            raise ConfigError(f"{name}: {part.strip()} is no range of numbers from 1 on")
+            raise ConfigError(f"{name}: {part.strip()} is not a range of numbers from 1 up")
         found += range(first, last + 1)
     return found

@@ -1,4 +1,4 @@
-"""Where the options of `penstock serve` come from: flags, then the environment, then a file; the first one that speaks.
+"""Sources of the options of `penstock serve`, in order of precedence: flags, environment, TOML file.
 
 --max-num-seqs 64        PENSTOCK_MAX_NUM_SEQS=64        max_num_seqs = 64  (TOML, a flat table)
 """
@@ -15,14 +15,14 @@ from penstock.toml import read_toml
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 NO_OPTIONS = frozenset({CONFIG_VARIABLE, "PENSTOCK_ISA", "PENSTOCK_LIBRARY"})
-"""Variables that others read: the command line, and `penstock.native`."""
+"""Variables that are not options: read by the command line itself, and by `penstock.native`."""
 SECRET = frozenset({"api_key"})
-"""Options whose values are not shown."""
+"""Options whose values are not printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An option's value as it was given, and by whom."""
+    """An option's value as it was given, and its source."""
 
     value: Any
     source: str
@@ -31,14 +31,14 @@ class Given:
 def gather(
     options: "Iterable[Field[Any]]", flags: Mapping[str, Any], environment: Mapping[str, str], path: str | None
 ) -> dict[str, Given]:
-    """What was given for each option; those for which nothing was are left out.
+    """The value of each option that was given.
 
     Args:
         flags: by the options' names.
         path: the TOML file, if there is one.
 
     Raises:
-        ConfigError: the file cannot be read, or it or the environment names an option that there is not.
+        ConfigError: the file cannot be read, or it or the environment names an unknown option.
     """
     known = {f.name: f for f in options}
     given = {} if path is None else dict(_from_file(path, known))
@@ -67,7 +67,7 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Any]) 
 
 
 def _is_of_kubernetes(variable: str, value: str) -> bool:
-    """Whether it is one of those that Kubernetes sets for a service of our name: PENSTOCK_PORT=tcp://10.0.0.1:8000."""
+    """Whether Kubernetes set it for a service named penstock: PENSTOCK_PORT=tcp://10.0.0.1:8000."""
     return value.startswith("tcp://") or "_SERVICE_" in variable or "_TCP" in variable
 
 
@@ -79,7 +79,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def show(
     groups: "Iterable[tuple[str, Iterable[Field[Any]]]]", values: Mapping[str, Any], given: Mapping[str, Given]
 ) -> str:
-    """Every option with its value and where that is from, as a file that `--config` takes. Secrets are left out.
+    """Every option with its value and source, as a file for `--config`. Secrets are left out.
 
     Args:
         groups: title and options.
@@ -91,7 +91,7 @@ def show(
         for f in options:
             value, source = values[f.name], given[f.name].source if f.name in given else "default"
             if f.name in SECRET and value is not None:
-                lines.append(f"# {f.name} is set, and not shown ({source})")
+                lines.append(f"# {f.name} is set, but not shown ({source})")
             elif value is None:
                 lines.append(f"# {f.name} is not set ({source})")
             else:

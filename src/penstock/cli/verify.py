@@ -1,4 +1,4 @@
-"""`penstock verify`: a test of this machine and model that answers do not depend on what else runs."""
+"""`penstock verify`: tests on this machine and model that answers depend on the request alone."""
 
 import argparse
 from dataclasses import replace
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "verify",
-        help="test that answers do not depend on their company",
-        description="Answer a few requests alone, in company, in chunks, from the cache, preempted, speculated, as far "
-        "as such a model can be; compare token ids and log-probabilities bit for bit. The exit code is 1 if anything "
-        "differs or a situation was not reached.",
+        help="test that answers depend on the request alone",
+        description="Answer a few requests alone, in a batch, in chunks, from the prefix cache, preempted and "
+        "speculated, as far as the model permits, and compare token ids and log-probabilities bit for bit. The exit "
+        "code is 1 if anything differs or a situation was not reached.",
     )
     add_engine_flags(parser)
     parser.set_defaults(run=run)

@@ -64,7 +64,7 @@ class AdapterRoom:
         self._runner = runner
         self._num_elements, self._max_adapters = num_elements, max_adapters
         self._residents: OrderedDict[str, _Resident] = OrderedDict()
-        """By digest, the least recently needed first."""
+        """Adapters by digest, the least recently needed first."""
         self._waiting: deque[tuple[Adapter, Future[None]]] = deque()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
 

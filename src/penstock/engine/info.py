@@ -39,7 +39,7 @@ class EngineInfo:
     arithmetic: str = ""
     """Fingerprint, equal for engines whose answers are equal bit for bit (`runner.fingerprint`)."""
     encoder: EncoderConfig | None = None
-    """How texts become vectors or scores; None: the model is generative."""
+    """Settings of an encoder; None: the model is generative."""
     role: Role = "any"
 
 

@@ -31,7 +31,7 @@ def local_address(folder: str, name: str) -> str:
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """Address of the engine's server on a network, and the CURVE keys (Z85) by which both authenticate."""
+    """Address of the engine's server on a network, and the CURVE keys (Z85) with which both authenticate."""
 
     address: str
     server_key: str

@@ -126,9 +126,7 @@ class AsyncEngine:
         reconnect_seconds: float,
     ) -> None:
         if journal is not None and fleet.info.encoder is not None:
-            raise ConfigError(
-                "a journal is for answers that take long; a model that embeds or scores has none: leave it out"
-            )
+            raise ConfigError("journal is not supported for models that embed or score: leave it out")
         self.fleet = fleet
         self.info = info = fleet.info
         self.tokenizer = tokenizer

@@ -38,7 +38,7 @@ logger = logging.getLogger("penstock.engine")
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How engines are supervised, and how they are chosen for requests."""
+    """Settings of supervision and routing."""
 
     step_deadline: float = 30.0
     """Seconds without a step, while there is work, after which an engine counts as hung; more for large steps."""
@@ -66,7 +66,7 @@ class FleetOwner(Protocol):
         """A place was removed; others are left."""
 
     async def one_less(self) -> None:
-        """Wait until a request has ended."""
+        """Wait until a request has ended or left its place."""
 
     def engine_given_up(self, error: EngineDeadError) -> None:
         """The engine of the last place cannot be restarted."""
@@ -210,7 +210,7 @@ class Fleet:
         return sum(place.info.max_num_seqs for place in self.places.values() if not place.is_draining)
 
     def send(self, message: Finish | Expire) -> None:
-        """Send a message to the engine that has its request; dropped while none has it, as it is not needed then."""
+        """Send a message to the engine that has the request; without one it is not needed, and dropped."""
         number = self.dispatcher.place_of(message.request_id)
         if number is not None:
             self.send_to(number, message)

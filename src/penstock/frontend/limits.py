@@ -68,13 +68,15 @@ class QueueLimits:
         ConfigError: a value is out of range.
     """
 
-    max_queued: int = option(1024, "answers that may wait beside the max-num-seqs that run; more are refused")
-    max_queued_tokens: int = option(4_194_304, "prompt tokens that may wait for their first token; more are refused")
-    max_prompt_tokens: int | None = option(None, "longest prompt in tokens; default: what the context holds")
-    queue_timeout: float = option(600.0, "seconds that a request may wait in the queue, if it asks for no less itself")
-    max_unread_tokens: int = option(
-        4096, "tokens a sequence that a stream's reader may fall behind before its call ends"
+    max_queued: int = option(1024, "maximum queued answers, beside the max_num_seqs that run; more are refused")
+    max_queued_tokens: int = option(
+        4_194_304, "maximum prompt tokens of requests without a first token; more are refused"
     )
+    max_prompt_tokens: int | None = option(None, "maximum tokens of a prompt; default: the context")
+    queue_timeout: float = option(
+        600.0, "maximum seconds in the queue; a request may ask for less (header x-queue-timeout)"
+    )
+    max_unread_tokens: int = option(4096, "unread tokens per sequence after which a stream with a slow reader is ended")
 
     def __post_init__(self) -> None:
         for name, least in (("max_queued", 0), ("max_queued_tokens", 1), ("max_unread_tokens", 1)):
@@ -135,7 +137,7 @@ def call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 @dataclass(slots=True)
 class _Open:
-    """What one open request counts towards the limits."""
+    """Contribution of one open request to the limits."""
 
     caller: Caller
     tokens_waiting: int

@@ -271,7 +271,7 @@ class OutputProcessor:
 
 
 class ChoiceState:
-    """One of a request's choices: its tokens and text so far, and how it ended."""
+    """One of a request's answers: its tokens and text so far, and its end."""
 
     def __init__(self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.finish_reason: FinishReason | None = None

@@ -1,4 +1,4 @@
-"""Which engine of a fleet gets a queued request: what each engine can run, its load, and the router's preference.
+"""Choice of the engine for a queued request, by what each engine can run, its load, and the router.
 
     assign(queued) ──> (place, request) ──count──> in the place's load ──has_output──> its prompt is computed
                                                            └──────leave──────> out of the load
@@ -66,7 +66,7 @@ class FleetRequest:
     pending: int = 0
     """Its share of the place's pending prompt tokens."""
     case: Case | None = None
-    """Of a suspect that left its place: what its next place needs to know."""
+    """Record of a suspect that left its place, for its next place."""
 
     @property
     def num_sequences(self) -> int:

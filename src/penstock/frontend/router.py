@@ -1,4 +1,4 @@
-"""Which engine a request goes to. Pure: no I/O, no clock, and the same calls give the same answers.
+"""Routers, which choose the engine for a request. Pure: no I/O, no clock; equal calls give equal results.
 
     choose(request, loads) ──> place      sent(request, place)      found(request_id, ...)      ended(request_id, ...)
 

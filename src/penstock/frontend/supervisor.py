@@ -50,7 +50,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How a supervisor replaces engines that fail one after another."""
+    """Delays and attempts when engines fail one after another."""
 
     first_pause: float = 0.25
     """Seconds before the second restart in a row after failed starts; each further pause is twice as long."""

@@ -34,7 +34,7 @@ class BytesInPlace:
 
     @property
     def address(self) -> int:
-        """Of block 0."""
+        """Address of block 0."""
         return int(self._blocks.ctypes.data)
 
     @property

@@ -41,7 +41,7 @@ class AttentionSpec:
     window: int | None = None
     """Sliding window: number of keys that a query attends to, its own included; None: full attention."""
     chunk: int | None = None
-    """Chunked attention: a query attends to the keys of its own chunk of so many tokens; None: no chunks."""
+    """Chunked attention: tokens per chunk; a query attends to the keys of its own chunk. None: no chunks."""
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm_eps: float | None = None

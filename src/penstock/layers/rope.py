@@ -15,7 +15,7 @@ class RopeConfig:
     theta: float = 10000.0
     type: RopeType = "default"
     factor: float = 1.0
-    """linear, llama3, yarn, proportional: the factor by which the context is extended."""
+    """linear, llama3, yarn, proportional: factor of the context's extension."""
     original_max_position: int = 0
     """llama3, yarn, longrope: the context length of pre-training."""
     low_freq_factor: float = 1.0

@@ -50,7 +50,7 @@ class Library:
         return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
 
     def choose(self, wanted: str) -> bool:
-        """Choose an instruction set, or the best where `wanted` is empty; False: this machine does not have it."""
+        """Select an instruction set, or the best if `wanted` is empty; False: this machine does not have it."""
         chosen = self.function("penstock_choose", "s", restype=ctypes.c_char_p)(wanted.encode())
         if chosen is not None:
             self.instruction_set = chosen.decode()

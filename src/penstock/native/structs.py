@@ -466,7 +466,7 @@ class Call(ctypes.Structure):
 
 
 class Segment(ctypes.Structure):
-    """Calls to make one after another over so many rows."""
+    """Calls that run one after another over this many rows."""
 
     _fields_ = (("calls", c_void_p), ("count", c_int64), ("rows", c_int64))
 

@@ -82,7 +82,7 @@ FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSE
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How to parse the answers of a checkpoint."""
+    """Formats of a checkpoint's answers, and their parser."""
 
     tools: ToolFormat | None
     """None: the template has no tools, or an unknown notation of calls."""

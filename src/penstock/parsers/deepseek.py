@@ -39,7 +39,7 @@ def read(reading: Reading) -> Reader[None]:
 
 
 def _call(reading: Reading) -> Reader[bool]:
-    """One call, of either form, with text held."""
+    """One call of either format, while its text is held back."""
     if not (yield from expect(reading, CALL)):
         return False
     name = yield from name_of_tool(reading)

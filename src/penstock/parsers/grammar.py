@@ -20,7 +20,7 @@ _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """How a format's calls are built."""
+    """The structure of a format's calls."""
 
     opening: str | None
     """The mark before a call; None if an answer that is a call begins with it."""
@@ -39,7 +39,7 @@ class Grammar:
 
 
 def document_after(mark: str) -> Callable[[Sequence[Function]], Sequence[str]]:
-    """That the JSON of a call, or of a list of calls, follows this mark."""
+    """`Grammar.documents` of a format in which the JSON of a call, or of a list of calls, follows this mark."""
     return lambda functions: (mark,)
 
 

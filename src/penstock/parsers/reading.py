@@ -148,7 +148,7 @@ class Reading:
         self._held = None
 
     def drop(self) -> None:
-        """Forgets held text: it is no part of the answer."""
+        """Drops held text: it is not part of the answer."""
         self._held = None
 
     def reject(self) -> None:

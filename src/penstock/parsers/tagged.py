@@ -23,7 +23,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _LONGEST_KEY = 256
 DEPTH = 16
-"""Of references and alternatives that are followed to find a value's type."""
+"""Maximum references and alternatives that are followed to find a value's type."""
 _AS_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 

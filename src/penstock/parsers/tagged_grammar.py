@@ -51,7 +51,7 @@ def grammar(tags: Tags) -> Grammar:
 
 
 def _documents(tags: Tags) -> Callable[[Sequence[Function]], Sequence[str]]:
-    """JSON follows the keys of what is not a string."""
+    """`Grammar.documents` of tagged formats: JSON follows the keys of values that are not strings."""
 
     def marks(functions: Sequence[Function]) -> Sequence[str]:
         return tuple(
@@ -67,7 +67,7 @@ def _documents(tags: Tags) -> Callable[[Sequence[Function]], Sequence[str]]:
 
 
 def _key(tags: Tags, key: str) -> str:
-    """All that stands before a value."""
+    """The text before a value."""
     lines = "\n" if tags.own_lines or tags.before_value else ""
     return f"{tags.before_key}{key}{tags.after_key}{lines}{tags.before_value}"
 
@@ -124,7 +124,7 @@ def _value(name: str, function: Function, key: str, end: str) -> list[str]:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """A schema with what it refers to in place of the reference."""
+    """A schema with its reference resolved."""
     for _ in range(DEPTH):
         if not isinstance(schema, Mapping) or "$ref" not in schema:
             break
@@ -135,7 +135,7 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> object:
 
 
 def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
-    """Of a value that may be a string or something else, alternatives by type alone are obeyed."""
+    """For a value that may be a string or something else, only alternatives by type are enforced."""
     for word in ("anyOf", "oneOf"):
         for one in schema.get(word, ()):
             _refuse(one, {"type", *_ANNOTATIONS}, where)

@@ -42,7 +42,7 @@ class Function:
         try:
             json.dumps([self.description, self.parameters], ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise InvalidRequestError(f"the tool {self.name} holds half of a surrogate pair", "tools") from None
+            raise InvalidRequestError(f"the tool {self.name} contains an unpaired surrogate", "tools") from None
         if self.parameters is not None and self.parameters.get("type", "object") != "object":
             raise InvalidRequestError(f"the parameters of {self.name} must be a schema of type object", "tools")
 
@@ -52,7 +52,7 @@ class Function:
         return _NO_PARAMETERS if self.parameters is None else {"type": "object", **self.parameters}
 
     def as_template_sees_it(self) -> dict[str, Any]:
-        """In the form that chat templates are given tools in, which is OpenAI's."""
+        """The function as chat templates expect it: in OpenAI's format."""
         given = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
 

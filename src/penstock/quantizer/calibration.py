@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.llm import LLM
 
 NUM_TEXTS = 24
-"""With so many SmolLM2-135M-Instruct meets its bars; see docs/quantization.md."""
+"""Number of texts; with these, SmolLM2-135M-Instruct meets the targets in docs/quantization.md."""
 TEXT_TOKENS = 256
 _SEED = 1
 

@@ -1,4 +1,4 @@
-"""A checkpoint quantized from beginning to end, with progress on the terminal."""
+"""Quantizes a whole checkpoint, with progress on the terminal."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import torch
 from tqdm import tqdm
 
 from penstock.checkpoint import open_checkpoint
-from penstock.errors import InvalidRequestError
+from penstock.errors import ConfigError, InvalidRequestError
 from penstock.kernels.ops import make_ops
 from penstock.llm import LLM
 from penstock.models.registry import read_facts, read_spec
@@ -21,6 +21,8 @@ def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threa
     Raises:
         ConfigError, CheckpointError, InvalidRequestError: see `Job` and `calibration`.
     """
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads must be at least 1, not {threads}")
     if calibration is not None and not calibration.is_file():
         raise InvalidRequestError(f"there is no calibration text {calibration}")
     checkpoint = open_checkpoint(model)

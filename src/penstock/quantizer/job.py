@@ -1,4 +1,4 @@
-"""The order of work of `penstock quantize`, in a folder beside the target that a later call goes on with.
+"""The steps of `penstock quantize`, in a folder beside the target, from which a later call resumes.
 
 OUT.partial/   job.json           what is made of what: a call with other arguments does not go on with it
                calibration.json   the texts, as soon as they are known
@@ -53,7 +53,7 @@ class Job:
         return CHECKPOINT_RECIPES[self.recipe_name]
 
     def kind(self, name: str) -> PackedMatrix:
-        """How a matrix of the layers is stored."""
+        """Format in which a matrix of the layers is stored."""
         return PACKED[self.recipe.layers.format_of(name).name]
 
     @property
@@ -63,7 +63,7 @@ class Job:
     def check(self) -> None:
         """
         Raises:
-            ConfigError: the target exists, or its disk has too little room.
+            ConfigError: the target exists or cannot be created, or its disk has too little room.
             CheckpointError: this checkpoint cannot be quantized.
         """
         if self.spec.quantization is not None:
@@ -71,7 +71,7 @@ class Job:
         parts = [part for layer in self.spec.layers for part in layer.parts]
         shared = any(isinstance(part, AttentionSpec) and part.shared is not None for part in parts)
         if shared or not all(isinstance(part, (AttentionSpec, GatedMLPSpec)) for part in parts):
-            raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not know yet")
+            raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not support")
         for matrix in self.spec.matrices():
             if matrix.columns % 32 or matrix.rows % 8:
                 raise CheckpointError(
@@ -80,7 +80,10 @@ class Job:
                 )
         if self.out.exists():
             raise ConfigError(f"{self.out} exists; name a folder that does not, or remove it")
-        self.partial.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.partial.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the folder {self.partial.parent} cannot be made: {error.strerror}") from None
         free, needed = (
             shutil.disk_usage(self.partial.parent).free,
             sum(_size(f) for f in weight_files(self.checkpoint.path)),
@@ -89,18 +92,21 @@ class Job:
             raise ConfigError(f"{self.out.parent} has {free >> 20} MiB free; quantizing may take {needed >> 20}")
 
     def begin(self) -> None:
-        """Make the folder, or go on with it.
+        """Create the folder, or resume in it.
 
         Raises:
-            ConfigError: what lies there is another job's.
+            ConfigError: the folder belongs to another job, or cannot be created.
         """
         said = json.dumps(self._identity(), indent=1)
         file = self.partial / _JOB
-        if self.partial.exists():
+        try:
+            self.partial.mkdir()
+        except FileExistsError:
             if not file.is_file() or file.read_text() != said:
-                raise ConfigError(f"{self.partial} is left from another call of quantize; remove it")
+                raise ConfigError(f"{self.partial} is left from another call of quantize; remove it") from None
             return
-        self.partial.mkdir()
+        except OSError as error:
+            raise ConfigError(f"the folder {self.partial} cannot be made: {error.strerror}") from None
         _write(file, said)
 
     def _identity(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class Job:
         return {name: unpacked(name, tensors, self.kind(name)) for name in names}
 
     def finish(self) -> None:
-        """Copy what is not rounded, say how the rest is stored, and give the folder its name."""
+        """Copy the tensors that are not quantized, write the config, and rename the folder."""
         self._save_rest()
         weight_map = {}
         files = sorted(self.partial.glob("*.safetensors"))

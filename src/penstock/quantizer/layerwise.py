@@ -83,10 +83,10 @@ class Layerwise:
         self._positions = PositionTables(spec, self._length, factory)
         self._hidden = [table[torch.tensor(text)] * spec.embedding_multiplier for text in texts]
         self.index = 0
-        """Of the layer that is next."""
+        """Index of the next layer."""
 
     def advance(self, round_matrix: RoundMatrix) -> None:
-        """Round the next layer's matrices on the inputs they get, and hand on what it then gives."""
+        """Quantize the next layer's matrices for their inputs, and compute the inputs of the layer after it."""
         layer, matrices = self._layer()
         observed = {id(matrix.weight): matrix.weight for matrix in matrices}.values()
         for weight in observed:

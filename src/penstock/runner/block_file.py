@@ -219,7 +219,7 @@ def _lock(descriptor: int) -> bool:
 def _take(descriptor: int, path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"kv_disk {path} is no file; name one that is, or is not there yet")
+        raise ConfigError(f"kv_disk {path} is not a regular file; name one, or a path that does not exist yet")
     num_slots = layout.num_slots(size)
     if not num_slots:
         least = 2 * PAGE + layout.stride + layout.record_bytes

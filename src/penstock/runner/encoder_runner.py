@@ -75,7 +75,7 @@ class EncoderRunner:
         try:
             return _Recorded(self._model, self._cache, self._ops.library, max_tokens)
         except CannotRecordError as error:
-            log.warning("this model is run call by call, as there is no native kernel for %s", error)
+            log.warning("this model runs eagerly, more slowly, as there is no native kernel for %s", error)
             return None
 
     @torch.inference_mode()

@@ -252,7 +252,7 @@ def make_forward(
         try:
             return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded)
         except CannotRecordError as error:
-            log.warning("this model is run call by call, as there is no native kernel for %s", error)
+            log.warning("this model runs eagerly, more slowly, as there is no native kernel for %s", error)
     return EagerForward(model, cache, ops, device, hidden, loaded)
 
 

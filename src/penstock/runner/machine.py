@@ -40,5 +40,5 @@ def _settle(device: str) -> str:
     if device == "auto":
         return "cuda" if count else "cpu"
     if device not in known:
-        raise ConfigError(f"there is no device {device!r} here; there is: {', '.join(known)}")
+        raise ConfigError(f"there is no device {device!r}; available: {', '.join(known)}")
     return device

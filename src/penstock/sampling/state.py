@@ -46,7 +46,7 @@ class TokenCounts:
         self.num_counted += 1
 
     def remove(self, token: int) -> None:
-        """The answer's last token was this one, and is no more."""
+        """Remove the answer's last token, which was this one."""
         tokens, totals, answers = self.table
         place = bisect_left(tokens, token)
         totals[place] -= 1

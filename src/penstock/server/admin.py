@@ -35,7 +35,7 @@ class Engines(TypedDict):
 
 class ModelChoice(Body):
     model: str | None = None
-    """What new engines load; left out: what the old ones were started with, as it lies on disk now."""
+    """Model that the new engines load; default: the old engines' model, read from disk again."""
 
 
 @router.get("/engines")
@@ -58,7 +58,7 @@ async def add_engine(request: Request, context: ContextOf, serving: ServingOf) -
 
 @router.delete("/engines/{place}")
 async def drain_engine(place: int, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
-    """Send an engine nothing new, have its requests go on elsewhere or end, and end it. Answers when it has ended."""
+    """Drain an engine: its requests move to other engines or finish, then it ends, and the call is answered."""
     check_operator(request, context)
     await serving.engine.fleet.retire(place)
     return _engines(serving)

@@ -27,7 +27,7 @@ def create_app(
     engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
 ) -> FastAPI:
     """The application of a started engine; without `keys`, there is no authentication."""
-    app = FastAPI(title="Penstock", version=__version__, description="Large language models: requests in, tokens out.")
+    app = FastAPI(title="Penstock", version=__version__, description="An inference server for large language models.")
     model_name = config.served_model_name or engine.info.model_name
     if engine.adapters.find(model_name) is not None:
         raise ConfigError(f"an adapter cannot have the model's own name, {model_name!r}")

@@ -75,7 +75,7 @@ def check_text(text: str, field: str) -> str:
         InvalidRequestError: it contains an unpaired surrogate, which is valid in JSON but not in text.
     """
     if not _is_text(text):
-        raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field)
+        raise InvalidRequestError(f"{field} contains an unpaired surrogate, so it is not text", field)
     return text
 
 
@@ -99,7 +99,7 @@ def check_all_text(content: object) -> None:
                 waiting.append((item, _Place(name, place)))
             if not (_is_text(item) and _is_text(name)):
                 field = str(_Place(name, place))
-                raise InvalidRequestError(f"{field} holds half of a surrogate pair: it is not text", field)
+                raise InvalidRequestError(f"{field} contains an unpaired surrogate, so it is not text", field)
 
 
 _MARKS_OF_SURROGATES = (b"\\ud", b"\\uD", b"\xed")

@@ -21,20 +21,22 @@ class CallLimitsConfig:
     """
 
     max_connections: int = option(
-        2048, "connections that may be open at once; for one more, the one that was longest without a call is closed"
+        2048, "maximum open connections; above it, the one that has been longest without a call is closed"
     )
-    max_concurrent_requests: int = option(1024, "calls that may be open at once; more are refused")
-    max_header_bytes: int = option(32_768, "largest head of an HTTP request: its first line and its header fields")
-    max_headers: int = option(100, "header fields that a request may have")
-    max_body_bytes: int = option(4_194_304, "largest HTTP body")
+    max_concurrent_requests: int = option(1024, "maximum concurrent calls; more are refused")
+    max_header_bytes: int = option(32_768, "maximum size of an HTTP request's head (request line and header fields)")
+    max_headers: int = option(100, "maximum header fields of a request")
+    max_body_bytes: int = option(4_194_304, "maximum size of an HTTP body")
     max_held_body_bytes: int = option(
-        536_870_912, "largest sum of the bodies of all open calls; those of less than 64 KiB do not count"
+        536_870_912, "maximum total size of the bodies of all open calls; bodies below 64 KiB do not count"
     )
-    body_timeout: float = option(30.0, "seconds in which a call's head and its body must have arrived")
+    body_timeout: float = option(30.0, "seconds within which a call's head, and then its body, must arrive")
     keep_alive_timeout: int = option(
-        120, "seconds that a connection may be idle between calls; longer than clients and proxies keep theirs"
+        120, "seconds that a connection may be idle between calls; should exceed the clients' and proxies' own timeout"
     )
-    write_timeout: float = option(60.0, "seconds for which a client may read nothing of an answer that waits for it")
+    write_timeout: float = option(
+        60.0, "seconds without reading any of its answer after which a client's connection is closed"
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -52,103 +54,99 @@ class CallLimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where to listen, how to appear, whom to let in.
+    """Address, model name, access, logs, and the fleet of engines.
 
     Raises:
         ConfigError: a value is out of its range.
     """
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every one of the machine")
-    port: int = option(8000, "port to listen on; 0 takes a free one")
-    served_model_name: str | None = option(None, "what clients call the model; default: the checkpoint's name")
-    log_level: str = option("info", "what to log on standard error", LOG_LEVELS)
-    log_format: str = option("text", "lines for people, or a JSON object a line", ("text", "json"))
-    log_prompts: bool = option(False, "log the text of prompts, too")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all interfaces")
+    port: int = option(8000, "port to listen on; 0: any free port")
+    served_model_name: str | None = option(None, "the model's name for clients; default: the checkpoint's")
+    log_level: str = option("info", "minimum level of messages logged to standard error", LOG_LEVELS)
+    log_format: str = option("text", "text, or one JSON object per line", ("text", "json"))
+    log_prompts: bool = option(False, "log prompts, too")
     metrics_names: str = option(
         "penstock",
-        "names in /metrics: our own, or vLLM's beside them, for dashboards and autoscalers made for it",
+        "names in /metrics: Penstock's own, or vLLM's in addition, for dashboards and autoscalers made for vLLM",
         ("penstock", "vllm"),
     )
     otlp_endpoint: str | None = option(
-        None, "send OpenTelemetry traces to this OTLP/HTTP address, as http://localhost:4318; needs the extra otel"
+        None, "OTLP/HTTP address for OpenTelemetry traces, for example http://localhost:4318; needs the extra otel"
     )
-    tls_cert: str | None = option(None, "PEM file with the server's certificate and those it depends on: serve HTTPS")
-    tls_key: str | None = option(None, "PEM file with the certificate's private key; default: it is in the same file")
+    tls_cert: str | None = option(None, "PEM file with the server's certificate chain; enables HTTPS")
+    tls_key: str | None = option(None, "PEM file with the private key; default: in the file of tls_cert")
     tls_client_ca: str | None = option(
-        None, "PEM file of authorities: only clients with a certificate of one may connect"
+        None, "PEM file of certificate authorities; clients then need a certificate from one of them"
     )
     engines: int = option(
         1,
-        "engines of this server; they share its cores and memory, are spread over NUMA nodes where there are several, "
-        "and take over from one another",
+        "number of engines; they share the machine's cores and memory, are spread over its NUMA nodes, and take over "
+        "from one another",
     )
     prefill_engines: int = option(
         0,
-        "so many of the engines compute prompts only, and hand what they computed to the others, which go on with the "
-        "answers; 0: each does both",
+        "number of the engines that only compute prompts, and transfer the KV blocks to the others, which decode; 0: "
+        "every engine does both",
     )
     kv_transfer: str = option(
         "file",
-        "how what prefill engines computed comes to the others: they read its file, on one machine; or NIXL brings it, "
-        "also between machines of a cluster, unencrypted and to whoever asks; needs the extra nixl",
+        "transport of KV blocks from prefill engines: file, on one machine; nixl, also between machines of a cluster, "
+        "without encryption or authentication (needs the extra nixl)",
         get_args(KVTransfer),
     )
     cluster: str | None = option(
         None,
-        "run the engines in a Ray cluster: auto for the one that this machine is part of, HOST:PORT of its head, or "
-        "ray://HOST:PORT to reach it from outside; needs the extra ray",
+        "run the engines in a Ray cluster: auto (the one that this machine is part of), HOST:PORT of its head, or "
+        "ray://HOST:PORT from outside; needs the extra ray",
     )
     cluster_host: str | None = option(
         None,
-        "address of this machine at which engines of the cluster reach it; default: the one by which it reaches them",
+        "address of this machine that the cluster's engines connect to; default: the one that routes to the cluster",
     )
     resources: str | None = option(
         None,
-        "what each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: a CPU for each "
-        "of its threads (one, unless threads is set), and a GPU if device is cuda",
+        "resources that each engine reserves in the cluster, by Ray's names (CPU=4,GPU=1,memory=16GiB); default: one "
+        "CPU per thread (one thread per rank, unless threads is set), and with --device cuda one GPU per rank",
     )
     nodes_per_engine: int = option(
         1,
-        "nodes of the cluster that each engine's ranks (tensor_parallel_size) are divided among; threads and memory "
-        "are of all of them together, resources of one node",
+        "nodes of the cluster that the ranks of each engine (tensor_parallel_size) are divided among; threads and "
+        "memory options are totals over these nodes, resources are per node",
     )
     max_engines: int | None = option(
         None,
-        "start further engines in the cluster while requests wait in the queue, up to so many, and drain them when "
-        "engines suffice again",
+        "autoscaling: maximum engines in the cluster, started while requests queue and drained when fewer suffice",
     )
-    upscale_delay: float = option(10.0, "seconds for which more engines must be wanted before they are started")
+    upscale_delay: float = option(10.0, "seconds for which more engines must be needed before they are started")
     downscale_delay: float = option(300.0, "seconds for which fewer engines must suffice before one is drained")
     router: str = option(
         "prefix",
-        "which of several engines a request goes to: the one that has most of the prompt cached for its load, the next "
-        "one in turn, or the one with the fewest open",
+        "choice of the engine for a request: prefix weighs cached prompt tokens against load, least-loaded takes the "
+        "one with the fewest open sequences, round-robin each in turn",
         tuple(ROUTERS),
     )
     admin: bool = option(
         False,
-        "let callers without an API key add, drain and replace engines (/v1/admin); with API keys, operators may",
+        "on a server without API keys: accept /v1/admin and adapter routes (with keys, operators may use them)",
     )
     step_deadline: float = option(
-        30.0, "seconds without a step, while there is work, after which the engine is restarted; more for large steps"
+        30.0, "seconds without a step, while there is work, after which the engine is replaced; large steps get more"
     )
     journal: str | None = option(
-        None, "file for accepted requests and their tokens: after a crash of everything they are finished"
+        None, "file that records accepted requests and their tokens; a server that is restarted with it finishes them"
     )
     resumable_streams: bool = option(
         False,
-        "give each event of a stream an id that holds its seed: sent as Last-Event-ID, it lets any server of the same "
-        "model go on with a stream that was broken off",
+        "give each event of a stream an id with which any server of the same model can continue a broken stream "
+        "(header Last-Event-ID)",
     )
-    drain_timeout: float = option(30.0, "seconds that open requests may take to end after SIGTERM")
-    api_key: str | None = option(
-        None, "the key that clients must send; better in PENSTOCK_API_KEY than on a command line"
-    )
-    api_keys: str | None = option(None, "a TOML file of keys with names and limits; docs/limits.md has its format")
+    drain_timeout: float = option(30.0, "seconds that open requests may run on after SIGTERM")
+    api_key: str | None = option(None, "key that clients must send; preferably set as PENSTOCK_API_KEY")
+    api_keys: str | None = option(None, "TOML file of keys with names and limits; its format is in docs/limits.md")
     private_cache: bool = option(
         False,
-        "give each API key a prefix cache of its own: the time to a first token then reveals nothing of what "
-        "others sent",
+        "give each API key its own prefix cache, so that response times reveal nothing about other keys' prompts",
     )
     gate: CallLimitsConfig = field(default_factory=CallLimitsConfig)
     queue: QueueLimits = field(default_factory=QueueLimits)
@@ -170,23 +168,25 @@ class ServerConfig:
             raise ConfigError(f"engines must be at least 1, not {self.engines}")
         if not 0 <= self.prefill_engines < self.engines:
             raise ConfigError(
-                f"prefill_engines must be from 0 to one less than engines ({self.engines}), as others go on with the "
-                f"answers; not {self.prefill_engines}"
+                f"prefill_engines must be from 0 to {self.engines - 1}, as at least one of the {self.engines} engines "
+                f"must decode; not {self.prefill_engines}"
             )
         if self.kv_transfer == "nixl" and not self.prefill_engines:
             raise ConfigError("kv_transfer nixl needs prefill_engines")
         if self.prefill_engines and self.cluster is not None and self.kv_transfer == "file":
             raise ConfigError(
-                "prefill_engines of a cluster hand blocks to other machines: set kv_transfer to nixl, or leave out "
+                "prefill_engines in a cluster transfer blocks between machines: set kv_transfer to nixl, or leave out "
                 "prefill_engines or cluster"
             )
         if self.prefill_engines and self.max_engines is not None:
-            raise ConfigError("prefill_engines are as many as they are: leave out max_engines, or these")
+            raise ConfigError("max_engines does not work with prefill_engines: leave out one of them")
         if self.max_engines is not None and self.max_engines < self.engines:
             raise ConfigError(f"max_engines ({self.max_engines}) must be at least engines ({self.engines})")
         for name in ("upscale_delay", "downscale_delay"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} must be at least 0 seconds, not {getattr(self, name):g}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"otlp_endpoint must be like http://localhost:4318, not {self.otlp_endpoint!r}")
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:
@@ -194,7 +194,7 @@ class ServerConfig:
 
     @property
     def transfer(self) -> KVTransfer:
-        """How blocks come from prefill engines to others."""
+        """Transport of blocks from prefill engines to the others."""
         return cast(KVTransfer, self.kv_transfer)
 
     @classmethod
@@ -202,7 +202,7 @@ class ServerConfig:
         """The configuration that flat options describe; text values are parsed as on the command line.
 
         Raises:
-            ConfigError: a value is none that its option takes.
+            ConfigError: an option does not accept its value.
         """
         parsed: dict[str, dict[str, Any]] = {"": {}, "gate": {}, "queue": {}}
         for section, f in iter_server_options():

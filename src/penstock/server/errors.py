@@ -94,6 +94,8 @@ def reply_to_error(error: Exception) -> ErrorReply:
     if isinstance(error, RequestValidationError):
         return _reply_to_bad_body(error)
     if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, RecursionError):
+            return ErrorReply(400, "the body is nested too deeply")
         return ErrorReply(error.status_code, str(error.detail), headers=error.headers or {})
     kind = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), None)
     if kind is None:
@@ -110,13 +112,15 @@ def render_reply(reply: ErrorReply, shape: Shape) -> Response:
 
 
 def _reply_to_bad_body(error: RequestValidationError) -> ErrorReply:
-    first = _most_telling(error.errors())
+    errors = error.errors()
+    first = _most_telling(errors)
     if first["type"] == "json_invalid":
         return ErrorReply(400, f"the body is not valid JSON: {first['ctx']['error']}")
     param = param_of(first["loc"])
     if param is None:
         return ErrorReply(400, "the body must be a JSON object, sent as application/json")
-    return ErrorReply(400, f"{param}: {_explain(first)}", param)
+    alternatives = [kind for one in errors if param_of(one["loc"]) == param and (kind := _kind_wanted(one))]
+    return ErrorReply(400, f"{param}: {_explain(first, alternatives)}", param)
 
 
 def _most_telling(errors: Sequence[Any]) -> Any:
@@ -125,16 +129,17 @@ def _most_telling(errors: Sequence[Any]) -> Any:
     return max((error for error in errors if error["loc"][:2] == field), key=_progress)
 
 
-def _progress(error: Mapping[str, Any]) -> tuple[bool, int, list[int]]:
-    """How far into a value its validation came before the error."""
+def _progress(error: Mapping[str, Any]) -> tuple[bool, int, list[int], bool]:
+    """How far into a value its validation came before the error; a value of the wrong type came nowhere."""
     location = error["loc"]
-    return error["type"] == "too_long", len(location), [part for part in location if isinstance(part, int)]
+    indices = [part for part in location if isinstance(part, int)]
+    return error["type"] == "too_long", len(location), indices, _kind_wanted(error) is None
 
 
 def param_of(location: Sequence[int | str]) -> str | None:
     """The field of a validation error, in the caller's notation: `messages[0].content`.
 
-    Pydantic's location also contains the union members that it tried; they are omitted.
+    Pydantic's location also contains the union members that it tried, as types or names of classes; they are omitted.
     """
     path = ""
     for part in location[1:]:
@@ -142,7 +147,7 @@ def param_of(location: Sequence[int | str]) -> str | None:
             continue
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in _UNION_MEMBERS:
+        elif part.isidentifier() and part not in _UNION_MEMBERS and not part[0].isupper():
             path += f".{part}" if path else part
     return path or None
 
@@ -152,10 +157,40 @@ _KINDS_OF_BODY = frozenset({"generation", "chat", "completion"})
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool"})
 
 
-def _explain(error: Mapping[str, Any]) -> str:
+_TYPES = {
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+"""The JSON type that a value should have had, by pydantic's type of error."""
+
+
+def _kind_wanted(error: Mapping[str, Any]) -> str | None:
+    """The kind of value that was expected, for an error that is about the whole value."""
+    return str(error["ctx"]["expected"]) if error["type"] == "literal_error" else _TYPES.get(error["type"])
+
+
+def _explain(error: Mapping[str, Any], alternatives: Sequence[str]) -> str:
+    """What is wrong with a value.
+
+    Args:
+        alternatives: the kinds of value that any member of a union expected in its place.
+    """
     if error["type"] == "missing":
         return "this parameter is required"
-    message = str(error["msg"])
+    if _kind_wanted(error) is not None:
+        return f"must be {' or '.join(dict.fromkeys(alternatives))}"
+    if error["type"] == "too_short" and error["ctx"]["min_length"] == 1:
+        return "must not be empty"
+    if error["type"] == "too_long":
+        return f"must have at most {error['ctx']['max_length']} items"
+    message = str(error["msg"]).replace("Input should", "must", 1).replace("String should", "must", 1)
     return message[0].lower() + message[1:]
 
 

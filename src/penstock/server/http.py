@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig
 from penstock.server.connection import protocol_within
 from penstock.server.dialect import Serving
@@ -23,10 +22,6 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, announce: Callable[[], None], closing_seconds: int, config: ServerConfig) -> None:
-        """
-        Raises:
-            ConfigError: the TLS files cannot be used.
-        """
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # this server logs start, stop and refusals itself
         serving: Serving = app.state.serving
 
@@ -48,10 +43,6 @@ class HttpServer(uvicorn.Server):
             ssl_ca_certs=config.tls_client_ca,
             ssl_cert_reqs=ssl.CERT_NONE if config.tls_client_ca is None else ssl.CERT_REQUIRED,
         )
-        try:
-            settings.load()
-        except OSError as error:
-            raise ConfigError(f"the TLS files cannot be used: {error}") from None
         super().__init__(settings)
         self._announce = announce
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
+from penstock.config import NAMES_OF_TYPES
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError, RateLimitError
 from penstock.frontend.limits import Caller
 from penstock.toml import read_toml
@@ -174,7 +175,7 @@ class KeyRing:
         for key, digest in keys:
             peppered = self._keyed(digest)
             if key.name in names or peppered in self._holders:
-                raise ConfigError(f"the API key {key.name!r} is there twice, by its name or its secret")
+                raise ConfigError(f"two API keys have the name or the secret of {key.name!r}")
             names.add(key.name)
             self._holders[peppered] = KeyHolder(key)
         self._anyone = KeyHolder(ApiKey("", operator=True))
@@ -250,7 +251,7 @@ def _parse_key(table: Mapping[str, Any], private_cache: bool, where: str) -> tup
         default = known[name].default
         kind = str if default is MISSING else bool if isinstance(default, bool) else int
         if type(value) is not kind:
-            raise ConfigError(f"{where}: {name} must be {kind.__name__}")
+            raise ConfigError(f"{where}: {name} must be {NAMES_OF_TYPES[kind]}")
         if default is None and isinstance(value, int) and value < 1:
             raise ConfigError(f"{where}: {name} must be at least 1, not {value}")
     if not values.get("name"):

@@ -39,7 +39,9 @@ class ResponseFormat(Body):
         if self.value is not None or self.type in ("json", "regex"):
             return self._form_of_value()
         if (self.type == "json_schema") is not (self.json_schema is not None):
-            raise InvalidRequestError("response_format.json_schema goes with type json_schema", "response_format")
+            raise InvalidRequestError(
+                "response_format.json_schema is required for type json_schema, and only for it", "response_format"
+            )
         if self.json_schema is not None:
             schema = self.json_schema.get("schema")
             return Structured.json_object() if schema is None else Structured.json_schema(schema)
@@ -92,11 +94,12 @@ class FormatBody(Body):
 
     response_format: ResponseFormat | None = Field(
         None,
-        description="`json_schema` answers are valid by the schema, `json_object` ones any object. TGI's `json`, "
-        "`json_object` and `json_schema` with a schema, and `regex` with a pattern, as `value`.",
+        description="`json_schema`: JSON that validates against the schema; `json_object`: any JSON object. Also TGI's "
+        "`json`, `json_object` and `json_schema` with a schema as `value`, and `regex` with a pattern.",
     )
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="vLLM's: an answer by a JSON schema, a regular expression, choices, or a grammar (Lark's)."
+        None,
+        description="vLLM's: a JSON schema, a regular expression, a list of choices, or a grammar in Lark's notation.",
     )
 
     def form(self) -> Structured | None:
@@ -108,7 +111,9 @@ class FormatBody(Body):
         if self.structured_outputs is None:
             return form
         if form is not None:
-            raise InvalidRequestError("response_format and structured_outputs both say a form", "structured_outputs")
+            raise InvalidRequestError(
+                "response_format and structured_outputs both define a form: leave one of them out", "structured_outputs"
+            )
         return form_of_structured_outputs(self.structured_outputs)
 
     @property
@@ -142,7 +147,7 @@ def form_of_text_format(given: TextFormat) -> Structured | None:
         InvalidRequestError: there is no schema where there should be one, or the other way round.
     """
     if (given["type"] == "json_schema") is not ("schema" in given):
-        raise InvalidRequestError("text.format.schema goes with type json_schema", "text")
+        raise InvalidRequestError("text.format.schema is required for type json_schema, and only for it", "text")
     if "schema" in given:
         return Structured.json_schema(given["schema"])
     return Structured.json_object() if given["type"] == "json_object" else None

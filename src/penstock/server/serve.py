@@ -10,6 +10,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -59,6 +60,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     for number in SIGNALS:  # until the event loop handles them; an exception could be lost during imports
         signal.signal(number, stop.on_signal)
     _allow_files(server_config.gate.max_connections + OTHER_FILES)
+    _check_tls_files(server_config)
     listener = _bind(server_config)
     with _launched(engine_config, server_config, stop) as links:
         return _run(links, engine_config, server_config, listener, stop)
@@ -100,6 +102,24 @@ def _allow_files(count: int) -> None:
         )
     if now != resource.RLIM_INFINITY and now < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
+
+
+def _check_tls_files(config: ServerConfig) -> None:
+    """Try the TLS files before a model is loaded."""
+    options = {name: getattr(config, name) for name in ("tls_cert", "tls_key", "tls_client_ca")}
+    files = {name: path for name, path in options.items() if path is not None}
+    if not files:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        for path in files.values():
+            Path(path).read_bytes()  # as an error of the calls below does not name the file
+        context.load_cert_chain(files["tls_cert"], files.get("tls_key"))
+        if "tls_client_ca" in files:
+            context.load_verify_locations(files["tls_client_ca"])
+    except OSError as error:  # or ssl.SSLError
+        given = ", ".join(f"{name} {path}" for name, path in files.items())
+        raise ConfigError(f"the TLS files cannot be used ({given}): {error}") from None
 
 
 def _bind(config: ServerConfig) -> socket.socket:

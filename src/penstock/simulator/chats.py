@@ -1,4 +1,4 @@
-"""Synthetic chats: several turns each, that repeat all that was said, after one of a few system prompts.
+"""Synthetic chats: each has one of a few system prompts and several turns, which repeat the conversation so far.
 
 A chat's next question comes when its reader has read the answer, so a slow fleet is asked less.
 """
@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
 
 LONGEST = 8
-"""A length is at most so many times the mean."""
+"""Maximum of a length, as a multiple of the mean."""
 
 
 _MAY_BE_ZERO = ("burstiness", "system_prompts", "system_tokens", "spread", "think_seconds", "seed")
@@ -28,23 +28,21 @@ class Chats:
         ConfigError: a value is out of its range.
     """
 
-    chats_per_second: float = option(1.0, "chats that begin a second")
-    seconds: float = option(600.0, "for how long chats begin")
+    chats_per_second: float = option(1.0, "chats that begin per second")
+    seconds: float = option(600.0, "time during which chats begin")
     burstiness: float = option(
-        1.0, "coefficient of variation of the time between two beginnings: 0 is a metronome, 1 random (Poisson)"
+        1.0, "coefficient of variation of the time between two chats: 0 regular, 1 random (Poisson), above 1 bursts"
     )
-    turns: float = option(3.0, "questions a chat, on average")
-    system_prompts: int = option(8, "different system prompts, drawn for each chat; 0: none")
-    system_tokens: int = option(512, "of each system prompt")
-    question_tokens: int = option(128, "of a question, on average")
-    answer_tokens: int = option(160, "of an answer, on average")
-    spread: float = option(0.8, "of these lengths: the standard deviation of their logarithms")
-    think_seconds: float = option(10.0, "between an answer and the next question, on average")
-    tenants: int = option(1, "API keys that chats belong to, drawn for each")
-    max_context: int = option(
-        32_768, "a chat ends before it is longer than so many tokens; default: what an engine takes"
-    )
-    seed: int = option(0, "of everything that is drawn")
+    turns: float = option(3.0, "mean questions per chat")
+    system_prompts: int = option(8, "number of system prompts that chats choose from; 0: none")
+    system_tokens: int = option(512, "tokens of a system prompt")
+    question_tokens: int = option(128, "mean tokens of a question")
+    answer_tokens: int = option(160, "mean tokens of an answer")
+    spread: float = option(0.8, "standard deviation of the logarithms of these lengths")
+    think_seconds: float = option(10.0, "mean time between an answer and the next question")
+    tenants: int = option(1, "number of API keys that chats belong to")
+    max_context: int = option(32_768, "maximum tokens of a chat; default: the engine's context")
+    seed: int = option(0, "seed of all random choices")
     vocab_size: int = ANY_TOKEN
 
     def __post_init__(self) -> None:
@@ -81,7 +79,7 @@ class Chats:
 
 
 class _Chat:
-    """One chat, as far as it has come."""
+    """One chat, up to its current turn."""
 
     __slots__ = ("_load", "_number", "_rng", "_said", "_tenant", "_turn", "_turns")
 
@@ -125,5 +123,5 @@ class _Chat:
 
 
 def _key(seed: int, chat: int, turn: int) -> int:
-    """Of tokens; turn numbers are below 2**16."""
+    """Key of a turn's random tokens; turn numbers are below 2**16."""
     return (seed << 64 | chat << 16 | turn) * 2 + 1

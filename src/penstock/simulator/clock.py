@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """Of events at the same moment, the order: what arrives while a step ends is there when the next one begins."""
+    """Order of simultaneous events: a request that arrives as a step ends is there when the next one begins."""
 
     ARRIVAL = 0
     STEP_END = 1
@@ -36,7 +36,7 @@ class VirtualClock:
         return self.now
 
     def at(self, time: float, call: Callable[[], None], kind: Kind = Kind.ARRIVAL) -> Event:
-        """Call at `time`, which must not be past."""
+        """Schedule a call at `time`, which must not be in the past."""
         assert time >= self.now, f"{time} is before {self.now}"
         event = Event(call)
         self._num_events += 1

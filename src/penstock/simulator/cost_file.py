@@ -1,4 +1,4 @@
-"""What a calibration found, as a file: costs of steps, and the limits of the engine that they were measured on."""
+"""File of a calibration: costs of steps, and the limits of the engine on which they were measured."""
 
 import json
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class CostFile:
     num_steps: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for the terminal."""
         s, costs = self.settings, self.costs
         shown = ", ".join(f"{tokens}: {1e3 * seconds:.2f}" for tokens, seconds in costs.base)
         context = 1e9 * (costs.per_key + costs.per_pair)
@@ -73,10 +73,12 @@ class CostFile:
 def read_cost_file(path: Path) -> CostFile:
     """
     Raises:
-        ConfigError: it cannot be read, or is no file of costs.
+        ConfigError: it cannot be read, or is not a file of costs.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, not {FORMAT}")
         return CostFile(
@@ -86,7 +88,7 @@ def read_cost_file(path: Path) -> CostFile:
         raise ConfigError(f"the file of costs {path} cannot be read: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no file of costs as `penstock simulate --calibrate` writes it: {type(error).__name__}: {error}"
+            f"{path} is not a file of costs written by `penstock simulate --calibrate`: {type(error).__name__}: {error}"
         ) from None
 
 

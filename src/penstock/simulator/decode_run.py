@@ -81,7 +81,7 @@ def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | 
 
 
 def _while_blocks_last(scheduler: Scheduler, num_steps: int) -> int:
-    """How many of the steps need no more blocks than can be had."""
+    """Number of the steps that need no more blocks than are available."""
     kv = scheduler.kv
     size, left = kv.block_size, kv.num_available
     if -(-num_steps // size) * len(scheduler.running) <= left:
@@ -93,7 +93,7 @@ def _while_blocks_last(scheduler: Scheduler, num_steps: int) -> int:
 
 
 def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array[int]]") -> None:
-    """Give each running sequence `num_steps` tokens, as so many steps would.
+    """Give each running sequence `num_steps` tokens, as that many steps would.
 
     Args:
         answers: whole ones, by request.
@@ -127,7 +127,7 @@ def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array
 
 
 class _Change(IntEnum):
-    """What a step does to a sequence's blocks, in this order."""
+    """Changes of a sequence's blocks in a step, in this order."""
 
     MAKE_ROOM = 0
     EXTEND = 1

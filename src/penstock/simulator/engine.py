@@ -33,7 +33,7 @@ class Progress:
     latest: float = 0.0
     """When its latest token came, if `latest_step` is not the engine's latest."""
     latest_step: int | None = None
-    """In which step of its engine, runs not counted; None: it has no token yet."""
+    """Step of its engine, runs not counted, in which its latest token came; None: it has no token yet."""
 
 
 class Listener(Protocol):
@@ -43,19 +43,19 @@ class Listener(Protocol):
         """A step ended. Samples of runs are left out."""
 
     def ran(self, engine: "SimulatedEngine", num_steps: int) -> None:
-        """A run ended. Each of its sequences got so many tokens; 0 if the engine died in its first step."""
+        """A run ended. Each of its sequences got `num_steps` tokens; 0 if the engine died in its first step."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What an engine did, over all its lives."""
+    """Counts of an engine and its successors."""
 
     steps: int = 0
     tokens: int = 0
-    """That were computed."""
+    """Tokens computed."""
     preemptions: int = 0
     seconds: float = 0.0
-    """In which it computed."""
+    """Seconds in which it computed."""
 
 
 class SimulatedEngine:
@@ -94,7 +94,7 @@ class SimulatedEngine:
         self.start()
 
     def start(self) -> None:
-        """It is up, with nothing cached."""
+        """Start, with an empty cache."""
         self.is_up = True
         self.scheduler = make_scheduler(self._settings, None, self._clock)
         self._inbox: list[tuple[Request, Resumed]] = []
@@ -240,7 +240,7 @@ class SimulatedEngine:
         self._begin()
 
     def _apply(self, run: DecodeRun, num_steps: int) -> None:
-        """Each running sequence got so many tokens."""
+        """Record that each running sequence got this many tokens."""
         self._run = None
         progress = self._progress
         apply_run(

@@ -1,4 +1,4 @@
-"""What a step costs on hardware that is not at hand, from its data sheet: a roofline.
+"""Cost of a step on other hardware, from its data sheet: a roofline.
 
     overhead + max(weights / bandwidth, multiplications / FLOPS) + keys and values / bandwidth + attention / FLOPS
 
@@ -18,7 +18,7 @@ COMPUTE_SHARE = 0.5
 STEP_OVERHEAD = 1e-3
 """Seconds a step in which the device waits: scheduling, launching, handing over tokens."""
 SPLIT_SHARE = 0.9
-"""Of the speed of several devices together, what is left beside their exchange."""
+"""Share of several devices' total speed that remains besides their exchange."""
 
 GB = 10**9
 
@@ -31,13 +31,13 @@ class Hardware:
     memory: float
     """Bytes."""
     bandwidth: float
-    """Of its memory, bytes a second."""
+    """Memory bandwidth in bytes per second."""
     flops: float
-    """Of bfloat16 with sums in float32, without sparsity, a second."""
+    """bfloat16 operations per second with float32 sums, without sparsity."""
     source: str
 
     def times(self, count: int) -> "Hardware":
-        """So many of them that compute one model together.
+        """This many devices that compute one model together.
 
         Raises:
             ConfigError: it is less than one.
@@ -73,7 +73,7 @@ class RooflineCosts:
     per_token: float
     """Seconds to multiply a token with the layers' matrices."""
     per_sample: float
-    """With the output projection; and to read and write what of a sequence does not grow."""
+    """Seconds for the output projection, and to read and write a sequence's states."""
     per_key: float
     """To read a key and its value, in all layers."""
     per_pair: float
@@ -85,7 +85,7 @@ class RooflineCosts:
 
 
 def roofline(facts: ModelFacts, settings: Settings, hardware: Hardware) -> RooflineCosts:
-    """What the steps of a model cost, as `settings` describe it.
+    """The costs of a model's steps with these settings.
 
     Layers with a sliding window are reckoned with as if it were always full; a mixture's experts as if all were active.
     Of recurrent layers a step reads and writes the states, their arithmetic is left out.

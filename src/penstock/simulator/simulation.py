@@ -32,7 +32,7 @@ from penstock.simulator.workload import Arrival, Workload
 TOO_LONG = "longer than an engine takes"
 """Reason of refused requests that more engines would not help."""
 REPORTED_STEPS = 2
-"""After tokens in so many steps a request counts as proven, and the dispatcher needs no further reports."""
+"""Steps with tokens after which a request is proven, and the dispatcher needs no further reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What is simulated.
+    """The fleet to simulate.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: an option is out of its range.
     """
 
     settings: Settings
@@ -75,7 +75,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of all requests. Times are seconds."""
+    """Results of all requests. Times are in seconds."""
 
     first_tokens: "array[float]" = field(default_factory=lambda: array("d"))
     """From each arrival to the first token."""
@@ -84,12 +84,12 @@ class Outcome:
     latencies: Histogram = field(default_factory=Histogram)
     """Between two tokens of a request."""
     refused: Counter[str] = field(default_factory=Counter)
-    """How many were not answered, by reason."""
+    """Number of requests without an answer, by reason."""
     moved: int = 0
     """Requests that went on elsewhere after their engine died."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompts' tokens, those that were found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     answer_tokens: int = 0
     seconds: float = 0.0
     """From the first arrival to the last event."""
@@ -109,7 +109,7 @@ class _Open:
     first_token: float | None = None
     steps_reported: int = 0
     tokens: tuple[int, ...] = ()
-    """That came from an engine that died since."""
+    """Tokens from an engine that has died since."""
 
 
 class Simulation:

@@ -1,4 +1,4 @@
-"""What an outcome says: quantiles, rates and costs, as JSON and as a table."""
+"""Summary of an outcome: quantiles, rates and costs, as JSON and as a table."""
 
 import math
 from collections.abc import Sequence
@@ -55,16 +55,16 @@ class Summary:
     prompt_tokens_per_second: float
     answer_tokens_per_second: float
     hit_rate: float
-    """Of the prompts' tokens, the share that was found in the prefix cache."""
+    """Share of prompt tokens found in the prefix cache."""
     busy: float
-    """Of the engines' time, the share in which they computed."""
+    """Share of the engines' time in which they computed."""
     tokens_a_step: float
     steps: int
     preemptions: int
     moved: int
     """Requests that went on elsewhere after their engine died."""
     cost: float | None
-    """Of all engines for this time, in the currency of the price."""
+    """Cost of all engines for this time, in the currency of the price."""
     cost_per_million: float | None
     """Answer tokens."""
 
@@ -139,7 +139,7 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def _shown(seconds: float) -> str:
-    """With a unit, in three digits."""
+    """A time with its unit, in three digits."""
     if not math.isfinite(seconds):
         return "-"
     value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")

@@ -52,7 +52,7 @@ class Objective:
 def variants(
     fleet: Fleet, engines: Sequence[int], routers: Sequence[str], budgets: Sequence[int], seqs: Sequence[int]
 ) -> list[Fleet]:
-    """The fleet with each combination of these; an empty list leaves what it has.
+    """The fleet with each combination of these options; an empty list leaves the fleet's own.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -93,7 +93,7 @@ def _run(fleet: Fleet, workload: Workload, price: float | None) -> Summary:
 
 
 def cheapest(summaries: Sequence[Summary], objectives: Sequence[Objective]) -> Summary | None:
-    """The fewest engines that meet all objectives, and refuse nothing but what is too long for any.
+    """The smallest fleet that meets all objectives, and refuses only requests that are too long for any fleet.
 
     Of several the one with the least time to the first token; None if there is none.
     """

@@ -40,11 +40,11 @@ def read_trace(path: Path, *, speed: float = 1.0, most: int | None = None, vocab
     """A trace, or a journal.
 
     Args:
-        speed: how many times as fast requests come as they did.
-        most: take only the first so many.
+        speed: factor by which requests arrive faster than recorded.
+        most: maximum number of requests, from the beginning.
 
     Raises:
-        ConfigError: it cannot be read, or is neither.
+        ConfigError: the file cannot be read, or is neither.
     """
     if not speed > 0:
         raise ConfigError(f"speed must be above 0, not {speed:g}")
@@ -55,7 +55,7 @@ def read_trace(path: Path, *, speed: float = 1.0, most: int | None = None, vocab
     except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"the trace {path} cannot be read: {error}") from None
     if not found:
-        raise ConfigError(f"the trace {path} holds no request")
+        raise ConfigError(f"the trace {path} contains no request")
     found.sort(key=lambda arrival: arrival.time)
     first = found[0].time
     for arrival in found:
@@ -79,7 +79,9 @@ def _read_lines(path: Path, vocab_size: int, most: int | None) -> list[Arrival]:
     return found
 
 
-def _arrival(line: dict[str, Any], number: int, make_block: Any, vocab_size: int) -> Arrival:
+def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arrival:
+    if not isinstance(line, dict):
+        raise ValueError("it is not an object")
     length, answer = int(line["input_length"]), int(line["output_length"])
     hash_ids = [int(one) for one in line["hash_ids"]]
     if length < 1 or answer < 0 or len(hash_ids) > -(-length // HASH_BLOCK):

@@ -1,4 +1,4 @@
-"""What is asked of a simulated fleet: requests with their arrivals, their tokens, and what follows each.
+"""Workloads of a simulated fleet: requests with arrivals and tokens, and the requests that follow each.
 
 Tokens stand for content: equal ones are found in the prefix cache, as in a real engine.
 """
@@ -22,7 +22,7 @@ class Arrival:
     name: str
     prompt: "array[int]"
     answer: "array[int]"
-    """As many tokens as are sampled, one at least; who lets a real engine answer puts its tokens here."""
+    """The tokens to generate, at least one; with a real engine its own tokens replace them."""
     tenant: str = ""
     namespace: str = ""
     priority: int = 0
@@ -34,10 +34,10 @@ class Workload(Protocol):
     """A source of requests that gives the same ones each time."""
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Those that do not wait for an answer, by ascending time. They are made as they are asked for."""
+        """The arrivals that do not wait for an answer, by ascending time, generated lazily."""
 
     def describe(self) -> str:
-        """In a few words, for people."""
+        """A short description for the terminal."""
 
 
 def make_tokens(key: int, count: int, vocab_size: int = ANY_TOKEN) -> "array[int]":

@@ -58,7 +58,7 @@ class State(NamedTuple):
     mode: Mode
     level: Level | None = None
     text: bytes = b""
-    """What was read of a key or an item, or of a mark; in text that is no JSON, its end."""
+    """The part of a key, an item or a mark read so far; in text that is not JSON, its end."""
     escaped: bool = False
     """Whether the next character follows a backslash."""
 

@@ -1,4 +1,4 @@
-"""A tokenizer as the grammar library takes it: the bytes of each token, and which of them are no text."""
+"""A tokenizer in the grammar library's form: the bytes of each token, and which tokens are not text."""
 
 import bisect
 import functools
@@ -58,7 +58,7 @@ class Pieces:
         self._sorted = [texts[token] for token in self._order]
         self.with_two_quotes = self._tokens(lambda text: text.count(b'"') > 1)
         self.past_quotes = self._tokens(lambda text: b'"' in text[:-1])
-        """Those that go on after a quote."""
+        """Tokens that continue after a quote."""
         self.past_scalars = self._tokens(lambda text: b"," in (start := text.partition(b'"')[0]) or b"]" in start)
         """Those that may end a number, true, false or null in a list."""
         self.ending = np.zeros((len(texts) + 31) // 32, dtype=np.uint32)

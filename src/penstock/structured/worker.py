@@ -24,18 +24,18 @@ from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
 
 CPU_SECONDS = 2
-"""Of one core, for a grammar."""
+"""Processor time for a grammar."""
 MEMORY_BYTES = 4 * 2**30
 WALK = 48
-"""Tokens of an answer that are tried out, and how long one mask may take then, in seconds of one core."""
+"""Tokens of a random answer to try, and the maximum processor time of one mask."""
 MASK_SECONDS = 0.05
 
 
 def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
-    """Compile it, and follow a random answer for a while.
+    """Compile a form, and follow a random answer for some tokens.
 
     Raises:
-        InvalidRequestError: it cannot be had, or masks would take too long.
+        InvalidRequestError: it cannot be compiled, or masks would take too long.
     """
     matcher = Matcher(compile_grammar(vocabulary, structured))
     dice = random.Random(0)
@@ -57,7 +57,7 @@ def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
 
 
 def main() -> None:
-    """Run as `python -m penstock.structured.worker FOLDER SIZE`: of the tokenizer, and of the vocabulary."""
+    """Run as `python -m penstock.structured.worker FOLDER SIZE`: folder of the tokenizer, size of the vocabulary."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; it ends with its standard input
         signal.signal(ignored, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

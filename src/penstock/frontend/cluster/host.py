@@ -146,7 +146,7 @@ def this_node() -> str:
 
 
 def address_of_this_node() -> str:
-    """The address by which the cluster reaches this node."""
+    """This node's address in the cluster."""
     import ray
 
     return str(ray.util.get_node_ip_address())

@@ -114,7 +114,7 @@ class SecureChannel:
 
 
 def make_meeting(host: str, num_nodes: int) -> Meeting:
-    """Make the addresses on this machine, and new keys, by which an engine's ranks connect to rank 0.
+    """Create the addresses on this machine and the keys with which an engine's ranks connect to rank 0.
 
     Raises:
         OSError: the address is not this machine's.

@@ -19,7 +19,7 @@ from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import ExpertsArgs, RouteArgs
 
 _SCORES = ("softmax", "softmax_of_top", "sigmoid", "sparsemixer")
-"""In the order of the enumerators in ops.h."""
+"""Score functions, in the order of the enumerators in ops.h."""
 
 
 class PackedExperts:

@@ -42,7 +42,9 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
     prefill = ""
     if messages[-1]["role"] == "assistant":
         if messages[-1].keys() != {"role", "content"}:
-            raise InvalidRequestError("messages end in a call, or in thinking: only text is continued", "messages")
+            raise InvalidRequestError(
+                "the last assistant message ends with a call or thinking; only text can be continued", "messages"
+            )
         prefill = messages.pop()["content"]
     return Conversation(messages, _tools(body.tools, body.tool_choice), _variables(body.thinking, known), prefill)
 
@@ -94,7 +96,7 @@ def _tools(given: Sequence[ToolParam] | None, choice: ToolChoice | None) -> Tool
     if choice is None:
         return Tools(functions)
     if (choice.type == "tool") != (choice.name is not None):
-        raise InvalidRequestError("tool_choice.name goes with type tool, and with no other", "tool_choice.name")
+        raise InvalidRequestError("tool_choice.name is required for type tool, and only for it", "tool_choice.name")
     parallel = not choice.disable_parallel_tool_use
     if choice.type == "tool":
         return Tools.forced(functions, choice.name or "")

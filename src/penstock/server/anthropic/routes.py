@@ -39,7 +39,7 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
 
 @router.post("/count_tokens", responses=ERRORS)
 async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
-    """How many tokens a conversation's prompt has."""
+    """Number of tokens of a conversation's prompt."""
     call.choose_model(body.model)
     with renamed_params(_NAMES):
         asked = await prepare(call, partial(conversation, body), SamplingParams())

@@ -10,7 +10,7 @@ from penstock.server.response_format import SchemaFormat
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_CACHED = "Taken and not used: prefixes are cached by their tokens."
+_CACHED = "Accepted without effect: prefixes are cached by their tokens."
 
 
 class TextBlock(Body):
@@ -26,7 +26,7 @@ class ThinkingBlock(Body):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = Field(None, description="Taken and not used.")
+    signature: str | None = Field(None, description="Accepted without effect.")
 
 
 class ToolUseBlock(Body):
@@ -49,7 +49,7 @@ class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Many[TextBlock] | None = None
-    is_error: bool | None = Field(None, description="Told to the model as `Error: ` before the content.")
+    is_error: bool | None = Field(None, description="The content is given to the model with `Error: ` before it.")
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
 
 
@@ -72,7 +72,7 @@ class Turn(Body):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Many[Block] = Field(description="Blocks of text are joined as they are.")
+    content: str | Many[Block] = Field(description="Blocks of text are concatenated.")
 
 
 class ToolParam(Body):
@@ -88,15 +88,15 @@ class ToolParam(Body):
     name: str
     input_schema: dict[str, Any] = Field(description="A JSON schema of an object.")
     description: str | None = None
-    strict: bool | None = Field(None, description="Inputs always validate, also where calls are not forced.")
+    strict: bool | None = Field(None, description="Inputs always validate, even if calls are not required.")
     type: Literal["custom"] | None = None
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
 
 
 class ToolChoice(Body):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(None, description="Of the tool that must be called, for type `tool`.")
-    disable_parallel_tool_use: bool | None = Field(None, description="True: one call at most.")
+    name: str | None = Field(None, description="Name of the tool that must be called, for type `tool`.")
+    disable_parallel_tool_use: bool | None = Field(None, description="True: at most one call.")
 
 
 class Thinking(Body):
@@ -110,7 +110,7 @@ class Thinking(Body):
 class OutputConfig(Body):
     NOT_OBEYED: ClassVar[Neutral] = {"effort": ()}
 
-    format: SchemaFormat | None = Field(None, description="The answer is valid by the schema.")
+    format: SchemaFormat | None = Field(None, description="The answer validates against the schema.")
 
 
 class PromptBody(Body):
@@ -137,28 +137,30 @@ class PromptBody(Body):
     messages: list[Turn] = Field(
         min_length=1,
         fail_fast=True,
-        description="Turns of one role that follow each other are one. A last one of the assistant's is continued.",
+        description="Consecutive turns of one role are merged. A final assistant turn is continued.",
     )
     system: str | Many[TextBlock] | None = None
     cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
-    tools: Many[ToolParam] | None = Field(None, description="What the model may call.")
-    tool_choice: ToolChoice | None = Field(None, description="A call that must be has an input that validates.")
-    thinking: Thinking | None = Field(None, description="If left out: as the chat template has it.")
+    tools: Many[ToolParam] | None = Field(None, description="Tools that the model may call.")
+    tool_choice: ToolChoice | None = Field(None, description="Inputs of required calls always validate.")
+    thinking: Thinking | None = Field(None, description="Default: as in the chat template.")
     output_config: OutputConfig | None = None
-    output_format: SchemaFormat | None = Field(None, description="The older name of `output_config.format`.")
+    output_format: SchemaFormat | None = Field(None, description="Older name of `output_config.format`.")
 
 
 class MessagesBody(PromptBody):
     """The body of `POST /v1/messages`."""
 
     max_tokens: int = Field(ge=0, lt=2**31)
-    metadata: dict[str, Any] | None = Field(None, description="Taken and not used.")
+    metadata: dict[str, Any] | None = Field(None, description="Accepted without effect.")
     stop_sequences: Many[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy.")
     top_k: int | None = Field(None, ge=0, lt=2**31, description="Keep the k most likely tokens; 0 keeps all.")
     top_p: float | None = Field(None, gt=0, le=1)
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Penstock's own: lower is served first.")
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Penstock's own: lower values are served first."
+    )
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────

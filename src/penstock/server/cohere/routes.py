@@ -44,8 +44,8 @@ class CohereRerankBody(Body):
     model: str
     query: str
     documents: Many[str]
-    top_n: int | None = Field(None, ge=1, description="How many of the best; all if left out.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    top_n: int | None = Field(None, ge=1, description="Number of results, best first; default: all.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
 
 
 class Ranked(TypedDict):

@@ -23,23 +23,23 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class LoadAdapterBody(Body):
-    """Which adapter to load, and what to call it."""
+    """The adapter to load, and its name."""
 
-    lora_name: str = Field(description="What requests choose it by, as their `model`.")
-    lora_path: str = Field(description="A folder that PEFT saved, where the server finds it, or a hub id.")
+    lora_name: str = Field(description="Name by which requests select it, as their `model`.")
+    lora_path: str = Field(description="A folder saved by PEFT, on the server's machine, or a hub id.")
     load_inplace: bool = Field(False, description="Replace an adapter of this name, if there is one.")
 
 
 class UnloadAdapterBody(Body):
-    """Which adapter to unload."""
+    """The adapter to unload."""
 
     lora_name: str
-    lora_int_id: int | None = Field(None, description="vLLM's own number of it, which has no effect there either.")
+    lora_int_id: int | None = Field(None, description="vLLM's number of the adapter; without effect, as in vLLM.")
 
 
 @router.post("/load_lora_adapter", response_class=Response, responses=_ANSWERS)
 async def load_adapter(body: LoadAdapterBody, request: Request, context: ContextOf, call: CallOf) -> PlainTextResponse:
-    """Let requests choose an adapter. It is checked before the answer, and loaded for the first request."""
+    """Register an adapter. It is checked before the call is answered, and loaded for the first request."""
     check_operator(request, context)
     adapters = call.engine.adapters
     if body.lora_name == call.model_name:
@@ -56,7 +56,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request, context: Context
 async def unload_adapter(
     body: UnloadAdapterBody, request: Request, context: ContextOf, call: CallOf
 ) -> PlainTextResponse:
-    """Let no further request choose an adapter; those that have it go on with it."""
+    """Unregister an adapter; requests that use it continue with it."""
     check_operator(request, context)
     if call.engine.adapters.remove(body.lora_name) is None:
         raise ModelNotFoundError(f"there is no adapter {body.lora_name!r} here", "lora_name")

@@ -92,7 +92,7 @@ class StreamUsage:
 
 
 def finished_by(answer: CompletionOutput | CompletionDelta) -> FinishedBy | None:
-    """OpenAI's finish reason; None while the answer goes on."""
+    """OpenAI's finish reason; None while the answer continues."""
     if answer.finish_reason is None:
         return None
     if answer.finish_reason is FinishReason.ABORT:

@@ -17,7 +17,7 @@ from penstock.server.openai.tools_schema import ToolCallMade, ToolChoice, ToolDe
 
 
 def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:
-    """The tools of a body; `choice` may also be a function's name, as TGI has it.
+    """The tools of a body; `choice` may also be a function's name, as in TGI.
 
     Raises:
         InvalidRequestError: they contradict each other.
@@ -42,7 +42,7 @@ def _chosen(functions: tuple[Function, ...], choice: ToolChoice, parallel: bool 
     one, several = choice.function, choice.allowed_tools
     if (choice.type == "function") != (one is not None) or (choice.type == "allowed_tools") != (several is not None):
         raise InvalidRequestError(
-            f"tool_choice of type {choice.type!r} must hold that, and nothing else", "tool_choice"
+            f"tool_choice of type {choice.type!r} must have the field {choice.type!r}, and no other", "tool_choice"
         )
     if one is not None:
         return Tools.forced(functions, one.name)
@@ -164,7 +164,9 @@ def _params(
 
 def _num_beams(body: GenerationBody) -> int:
     if body.use_beam_search is False and (body.num_beams or 1) > 1:
-        raise InvalidRequestError("use_beam_search is false, but num_beams asks for it", "use_beam_search")
+        raise InvalidRequestError(
+            "use_beam_search is false, but num_beams is above 1: leave one of them out", "use_beam_search"
+        )
     if not body.use_beam_search:
         return body.num_beams or 1
     num_beams = body.num_beams or body.n or 1
@@ -226,7 +228,9 @@ def _template_variables(body: ChatBody, known: ChatFormat) -> dict[str, Any]:
     effort = {} if body.reasoning_effort is None else known.effort(body.reasoning_effort)
     given = body.chat_template_kwargs or {}
     if not effort.keys().isdisjoint(given):
-        raise InvalidRequestError("reasoning_effort and chat_template_kwargs say the same", "reasoning_effort")
+        raise InvalidRequestError(
+            "reasoning_effort and chat_template_kwargs set the same variable: leave one of them out", "reasoning_effort"
+        )
     for name in ("messages", "tools", "add_generation_prompt", "prefill"):
         if name in given:
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name}", "chat_template_kwargs")

@@ -31,7 +31,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Which parts of the answers to a call are sent."""
+    """The parts of a call's answers that are sent."""
 
     n: int
     """Answers per prompt."""
@@ -152,7 +152,7 @@ class _Table:
         return bool(self.tokens)
 
     def copy(self) -> "_Table":
-        """One that goes on from here by itself."""
+        """A copy that continues from here independently."""
         decoder = _decoder()
         decoder.setstate(self.decoder.getstate())
         columns = (self.tokens[:], self.logprobs[:], self.tops[:], self.offsets[:])

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings, and beside them rerank as Cohere and Jina have it, and score as vLLM has it."""
+"""OpenAI's embeddings; rerank as in Cohere's and Jina's APIs, and score as in vLLM's."""
 
 import base64
 import time
@@ -26,7 +26,7 @@ MAX_INPUTS = 2048
 """Most inputs of one call, as with OpenAI."""
 _MANY_NUMBERS = 16_384
 TokenIds = Many[Annotated[int, Field(ge=0, lt=2**31)]]
-Truncate = Annotated[bool, Field(description="Cut texts that are too long, instead of refusing them.")]
+Truncate = Annotated[bool, Field(description="Truncate texts that are too long instead of refusing them.")]
 
 
 class EmbeddingsBody(Body):
@@ -35,14 +35,20 @@ class EmbeddingsBody(Body):
     NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
 
     model: str
-    input: str | Many[str] | TokenIds | Many[TokenIds] = Field(description="Texts, or their tokens; 2,048 at most.")
+    input: str | Many[str] | TokenIds | Many[TokenIds] = Field(description="Texts or token ids; at most 2,048.")
     encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: little-endian float32. float if left out."
+        None, description="base64: little-endian float32; default: float."
     )
-    dimensions: int | None = Field(None, ge=1, description="So many of the first numbers, for models trained so.")
-    user: str | None = Field(None, description="Taken and not used.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
-    prompt_name: str | None = Field(None, description="Of the checkpoint's prompts, which goes before each text.")
+    dimensions: int | None = Field(
+        None,
+        ge=1,
+        description="Length of the vectors: keeps the first elements, for models trained for that (Matryoshka).",
+    )
+    user: str | None = Field(None, description="Accepted without effect.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
+    prompt_name: str | None = Field(
+        None, description="Name of one of the checkpoint's prompts, which is prepended to each text."
+    )
     truncate: Truncate = False
 
 
@@ -58,9 +64,9 @@ class RerankBody(Body):
     model: str | None = None
     query: str
     documents: Many[str | DocumentBody]
-    top_n: int | None = Field(None, ge=1, description="How many of the best; all if left out.")
+    top_n: int | None = Field(None, ge=1, description="Number of results, best first; default: all.")
     return_documents: bool | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
     truncate: Truncate = False
 
 
@@ -70,10 +76,10 @@ class ScoreBody(Body):
     NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": ()}
 
     model: str | None = None
-    text_1: str | Many[str] = Field(description="The query, or one for each document.")
+    text_1: str | Many[str] = Field(description="The query, or one query per document.")
     text_2: str | Many[str] = Field(description="The document or documents.")
-    user: str | None = Field(None, description="Taken and not used.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    user: str | None = Field(None, description="Accepted without effect.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
     truncate: Truncate = False
 
 

@@ -84,7 +84,7 @@ def _add(messages: list[dict[str, Any]], item: Item, field: str) -> None:
 
 
 def _is_one_turn(last: dict[str, Any], item: Item) -> bool:
-    """Whether an assistant's item goes on with the message before it: thought, text, calls are their order."""
+    """Whether an assistant's item continues the message before it: the order is reasoning, text, calls."""
     if last["role"] != "assistant" or isinstance(item, ReasoningItem):
         return False
     return isinstance(item, FunctionCallItem) or (not last["content"] and "tool_calls" not in last)

@@ -49,7 +49,7 @@ class MessageItem(Body):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[TextItem] = Field(description="Pieces are joined as they are.")
+    content: str | Many[TextItem] = Field(description="Pieces are concatenated.")
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: str | None = None
@@ -125,8 +125,8 @@ class FunctionTool(Body):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; left out: no arguments.")
-    strict: bool | None = Field(None, description="Arguments always validate, also where calls are not forced.")
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; default: no arguments.")
+    strict: bool | None = Field(None, description="Arguments always validate, even if calls are not required.")
 
 
 class ToolByName(Body):
@@ -181,12 +181,14 @@ class ResponsesBody(Body):
 
     model: str
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
-    instructions: str | None = Field(None, description="A system message before the input.")
+    instructions: str | None = Field(None, description="System message, placed before the input.")
     include: Many[Literal["message.output_text.logprobs"]] | None = None
     max_output_tokens: int | None = Field(None, ge=0, lt=2**31)
-    metadata: Metadata | None = Field(None, description="Given back with the answer.")
-    prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
-    safety_identifier: str | None = Field(None, description="Taken and not used.")
+    metadata: Metadata | None = Field(None, description="Returned with the answer.")
+    prompt_cache_key: str | None = Field(
+        None, description="Accepted without effect: prefixes are cached by their tokens."
+    )
+    safety_identifier: str | None = Field(None, description="Accepted without effect.")
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
@@ -195,12 +197,14 @@ class ResponsesBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     tools: Many[FunctionTool] | None = Field(None, description="Functions that the model may call.")
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceObject | None = Field(
-        None, description="A call that must be has arguments that validate."
+        None, description="Arguments of required calls always validate."
     )
-    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
     reasoning: ReasoningOptions | None = None
-    user: str | None = Field(None, description="Taken and not used.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Penstock's own: lower is served first.")
+    user: str | None = Field(None, description="Accepted without effect.")
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Penstock's own: lower values are served first."
+    )
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -255,7 +259,7 @@ class WhyIncomplete(TypedDict):
 
 class TextOptions(TypedDict):
     format: dict[str, Any]
-    """As it was asked for; the type `text` if nothing was."""
+    """The requested format; by default the type `text`."""
 
 
 class InputDetails(TokenDetails):

@@ -1,4 +1,4 @@
-"""OpenAI's wire format: what a body may hold, and what answers look like."""
+"""OpenAI's wire format: schemas of bodies and answers."""
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -34,22 +34,20 @@ NOT_OBEYED_ANYWHERE: Neutral = {
 }
 
 
-# ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class StreamOptions(Body):
     NOT_OBEYED: ClassVar[Neutral] = {"include_obfuscation": (False,)}
 
-    include_usage: bool | None = Field(None, description="End the stream with a chunk that holds the usage.")
-    continuous_usage_stats: bool | None = Field(
-        None, description="vLLM's: each chunk holds the tokens of the call so far."
-    )
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that contains the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="vLLM's: each chunk contains the usage so far.")
 
 
 class UsageOption(Body):
-    """OpenRouter's, which LiteLLM's provider for it always sends. A whole answer has its usage in any case."""
+    """OpenRouter's, always sent by LiteLLM's provider for it. An answer that is not streamed has its usage anyway."""
 
-    include: bool | None = Field(None, description="As `stream_options.include_usage`.")
+    include: bool | None = Field(None, description="Same as `stream_options.include_usage`.")
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -61,51 +59,62 @@ class GenerationBody(FormatBody):
     """Fields that chat and text completions share."""
 
     model: str
-    n: int | None = Field(None, ge=1, le=MAX_N, description="Answers to each prompt; 1 if left out.")
+    n: int | None = Field(None, ge=1, le=MAX_N, description="Answers per prompt; default: 1.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="The same seed gives the same answer.")
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**64, description="The same seed gives the same answer; default: random."
+    )
     stop: str | Many[str] | None = None
     max_tokens: int | None = Field(None, ge=0, lt=2**31)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     usage: UsageOption | None = Field(
-        None, description="OpenRouter's: with `include`, a stream ends with the usage as well."
+        None, description="OpenRouter's: with `include`, a stream also ends with the usage."
     )
-    user: str | None = Field(None, description="Taken and not used.")
-    metadata: Metadata | None = Field(None, description="Taken and not used.")
-    prompt_cache_key: str | None = Field(None, description="Taken and not used: prefixes are cached by their tokens.")
+    user: str | None = Field(None, description="Accepted without effect.")
+    metadata: Metadata | None = Field(None, description="Accepted without effect.")
+    prompt_cache_key: str | None = Field(
+        None, description="Accepted without effect: prefixes are cached by their tokens."
+    )
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, gt=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
     repetition_penalty: float | None = Field(
-        None, ge=0.01, le=100, description="Of prompt and answer; 1 is none, as in `transformers`."
+        None, ge=0.01, le=100, description="For tokens of prompt and answer, as in `transformers`; 1: none."
     )
-    logit_bias: dict[TokenKey, Bias] | None = Field(None, description="What to add to tokens' logits, by their ids.")
-    bad_words: Many[str] | None = Field(None, description="Words that the answer must not have.")
-    bad_token_ids: Many[TokenId] | None = Field(None, description="Tokens that the answer must not have.")
-    allowed_token_ids: Many[TokenId] | None = Field(None, description="The only tokens that the answer may have.")
+    logit_bias: dict[TokenKey, Bias] | None = Field(
+        None, description="Values added to the logits of tokens, by token id."
+    )
+    bad_words: Many[str] | None = Field(None, description="Words that the answer must not contain.")
+    bad_token_ids: Many[TokenId] | None = Field(None, description="Tokens that the answer must not contain.")
+    allowed_token_ids: Many[TokenId] | None = Field(None, description="The only tokens that the answer may contain.")
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     stop_token_ids: Many[TokenId] | None = None
     ignore_eos: bool | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower is served first.")
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
     prompt_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Of each token of the prompt, with the k most likely; not streamed."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Log-probabilities of the prompt's tokens and of the k most likely at each position; not streamed.",
     )
     num_beams: int | None = Field(
         None,
         ge=1,
         le=MAX_N,
-        description="Above 1: beam search, for the `n` best hypotheses; not streamed. At most `--max-num-seqs`.",
+        description="Above 1: beam search for the `n` best hypotheses; not streamed. At most `--max-num-seqs`.",
     )
-    use_beam_search: bool | None = Field(None, description="Beam search with `num_beams`, or else `n`, beams.")
+    use_beam_search: bool | None = Field(
+        None, description="Beam search with `num_beams` beams, or `n` if that is not set."
+    )
     length_penalty: float | None = Field(
-        None, ge=-10, le=10, description="Of beam search: the exponent of the length that scores are divided by; 1."
+        None, ge=-10, le=10, description="Beam search: exponent of the length that scores are divided by; default: 1."
     )
     early_stopping: bool | Literal["never"] | None = Field(
-        None, description="Of beam search, as transformers has it; false if left out."
+        None, description="Beam search: as in `transformers`; default: false."
     )
 
 
@@ -127,12 +136,12 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[TextPart] | None = Field(None, description="Text parts are joined by line breaks.")
-    name: str | None = Field(None, description="Given to the chat template.")
-    reasoning_content: str | None = Field(None, description="What the assistant thought; given to the chat template.")
+    name: str | None = Field(None, description="Passed to the chat template.")
+    reasoning_content: str | None = Field(None, description="The assistant's reasoning, passed to the chat template.")
     cache_control: CacheControl = None
     provider_specific_fields: OtherFields = None
-    tool_calls: Many[ToolCallMade] | None = Field(None, description="The assistant's.")
-    tool_call_id: str | None = Field(None, description="The call whose result a tool's message is.")
+    tool_calls: Many[ToolCallMade] | None = Field(None, description="Calls made by the assistant.")
+    tool_call_id: str | None = Field(None, description="Id of the call whose result a tool's message has.")
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -165,23 +174,25 @@ class ChatBody(GenerationBody):
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(
-        None, ge=0, lt=2**31, description="If left out: as many as the context holds. `max_tokens` is its old name."
+        None, ge=0, lt=2**31, description="Default: as many as the context holds. `max_tokens` is its old name."
     )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    safety_identifier: str | None = Field(None, description="Taken and not used.")
+    safety_identifier: str | None = Field(None, description="Accepted without effect.")
     cache_control: CacheControl = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     tools: Many[ToolDefinition] | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | ToolChoice | None = Field(
         None,
-        description="`auto`, `none`, `required`, one function by an object or by its name, or `allowed_tools`. A call "
-        "that must be has arguments that validate.",
+        description="`auto`, `none`, `required`, one function by an object or by its name, or `allowed_tools`. "
+        "Arguments of required calls always validate.",
     )
-    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
-    tool_prompt: str | None = Field(None, description="TGI's: goes at the end of the last message, if there are tools.")
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
+    tool_prompt: str | None = Field(None, description="TGI's: appended to the last message if there are tools.")
     reasoning_effort: Effort | None = Field(
-        None, description="Goes to the chat template, if it knows it; `none` turns reasoning off where that can be."
+        None,
+        description="Passed to the chat template, if it has a variable for it; `none` turns reasoning off, if the "
+        "model permits.",
     )
 
 
@@ -190,23 +201,26 @@ Prompts = Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 
 
 class CompletionBody(GenerationBody):
-    """The body of `POST /v1/completions`. `max_tokens` is 16 if left out."""
+    """The body of `POST /v1/completions`. `max_tokens` defaults to 16."""
 
     NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",)}
 
     prompt: str | Prompts[str] | Many[int] | Prompts[Many[int]] = Field(
-        description=f"One or up to {MAX_PROMPTS}, as text or token ids."
+        description=f"One prompt or up to {MAX_PROMPTS}, as text or token ids."
     )
     echo: bool | None = Field(
-        None, description="Put the prompt before the answer; with `logprobs`, its tokens' log-probabilities, too."
+        None, description="Prepend the prompt to the answer; with `logprobs`, also the log-probabilities of its tokens."
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(
-        None, ge=1, le=MAX_N, description="Of so many answers, the `n` with the best mean logprob; not streamed."
+        None,
+        ge=1,
+        le=MAX_N,
+        description="Sample this many answers, and return the `n` with the highest mean log-probability; not streamed.",
     )
 
 
-# ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class TokenDetails(TypedDict):
@@ -252,7 +266,7 @@ class AnswerMessage(TypedDict):
 
 
 FinishedBy = Literal["stop", "length", "abort"]
-"""`abort`, as vLLM has it: the server shut down in mid-stream."""
+"""`abort`, as in vLLM: the server shut down during the stream."""
 ChatFinishedBy = Literal["stop", "length", "abort", "tool_calls"]
 
 
@@ -271,7 +285,7 @@ class PromptToken(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptToken] | None]
-"""As vLLM has them: a token a row, by token ids; null for the first."""
+"""As in vLLM: an entry per token of the prompt, by token ids; null for the first."""
 
 
 class ChatCompletion(TypedDict):
@@ -323,7 +337,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """Also a chunk of a stream: there, a piece of text a choice, and the usage at the end if it was asked for."""
+    """Also a chunk of a stream: then with a piece of text per choice, and the usage at the end if requested."""
 
     id: str
     object: Literal["text_completion"]
@@ -345,9 +359,9 @@ class ModelCard(TypedDict):
     display_name: str
     created_at: str
     root: str
-    """As vLLM has it: where it is."""
+    """As in vLLM: the path."""
     parent: str | None
-    """As vLLM has it: of an adapter the model that it adds to."""
+    """As in vLLM: the base model of an adapter."""
 
 
 class ModelList(TypedDict):

@@ -7,17 +7,17 @@ from typing_extensions import NotRequired, TypedDict
 
 from penstock.server.body import Body, Many, Neutral
 
-# ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 CacheControl = Annotated[
     dict[str, Any] | None,
     Field(
-        description="OpenRouter's: a hint of what to cache, free to ignore by its definition. Taken and not used: "
-        "prefixes are cached by their tokens."
+        description="OpenRouter's hint about what to cache. Accepted without effect: prefixes are cached by their "
+        "tokens."
     ),
 ]
-"""Anthropic's, as OpenRouter, LiteLLM and aider write it in bodies of OpenAI's."""
+"""Anthropic's field, which OpenRouter, LiteLLM and aider put into OpenAI's bodies."""
 
 
 OtherFields = Annotated[
@@ -29,8 +29,8 @@ OtherFields = Annotated[
 class FunctionDefinition(Body):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; left out: no arguments.")
-    strict: bool | None = Field(None, description="Arguments always validate, also where calls are not forced.")
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; default: no arguments.")
+    strict: bool | None = Field(None, description="Arguments always validate, even if calls are not required.")
     cache_control: CacheControl = None
 
 
@@ -70,7 +70,7 @@ class ToolChoice(Body):
 
 class CalledFunction(Body):
     name: str
-    arguments: str | dict[str, Any] = Field(description="JSON, as text or as it is.")
+    arguments: str | dict[str, Any] = Field(description="JSON, as text or as an object.")
 
 
 class ToolCallMade(Body):
@@ -81,7 +81,7 @@ class ToolCallMade(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="Taken and not used.")
+    index: int | None = Field(None, description="Accepted without effect.")
     cache_control: CacheControl = None
     provider_specific_fields: OtherFields = None
 

@@ -28,12 +28,12 @@ router = APIRouter(tags=["TEI"], route_class=LargeBodyRoute)
 
 
 class _Truncated(Body):
-    truncate: bool | None = Field(None, description="Cut texts that are too long, instead of refusing them.")
+    truncate: bool | None = Field(None, description="Truncate texts that are too long instead of refusing them.")
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
 
     @property
     def side(self) -> Side | None:
-        """That texts may lose tokens on; None: none."""
+        """The side on which texts are truncated; None: they are not."""
         if not self.truncate:
             return None
         return "left" if self.truncation_direction in ("Left", "left") else "right"
@@ -43,9 +43,15 @@ class EmbedBody(_Truncated):
     """The body of `POST /embed`."""
 
     inputs: str | Many[str] | TokenIds | Many[TokenIds]
-    normalize: bool | None = Field(None, description="Whether vectors get length 1; true if left out.")
-    prompt_name: str | None = Field(None, description="Of the checkpoint's prompts, which goes before each text.")
-    dimensions: int | None = Field(None, ge=1, description="So many of the first numbers, for models trained so.")
+    normalize: bool | None = Field(None, description="Scale vectors to length 1; default: true.")
+    prompt_name: str | None = Field(
+        None, description="Name of one of the checkpoint's prompts, which is prepended to each text."
+    )
+    dimensions: int | None = Field(
+        None,
+        ge=1,
+        description="Length of the vectors: keeps the first elements, for models trained for that (Matryoshka).",
+    )
 
 
 class TeiRerankBody(_Truncated):
@@ -53,7 +59,7 @@ class TeiRerankBody(_Truncated):
 
     query: str
     texts: Many[str]
-    raw_scores: bool = Field(False, description="What the model gives, without the sigmoid.")
+    raw_scores: bool = Field(False, description="Return logits, without the sigmoid.")
     return_text: bool = False
 
 

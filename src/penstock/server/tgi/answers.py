@@ -44,7 +44,7 @@ class Question:
 
 
 class GenerateAnswer:
-    """One generation. `as_list`: the answer is wrapped in a list, as `POST /` has it."""
+    """One generation. `as_list`: the answer is wrapped in a list, as for `POST /`."""
 
     def __init__(self, question: Question, tokenizer: Tokenizer, *, as_list: bool = False) -> None:
         self._question = question

@@ -21,31 +21,34 @@ class GenerateParameters(Body):
     NOT_OBEYED: ClassVar[Neutral] = {"watermark": (False,)}
 
     best_of: int | None = Field(
-        None, ge=0, lt=_INT32, description="Of so many answers, 1 to 128, the one with the best mean logprob."
+        None,
+        ge=0,
+        lt=_INT32,
+        description="Sample this many answers, 1 to 128, and return the one with the highest mean log-probability.",
     )
     temperature: float | None = None
-    repetition_penalty: float | None = Field(None, description="Of prompt and answer; 1 is none.")
+    repetition_penalty: float | None = Field(None, description="For tokens of prompt and answer; 1: none.")
     frequency_penalty: float | None = Field(
-        None, description="Times a token's share of prompt and answer, as with TGI; 0 is none."
+        None, description="Multiplied by the token's share of prompt and answer, as in TGI; 0: none."
     )
     top_k: int | None = Field(None, ge=-_INT32, lt=_INT32)
     top_p: float | None = None
     typical_p: float | None = None
-    do_sample: bool = Field(
-        False, description="Greedy without it, and without temperature, top_k, top_p and typical_p."
-    )
-    max_new_tokens: int | None = Field(None, ge=0, lt=_INT32, description="If left out: as many as the context holds.")
+    do_sample: bool = Field(False, description="If false, and without temperature, top_k, top_p and typical_p: greedy.")
+    max_new_tokens: int | None = Field(None, ge=0, lt=_INT32, description="Default: as many as the context holds.")
     return_full_text: bool | None = None
     stop: Many[str] = Field(default_factory=list)
-    truncate: int | None = Field(None, ge=0, lt=_INT32, description="Keep only the last so many tokens of the prompt.")
+    truncate: int | None = Field(
+        None, ge=0, lt=_INT32, description="Keep only this many tokens at the end of the prompt."
+    )
     details: bool = False
     decoder_input_details: bool = Field(
-        False, description="Tell the prompt's tokens with their log-probabilities; not streamed."
+        False, description="Return the prompt's tokens with their log-probabilities; not streamed."
     )
     seed: int | None = Field(None, ge=0, lt=_UINT64)
     top_n_tokens: int | None = Field(None, ge=0, lt=_INT32)
-    adapter_id: str | None = Field(None, description="The name of an adapter, which answers.")
-    grammar: TgiGrammar | None = Field(None, description="The form that the answer must have.")
+    adapter_id: str | None = Field(None, description="Name of the adapter that answers.")
+    grammar: TgiGrammar | None = Field(None, description="Form of the answer: a JSON schema or a regular expression.")
 
 
 def _sampling() -> GenerateParameters:

@@ -24,7 +24,7 @@ def check_stream(given: GenerateParameters) -> None:
 
 
 def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) -> SamplingParams:
-    """How to sample; `max_tokens` is still as the caller wrote it.
+    """The sampling parameters; `max_tokens` is still the caller's.
 
     Raises:
         InvalidRequestError: TGI would refuse it, or this server cannot do it.

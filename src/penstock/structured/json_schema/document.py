@@ -13,7 +13,7 @@ MAX_DIGITS = 400
 
 
 class SchemaError(Exception):
-    """A schema that cannot be obeyed: what is wrong, and where."""
+    """A schema that cannot be enforced: the reason, and its place."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         """
@@ -26,19 +26,19 @@ class SchemaError(Exception):
 def parse(text: str) -> Json:
     """
     Raises:
-        SchemaError: it is no JSON, nested too deeply, has a key twice in one object, or half a surrogate pair.
+        SchemaError: it is not JSON, nested too deeply, has a key twice in one object, or an unpaired surrogate.
     """
     try:
         value: Json = json.loads(
             text, object_pairs_hook=_object, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse_constant
         )
     except json.JSONDecodeError as error:
-        raise SchemaError("", f"it is no JSON: {error}") from error
+        raise SchemaError("", f"it is not JSON: {error}") from error
     except RecursionError:
         raise SchemaError("", "it is nested too deeply") from None
     for pointer, string in strings(value):
         if any("\ud800" <= character <= "\udfff" for character in string):
-            raise SchemaError(pointer, f"{string[:80]!r} holds half a surrogate pair, which no text does")
+            raise SchemaError(pointer, f"{string[:80]!r} contains an unpaired surrogate")
     return value
 
 
@@ -97,4 +97,4 @@ def _fraction(text: str) -> Decimal:
 
 
 def _refuse_constant(text: str) -> Json:
-    raise SchemaError("", f"{text} is no JSON")
+    raise SchemaError("", f"{text} is not JSON")

@@ -18,7 +18,7 @@ _DEPTH = 12
 _COMPARISONS = 20_000
 
 Value = tuple[str, Hashable]
-"""A type, and what is equal for equal values: 1 and 1.0, objects in any order."""
+"""A type, and a key that is equal for equal values: 1 and 1.0, objects in any order."""
 
 
 def value_of(value: Json) -> Value:

@@ -121,7 +121,7 @@ class _Translation:
         if found := self._match(_CODE):
             code = int(next(filter(None, found.groups())), 16)
             if 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
-                raise self._error("names half a surrogate pair, or no character at all")
+                raise self._error("names an unpaired surrogate, or no character at all")
             return code
         letter = self._pattern[self._at]
         self._at += 1

@@ -1,4 +1,4 @@
-"""A JSON schema rewritten to what the grammar library obeys to the letter.
+"""Rewriting of a JSON schema to one that the grammar library enforces exactly.
 
 Each keyword has one handler. Numbers become doubles, formats and ECMA's regular expressions such as the library has,
 `oneOf` becomes `anyOf` where its branches exclude each other, references lead to definitions by number. Annotations and
@@ -29,10 +29,10 @@ NOT_OBEYED = frozenset(
         *("$dynamicRef", "$recursiveRef"),
     }
 )
-"""Keywords that demand what no grammar here holds."""
+"""Keywords that no grammar enforces."""
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-"""What the library would have to write as an escape by number, which keys of objects must not hold."""
+"""Characters that would need a numeric escape, which keys must not contain."""
 _BEFORE_2020 = ("draft-03", "draft-04", "draft-06", "draft-07", "draft/2019-09")
 
 _OPTIONS = {
@@ -43,7 +43,7 @@ _OPTIONS = {
     "coerce_one_of": False,
     "json_allowed_escapes": 'nrbtf"\\',
 }
-"""How the library has JSON written. Without escapes by number a string has one spelling, by which keys are compared."""
+"""Options for writing JSON. Without numeric escapes a string has one spelling, so that keys can be compared."""
 
 Keywords = dict[str, Any]
 """Of a schema for the library."""
@@ -51,7 +51,7 @@ Keywords = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A schema for the library, and what it leaves to others."""
+    """A schema for the library, and what must be checked besides."""
 
     schema: Keywords
     repeats_keys: bool
@@ -322,7 +322,6 @@ _HANDLERS: dict[str, _Handler] = {
         _Rewriting._objects,
     ),
 }
-OBEYED = frozenset(_HANDLERS)
 
 
 def _types_of(place: Place) -> set[str]:

@@ -5,11 +5,11 @@ from penstock.structured.json_schema.numbers import as_integer
 from penstock.structured.json_schema.places import Place
 
 MAX_SIZE = 2**31
-"""Of what is counted; no answer is as long."""
+"""Maximum of a length or count; no answer is as long."""
 
 
 def sizes(place: Place, least: str, most: str) -> dict[str, int]:
-    """The least and the largest number of what is counted, by their keywords, where they are given.
+    """The minimum and maximum of a length or count, by keyword, where given.
 
     Raises:
         SchemaError: one is no whole number from 0 on, or is more than any answer has.
