@@ -14,13 +14,12 @@
    two engines); seconds, so upside down.
 
 Rounds alternate, and medians of the rounds' ratios are told, as other work shares the machine; its load is told, too.
-Writes results/<machine>/fleet.json, of the parts that ran. Exits with 1 if a bar is missed.
+Each part's rows are saved as it ends, in results/<machine>/fleet.json. Exits with 1 if a bar is missed.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
@@ -39,7 +38,7 @@ from penstock.memory import Machine
 from penstock.models.registry import read_facts
 from penstock.sampling_params import SamplingParams
 from penstock.settings import resolve
-from report import report, results_file
+from report import report
 from roofline import bound, widths
 
 NULL_CORE = "null_core:build_null_engine"
@@ -265,18 +264,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="default: 7 of throughput, 12 of cost, 20 kills, 3 of the router")
     parser.add_argument("--model", help="of the part weights")
     args = parser.parse_args(argv)
-    load = os.getloadavg()[0]
-    rows: dict[str, tuple[float, float | None]] = {}
+    code, load = 0, os.getloadavg()[0]
     for part in args.parts.split(","):
         rounds = args.rounds or ROUNDS[part]
-        rows |= asyncio.run(weights(rounds, args.model) if part == "weights" else PARTS[part](rounds))
+        rows = asyncio.run(weights(rounds, args.model) if part == "weights" else PARTS[part](rounds))
         rows[f"load of the machine before and after {part}"] = ((load + os.getloadavg()[0]) / 2, None)
         load = os.getloadavg()[0]
-    file = results_file("fleet")
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    code = report("fleet", rows)
-    new = {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()}
-    file.write_text(json.dumps(kept | new, indent=1) + "\n")
+        code |= report("fleet", rows, beside=True)
     return code
 
 

@@ -8,10 +8,10 @@
    in one moment, and replaced.
 3. takeover: seconds from an engine's SIGKILL to the first token of one of its streams on another node of the cluster.
 4. autoscaling: a server of one engine, up to three, in a cluster whose nodes Ray's own autoscaler starts and ends as
-   processes of this machine: how many engines and nodes there are under 60 streams, and afterwards.
+   processes of this machine: under 60 streams all engines come, and after them one is left.
 
-Each stream is compared with what a server with a single engine tells. Writes results/<machine>/kills.json, of the parts
-that ran. Exits with 1 if a bar is missed. TEST_SEED for other moments.
+Each stream is compared with what a server with a single engine tells. Each part's rows are saved as it ends, in
+results/<machine>/kills.json. Exits with 1 if a bar is missed. TEST_SEED for other moments.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from fleet import kill_once
 from penstock.config import EngineConfig
 from penstock.frontend.client import AsyncEngine
 from penstock.sampling_params import SamplingParams
-from report import report, results_file
+from report import report
 from tests.e2e.test_killed_engine import SEED, Told, make_bodies, read_tokens, tell_all
 from tests.ray_cluster import LocalCluster, local_cluster
 from tests.server.running import RunningServer, running_server
@@ -89,6 +89,7 @@ async def disturb(
         mend: called after each kill, in the main thread.
     """
     rng, found, done = random.Random(SEED), Counter[str](), 0
+    killed: set[int] = set()  # process ids: an engine is told as up for a moment after its end
     while done < kills:
         telling = asyncio.ensure_future(tell_all(server, make_bodies()))
         while not telling.done() and done < kills:
@@ -96,8 +97,11 @@ async def disturb(
             while not telling.done() and await read_tokens(server) < enough:
                 await asyncio.sleep(0.02)
             alive = await asyncio.to_thread(up, server)
+            alive = [one for one in alive if one["pid"] not in killed]
             if not telling.done() and len(alive) > 1:
-                await asyncio.to_thread(kill, rng.choice(alive))
+                victim = rng.choice(alive)
+                await asyncio.to_thread(kill, victim)
+                killed.add(victim["pid"])
                 mend()
                 done += 1
         round_found = verdicts(await telling, expected)
@@ -231,23 +235,28 @@ def autoscaling(most: int) -> Rows:
 
 
 async def _autoscaling(server: RunningServer, most: int) -> Rows:
-    """60 long answers, and as many as it takes until all engines are up; then the wait until one is left."""
+    """60 long answers at a time until all engines are up; then the wait until one is left."""
     body = {"model": server.model, "prompt": "one two", "temperature": 0, "max_tokens": 200, "ignore_eos": True}
     peak, answers, began = 1, Counter[str](), time.monotonic()
+    seconds_up = START_SECONDS
     async with httpx.AsyncClient(base_url=server.url, timeout=None) as http:
         while peak < most and time.monotonic() - began < START_SECONDS:
             calls = (http.post("/v1/completions", json=body) for _ in range(60))
             telling = asyncio.ensure_future(asyncio.gather(*calls))
             while not telling.done():
                 peak = max(peak, len(await asyncio.to_thread(up, server)))
-                await asyncio.sleep(0.5)
+                if peak == most:
+                    seconds_up = min(seconds_up, time.monotonic() - began)
+                await asyncio.sleep(0.2)
             answers.update(answer.json()["choices"][0]["text"] for answer in await telling)
+    idle = time.monotonic()
     await asyncio.to_thread(wait_until, lambda: len(engines(server)) == 1, START_SECONDS)
     return {
-        "autoscaling: engines under load, on as many nodes of one CPU that Ray's autoscaler started": (peak, None),
-        "autoscaling: different answers to one greedy request": (len(answers), None),
-        "autoscaling: answers": (answers.total(), None),
-        "autoscaling: engines afterwards": (len(engines(server)), None),
+        f"autoscaling: engines that did not come under load, of {most - 1} more": (most - peak, 0.0),
+        "autoscaling: seconds of load until all were up, on nodes that Ray's autoscaler started": (seconds_up, None),
+        "autoscaling: seconds without load until one engine was left": (time.monotonic() - idle, None),
+        "autoscaling: answers under load": (answers.total(), None),
+        "autoscaling: answers that differ, to one greedy request": (len(answers) - 1, 0.0),
     }
 
 
@@ -264,16 +273,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--kills", type=int, help="default: 20 engines, 5 nodes, 20 engines in a cluster, 3 at most")
     args = parser.parse_args(argv)
-    rows: Rows = {}
+    code = 0
     for part in args.parts.split(","):
         run, kills = PARTS[part]
-        rows |= run(args.kills or kills)
+        rows = run(args.kills or kills)
         rows[f"load of the machine after {part}"] = (os.getloadavg()[0], None)
-    file = results_file("kills")
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    code = report("kills", rows)
-    new = {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()}
-    file.write_text(json.dumps(kept | new, indent=1) + "\n")
+        code |= report("kills", rows, beside=True)
     return code
 
 

@@ -1,15 +1,17 @@
 """Penstock beside a peer, through the kit in `../shared/peers`, which must be set up (its README says how).
 
-    python benchmarks/peers.py MODEL WEIGHTS PEER [--rounds 3] [--scenarios "1x32:64 8x64:64"]
+    python benchmarks/peers.py MODEL WEIGHTS PEER [--rounds 3] [--scenarios "1x32:64 8x64:64"] [--isa avx2]
 
 MODEL is a folder that the kit's `make_model.py` or `real_shapes.py` wrote; WEIGHTS bf16, int8 or int4, or q8_0,
 q4_k_m or q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm (bf16 only). Beside OpenVINO, which
 keeps keys and values in 8 bits, a second Penstock runs with the other cache dtype. Medians of the rounds go to
-results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values.
+results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values. With --isa
+Penstock runs on kernels of a lesser instruction set (the peer on the best, as always), under "<weights>/<isa>".
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,13 +47,14 @@ def engines(weights: str, peer: str) -> dict[str, str]:
     return names
 
 
-def compare(model: str, names: dict[str, str], rounds: int, scenarios: str) -> Rows:
+def compare(model: str, names: dict[str, str], rounds: int, scenarios: str, isa: str) -> Rows:
     """The kit's medians; of a scenario with one output token the rate of all tokens, else that of output tokens."""
+    environment = {**os.environ, "PENSTOCK_ISA": isa} if isa else None
     with tempfile.TemporaryDirectory() as folder:
         medians = Path(folder) / "medians.json"
         command = [sys.executable, str(KIT / "compare.py"), "--model", model, "--engines", ";".join(names)]
         command += ["--project", sys.executable, "--rounds", str(rounds), "--scenarios", scenarios]
-        subprocess.run([*command, "--json", str(medians)], check=True)
+        subprocess.run([*command, "--json", str(medians)], check=True, env=environment)
         measured: Rows = json.loads(medians.read_text())
     rows = {}
     for row, values in measured.items():
@@ -68,13 +71,15 @@ def main() -> None:
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scenarios", default="1x32:64 1x1024:1 8x64:64 32x256:64")
+    parser.add_argument("--isa", default="", help="of Penstock's kernels: avx2, avx512, ...; default: the best")
     args = parser.parse_args()
     if args.weights not in PEERS[args.peer]:
         parser.error(f"{args.peer} runs {', '.join(PEERS[args.peer])}")
-    rows = compare(args.model, engines(args.weights, args.peer), args.rounds, args.scenarios)
+    rows = compare(args.model, engines(args.weights, args.peer), args.rounds, args.scenarios, args.isa)
     file = results_file("peers")
     kept = json.loads(file.read_text()) if file.exists() else {}
-    name = f"{Path(args.model).name} {args.weights} {args.peer}"
+    weights = f"{args.weights}/{args.isa}" if args.isa else args.weights
+    name = f"{Path(args.model).name} {weights} {args.peer}"
     save("peers", kept | {name: kept.get(name, {}) | rows})
 
 

@@ -37,14 +37,21 @@ def save(name: str, results: object) -> None:
     results_file(name).write_text(json.dumps(results, indent=1) + "\n")
 
 
-def report(name: str, rows: Mapping[str, tuple[float, float | None]], *, keep: bool = True) -> int:
+def report(
+    name: str, rows: Mapping[str, tuple[float, float | None]], *, keep: bool = True, beside: bool = False
+) -> int:
     """Print each row's (value, bar) and, with `keep`, save them. Returns the exit code: 1 if a bar is missed.
 
     A row without a bar (None) is for information.
+
+    Args:
+        beside: save them beside the saved rows of other names, for a benchmark whose parts run one by one.
     """
     for row, (value, bar) in rows.items():
-        beside = "" if bar is None else f"   bar {bar:6.2f}   {'met' if value <= bar else 'MISSED'}"
-        print(f"{row:<75} {value:8.2f}{beside}")
+        verdict = "" if bar is None else f"   bar {bar:6.2f}   {'met' if value <= bar else 'MISSED'}"
+        print(f"{row:<75} {value:8.2f}{verdict}", flush=True)
     if keep:
-        save(name, {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()})
+        file = results_file(name)
+        saved = json.loads(file.read_text()) if beside and file.exists() else {}
+        save(name, saved | {row: {"value": value, "bar": bar} for row, (value, bar) in rows.items()})
     return int(any(bar is not None and value > bar for value, bar in rows.values()))

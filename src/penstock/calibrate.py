@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import NamedTuple
 
 from penstock.checkpoint import Checkpoint
 from penstock.config import EngineConfig
@@ -25,6 +26,8 @@ from penstock.simulator.costs import MeasuredStep, StepShape, fit, median_error,
 
 DECODES = 12
 """Steps that a batch of sequences decodes before the next batch."""
+LONG_STEPS = 24
+"""Steps' worth of prompt tokens that the largest batch with long contexts has in all."""
 HELD_OUT = 4
 """Every so many steps one is left out of the fit, to measure the error of predictions."""
 MIN_STEPS = 2 * HELD_OUT
@@ -106,7 +109,7 @@ def calibrate(config: EngineConfig, seconds: float, clock: Callable[[], float] =
 
 
 def measure(engine: MeasuredEngine, seconds: float, clock: Callable[[], float] = time.monotonic) -> list[MeasuredStep]:
-    """Steps of many shapes: batches of all sizes over short and long contexts, lone prompts, and random traffic."""
+    """Steps of many shapes: batches of all sizes over short, mixed and long contexts, lone prompts, random traffic."""
     settings = engine.core.settings
     rng = Random(2026)
     scenes = list(_scenes(settings, rng))
@@ -121,21 +124,36 @@ def measure(engine: MeasuredEngine, seconds: float, clock: Callable[[], float] =
     return engine.steps[:]
 
 
-Scene = list[tuple[int, int, int]]
-"""Requests: in which step each comes, and the lengths of its prompt and its answer."""
+class SceneRequest(NamedTuple):
+    """A request of a scene."""
+
+    step: int
+    """The step in which it comes."""
+    prompt: int
+    """Tokens of its prompt."""
+    answer: int
+    text: int | None = None
+    """Number of a text that its prompt is the beginning of, so that it is cached after the first scene with it; None: a
+    new one."""
+
+
+Scene = list[SceneRequest]
 
 
 def _scenes(settings: Settings, rng: Random) -> Iterator[Scene]:
     longest = min(settings.max_model_len, settings.memory.num_tokens) - DECODES - 1
     budget = settings.max_num_batched_tokens
     batch = settings.max_num_seqs
+    long = min(longest, LONG_STEPS * budget // batch, settings.memory.num_tokens // 2 // batch)
     while batch:
         for most in (32, 4 * budget):
-            yield [(0, _length(rng, min(most, longest, 16 * budget // batch)), DECODES) for _ in range(batch)]
+            lengths = [_length(rng, min(most, longest, 16 * budget // batch)) for _ in range(batch)]
+            yield [SceneRequest(0, length, DECODES) for length in lengths]
+        yield [SceneRequest(0, max(1, long), DECODES, text) for text in range(batch)]
         batch //= 2
-    yield [(4 * step, _length(rng, min(2 * budget, longest)), 2) for step in range(24)]
+    yield [SceneRequest(4 * step, _length(rng, min(2 * budget, longest)), 2) for step in range(24)]
     arrivals = sorted(rng.randrange(300) for _ in range(40))
-    yield [(step, _length(rng, min(2 * budget, longest)), rng.randint(1, 4 * DECODES)) for step in arrivals]
+    yield [SceneRequest(step, _length(rng, min(2 * budget, longest)), rng.randint(1, 4 * DECODES)) for step in arrivals]
 
 
 def _length(rng: Random, most: int) -> int:
@@ -149,10 +167,11 @@ def _play(engine: MeasuredEngine, rng: Random, scene: Scene, ends: float, clock:
     waiting = scene[::-1]
     names: list[str] = []
     while (waiting or core.has_work) and clock() < ends:
-        while waiting and (waiting[-1][0] <= step or not core.has_work):
-            _, prompt, answer = waiting.pop()
+        while waiting and (waiting[-1].step <= step or not core.has_work):
+            one = waiting.pop()
             names.append(f"{len(engine.steps)}-{len(names)}")
-            core.add_request(make_request(names[-1], _tokens(rng, core, prompt), answer, clock()))
+            prompt = _tokens(rng if one.text is None else Random(one.text), core, one.prompt)
+            core.add_request(make_request(names[-1], prompt, one.answer, clock()))
         engine.step()
         step += 1
     for name in names:

@@ -168,6 +168,17 @@ def test_a_peers_blocks_are_pulled_and_kept() -> None:
     assert StoredEngine(mine).answer(LONG) == (answer, 16)
 
 
+def test_the_source_of_a_request_is_forgotten_when_it_is_handed_over() -> None:
+    theirs = FakeFile()
+    peer = StoredEngine(theirs)
+    peer.answer(LONG)
+    engine = StoredEngine(FakeFile(), peers={"own": theirs})
+    engine.tier.expect("r", peer.source_of(tuple(LONG), ""))
+    engine.tier.export("r", "", array("i", LONG))
+    assert engine.answer(LONG)[1] == 0
+    assert engine.tier.stats.pulled == 0
+
+
 def test_what_a_peer_has_overwritten_is_computed() -> None:
     theirs = FakeFile()
     peer = StoredEngine(theirs, num_slots=4)

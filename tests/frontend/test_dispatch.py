@@ -109,6 +109,50 @@ def test_suspects_wait_for_the_only_place_however_long_that_takes():
     assert due(fleet) == [(0, "a")]
 
 
+def test_an_added_engine_takes_over_from_one_that_is_down():
+    fleet = dispatcher(ROOM)
+    add(fleet, "proven", "suspect")
+    due(fleet)
+    prove(fleet, 0, "proven")
+    fleet.died(0, None, fault=False, lost=True)
+    fleet.add_place(1, ROOM)
+    assert due(fleet) == [(1, "proven")], "a suspect stays with its place"
+    fleet.release(0)
+    fleet.remove_request("proven")
+    assert due(fleet) == [(1, "suspect")]
+
+
+def test_an_added_engine_tries_the_suspects_of_a_place_that_has_been_down_for_long():
+    fleet = dispatcher(ROOM)
+    add(fleet, "a", "b")
+    due(fleet)
+    fleet.died(0, None, fault=False, lost=True)
+    fleet.release(0)
+    assert due(fleet) == []
+    fleet.add_place(1, ROOM)
+    assert due(fleet) == [(1, "a")]
+    prove(fleet, 1, "a")
+    assert due(fleet) == [(1, "b")]
+    fleet.up(0, ROOM)
+    add(fleet, "c", "d")
+    due(fleet)
+    fleet.died(0, None, fault=False)
+    fleet.add_place(2, ROOM)
+    assert fleet.num_at(0) == 2, "it has been down for a moment only, this time"
+
+
+def test_a_request_waiting_for_its_places_next_engine_is_in_no_engine():
+    fleet = dispatcher(ROOM)
+    assert not fleet.is_in_engine("a")
+    add(fleet, "a")
+    assert not fleet.is_in_engine("a")
+    due(fleet)
+    assert fleet.is_in_engine("a")
+    fleet.died(0, None, fault=False)
+    assert fleet.place_of("a") == 0
+    assert not fleet.is_in_engine("a")
+
+
 def test_outputs_of_a_place_that_lost_the_request_are_ignored():
     fleet = dispatcher(ROOM, ROOM)
     add(fleet, "a")

@@ -33,6 +33,7 @@ class FleetThatDies(RuleBasedStateMachine):
         self.kinds = {}  # request: arithmetic that it began with
         self.killed = {}  # request: places that it killed, of those that it was not taken from as they stayed down
         self.num_killed = {}  # request: how many engines it killed
+        self.overdue = set()  # places that are down for long
         self.late = []  # (place, output) that arrive after their place lost the request
 
     @initialize(router=st.sampled_from(sorted(ROUTERS)), policy=st.sampled_from(["fair", "fcfs", "priority"]))
@@ -129,6 +130,7 @@ class FleetThatDies(RuleBasedStateMachine):
         if arithmetic != self.places[place]:  # then its suspects, too, can only go on elsewhere
             for killed in self.killed.values():
                 killed.discard(place)
+        self.overdue.discard(place)
         self.places[place], self.engines[place] = arithmetic, []
         self.fleet.up(place, self.capacity(place, arithmetic))
         self.settle()
@@ -166,11 +168,9 @@ class FleetThatDies(RuleBasedStateMachine):
         place = data.draw(st.sampled_from(sorted(self.engines)))
         self.fleet.release(place)
         if self.engines[place] is None:
+            self.overdue.add(place)
             for killed in self.killed.values():
                 killed.discard(place)
-            others = {kind for other, kind in self.places.items() if other != place}
-            if self.places[place] in others:
-                assert self.fleet.num_at(place) == 0
         self.hand_over()
 
     @precondition(lambda self: len(self.engines) < 4)
@@ -223,6 +223,12 @@ class FleetThatDies(RuleBasedStateMachine):
     def abort(self, data):
         self.end(data.draw(st.sampled_from(sorted(self.told))))
         self.hand_over()
+
+    @invariant()
+    def nothing_waits_for_an_overdue_engine_if_another_could_go_on(self):
+        for place in self.overdue & self.engines.keys():
+            if any(kind == self.places[place] for other, kind in self.places.items() if other != place):
+                assert self.fleet.num_at(place) == 0
 
     @invariant()
     def every_request_is_in_one_place(self):

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueTimeoutError
-from penstock.frontend import fleet
+from penstock.frontend import fleet, link
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.link import EngineLink
 from penstock.frontend.recovery.journal import Journal
@@ -30,7 +30,7 @@ def with_fleet(talk, model, kinds=(EngineLink, EngineLink), step_deadline=30.0, 
             return await asyncio.wait_for(talk(engine), 120)
         finally:
             await engine.close()
-            assert not any(link._process.runs for link in links)
+            assert not any(one._process.runs for one in links)
 
     return asyncio.run(run())
 
@@ -155,6 +155,82 @@ def test_whoever_is_under_suspicion_does_not_wait_for_a_machine_that_does_not_co
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(200)
 
     with_fleet(talk, tmp_path, kinds=(kind, EngineLink))
+
+
+class StuckLink(EngineLink):
+    """Its engine survives SIGKILL, as one does that is stuck in a driver."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._process.kill = lambda: None
+
+    def again(self, model=None):
+        return EngineLink(self._config, self._core)
+
+
+def test_the_streams_of_an_engine_that_cannot_be_killed_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(link, "KILL_SECONDS", 0.2)
+
+    async def talk(engine):
+        streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=100) for i in range(2)]
+        await asyncio.gather(*(several_steps(one) for one in streams))
+        assert place_of(engine, "0") == 0
+        stuck = engine.fleet.places[0].supervisor._link
+        hanging = open_one(engine, HANG, request_id="hangs")
+        assert place_of(engine, "hangs") == 0
+        for one in streams:
+            assert (await one.results())[0].outputs[0].token_ids == slow_tokens(100)
+        (end,) = await drain(hanging)
+        assert end.finish_reason is FinishReason.ERROR
+        await until(lambda: engine.fleet.places[0].supervisor.down is None)
+        await until(lambda: not stuck._process.runs)  # by the end of its standard input, as it only sleeps
+
+    with_fleet(talk, tmp_path, kinds=(StuckLink, EngineLink), step_deadline=1.0)
+
+
+def test_an_added_engine_takes_over_from_one_that_does_not_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet, "restart_patience", lambda first_start: 0.0)
+
+    async def talk(engine):
+        begun = open_one(engine, SLOW, request_id="begun", max_tokens=50)
+        await several_steps(begun)
+        os.kill(pid_of(engine, 0), signal.SIGKILL)
+        await until(lambda: engine.fleet.places[0].supervisor.down)
+        await engine.fleet.grow()
+        assert (await begun.results())[0].outputs[0].token_ids == slow_tokens(50)
+        assert engine.fleet.places[0].supervisor.down
+
+    with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother,))
+
+
+def test_a_request_waiting_for_a_machine_that_does_not_come_expires(tmp_path):
+    async def talk(engine):
+        accepted = engine.accept_request([HANG], SamplingParams(max_tokens=4), request_id="late")
+        late = engine.open([accepted], stream=False, queue_timeout=0.5)
+        await until(lambda: engine.fleet.dispatcher.is_in_engine("late"))
+        os.kill(pid_of(engine, 0), signal.SIGKILL)
+        with pytest.raises(QueueTimeoutError, match="waited"):
+            await late.results()
+        assert engine.fleet.dispatcher.num_at(0) == 0
+
+    with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother,))
+
+
+def test_a_drained_engine_that_dies_is_gone_once_its_requests_have_moved(tmp_path):
+    async def talk(engine):
+        os.kill(pid_of(engine, 1), signal.SIGKILL)
+        await until(lambda: engine.fleet.places[1].supervisor.down)
+        begun = open_one(engine, SLOW, request_id="begun", max_tokens=400)
+        await several_steps(begun)
+        retiring = asyncio.ensure_future(engine.fleet.retire(0))  # the request ends there, as no other engine is up
+        await until(lambda: engine.fleet.places[1].supervisor.down is None)
+        assert place_of(engine, "begun") == 0
+        os.kill(pid_of(engine, 0), signal.SIGKILL)
+        await retiring
+        assert place_of(engine, "begun") == 1
+        begun.abort()
+
+    with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother, EngineLink))
 
 
 def test_all_engines_down_is_trouble_and_what_comes_meanwhile_waits(tmp_path):

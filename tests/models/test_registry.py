@@ -159,6 +159,7 @@ def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architectu
 def test_what_older_versions_of_transformers_wrote_is_not_reported(tmp_path: Path) -> None:
     older = {
         "_name_or_path": "some/where",
+        "_model_name_or_path": "Some Model",  # of a GGUF file that it converted
         "_commit_hash": None,
         "_attn_implementation_autoset": True,
         "add_cross_attention": False,

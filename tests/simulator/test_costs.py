@@ -63,6 +63,16 @@ def test_the_fit_finds_the_costs_behind_exact_steps() -> None:
     assert median_error(fit(steps), steps) < 0.01
 
 
+def test_three_tokens_may_cost_less_than_two() -> None:
+    """Kernels multiply few tokens each in another way."""
+    costs = MeasuredCosts(((1, 0.006), (2, 0.009), (3, 0.007), (4, 0.0075), (8, 0.01), (64, 0.05)), 1e-6, 2e-7, 1e-5)
+    shapes = [StepShape(tokens, tokens, keys, keys) for tokens in range(1, 65) for keys in (tokens, 50 * tokens)] * 2
+    found = fit([MeasuredStep(shape, costs.seconds(shape)) for shape in shapes])
+    for tokens in range(1, 9):
+        shape = StepShape(tokens, tokens, 100 * tokens, 100 * tokens)
+        assert found.seconds(shape) == pytest.approx(costs.seconds(shape), rel=0.02)
+
+
 def test_the_fit_is_not_led_astray_by_noise_and_outliers() -> None:
     found = fit(random_steps(COSTS, noise=0.05, outliers=0.03))
     exact = random_steps(COSTS, noise=0.0)

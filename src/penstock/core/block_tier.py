@@ -285,7 +285,8 @@ class BlockTier:
         return self._writer.is_writing or bool(self._exports)
 
     def export(self, request_id: str, namespace: str, tokens: "array[int]") -> None:
-        """Have `drain_exports` return the location of this text's blocks once they are written."""
+        """Have `drain_exports` return the location of this text's blocks once they are written; its request leaves."""
+        self.ended(request_id)
         size = self._kv.block_size
         node: StoredBlock | None = self.tree.find_root(namespace)
         path: list[StoredBlock] = []

@@ -37,6 +37,7 @@ class Dispatcher:
         self._blame: dict[int, CrashBlame] = {}
         self._begun: dict[int, dict[str, None]] = {}  # by prefill engine: had an output since `leaving` was last called
         self._touched: set[int] = set()  # places with requests to hand over, or with a suspect on trial
+        self._overdue: set[int] = set()  # places whose next engine takes long
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -75,6 +76,11 @@ class Dispatcher:
         """The place of a request; None if it is queued or unknown."""
         entry = self._requests.get(request_id)
         return None if entry is None else entry.place
+
+    def is_in_engine(self, request_id: str) -> bool:
+        """Whether an engine has the request: it is neither queued nor waiting at its place for the next engine."""
+        place = self.place_of(request_id)
+        return place is not None and self._blame[place].has_handed_over(request_id)
 
     def has_begun(self, request_id: str) -> bool:
         """Whether a request has had outputs."""
@@ -193,6 +199,7 @@ class Dispatcher:
         """Add a place whose engine is up; numbers are not used again."""
         self._blame[place], self._begun[place] = CrashBlame(), {}
         self._placement.add_place(place, capacity)
+        self._move_stranded()
 
     def died(self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
         """Note that a place's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
@@ -206,28 +213,39 @@ class Dispatcher:
             entry.is_leaving = False
         convict = blame.died(request_indices, fault=fault, lost=lost)
         self._touched.add(place)
-        for request_id in blame.cleared:
-            entry = self._requests[request_id]
-            if self._placement.takers(entry, besides=place):
-                self._requeue(entry)
+        self._move_from(place)
         return convict
 
     def release(self, place: int) -> None:
-        """Queue the suspects of a place whose next engine takes long, if another place can continue them.
+        """Queue the suspects of a place whose next engine takes long, as soon as another place can continue them.
 
         The place that gets one tries it alone, as the next engine here would have done.
         """
         if not self._places[place].is_up:
-            for entry in self._at(place):
-                if self._placement.takers(entry, besides=place):
-                    self._requeue(entry)
+            self._overdue.add(place)
+            self._move_from(place)
+
+    def _move_from(self, place: int) -> None:
+        """Queue the requests of a place that is down, suspects if it is overdue, that another place can continue."""
+        for request_id in self._blame[place].waiting(with_suspects=place in self._overdue):
+            entry = self._requests[request_id]
+            if self._placement.takers(entry, besides=place):
+                self._requeue(entry)
+
+    def _move_stranded(self) -> None:
+        """Queue the requests of places that are down, after a change of the engines that could continue them."""
+        for number, place in self._places.items():
+            if not place.is_up:
+                self._move_from(number)
 
     def up(self, place: int, capacity: Capacity) -> None:
         """Note that a new engine is up at a place; requests that it cannot continue are queued."""
+        self._overdue.discard(place)
         self._placement.place_up(place, capacity)
         for entry in self._at(place):
             if not self._places[place].takes(entry):
                 self._requeue(entry)
+        self._move_stranded()
 
     def drain(self, place: int) -> list[str]:
         """Start nothing more at a place. Returns the requests that move to other places; the rest has to end here."""
@@ -255,6 +273,7 @@ class Dispatcher:
         for entry in self._at(place):
             self._requeue(entry)
         self._touched.discard(place)
+        self._overdue.discard(place)
         self._placement.remove_place(place)
         del self._blame[place], self._begun[place]
 

@@ -22,6 +22,9 @@ from penstock.errors import ConfigError, EngineDeadError
 MEMORY_FOLDER = "/dev/shm"
 STOPPED_SECONDS = 0.2
 """Seconds that a process may be stopped (SIGSTOP) before it is killed: a whole service may be paused for a moment."""
+KILL_SECONDS = 5.0
+"""Seconds that a killed process may take to end. One that is stuck in the kernel (a driver, a network file system) may
+never end: then nothing waits for it any longer."""
 
 
 class EngineProcess:
@@ -87,10 +90,11 @@ class EngineProcess:
         if self.runs:
             self._process.kill()
 
-    def destroy(self) -> None:
-        """Kill the process and free all resources; idempotent."""
+    def destroy(self, patience: float = KILL_SECONDS) -> None:
+        """Kill the process, wait at most `patience` seconds for its end, and free all resources; idempotent."""
         self.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience)
         assert self._process.stdin is not None
         self._process.stdin.close()
         self.in_flight.close()

@@ -66,7 +66,7 @@ class FleetOwner(Protocol):
         """A place was removed; others are left."""
 
     async def one_less(self) -> None:
-        """Wait until a request has ended."""
+        """Wait until a request has ended or left its place."""
 
     def engine_given_up(self, error: EngineDeadError) -> None:
         """The engine of the last place cannot be restarted."""

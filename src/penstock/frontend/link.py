@@ -19,12 +19,12 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, local_address
-from penstock.frontend.engine_process import EngineProcess
+from penstock.frontend.engine_process import KILL_SECONDS, EngineProcess
 from penstock.host import ANYWHERE, Seat
 
 ENGINE_CORE = "penstock.engine.build:build"
 LAST_OUTPUTS_MS = 100
-"""Seconds to wait for outputs of an engine that has exited; outputs that arrive later are recomputed."""
+"""Milliseconds to wait for outputs of an engine that has exited; outputs that arrive later are recomputed."""
 
 
 class StepInFlight(Protocol):
@@ -129,6 +129,7 @@ class EngineLink:
 
     node = ""
     was_lost = False
+    """Whether the process outlived its kill by `KILL_SECONDS`."""
 
     def __init__(self, config: EngineConfig, core: str = ENGINE_CORE, seat: Seat = ANYWHERE) -> None:
         """
@@ -199,14 +200,21 @@ class EngineLink:
 
             def ended(code: int) -> None:
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
-                    loop.call_soon_threadsafe(exit_code.set_result, code)
+                    loop.call_soon_threadsafe(_set_if_open, exit_code, code)
 
             self._process.watch(ended)
         return await asyncio.shield(self._exit_code)
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process. `exited` waits at most `KILL_SECONDS` for its end."""
         self._process.kill()
+        if self._exit_code is not None and not self._exit_code.done():
+            asyncio.get_running_loop().call_later(KILL_SECONDS, self._give_up, self._exit_code)
+
+    def _give_up(self, exit_code: "asyncio.Future[int]") -> None:
+        if not exit_code.done():
+            self.was_lost = True
+            exit_code.set_result(-signal.SIGKILL)
 
     async def close(self, grace: float) -> None:
         """Ask the engine to exit, kill it after `grace` seconds, and free all resources."""
@@ -221,7 +229,12 @@ class EngineLink:
         self._process.kill()
         self._channel.close()
         self._context.term()
-        self._process.destroy()
+        self._process.destroy(0.0 if self.was_lost else KILL_SECONDS)
+
+
+def _set_if_open(future: "asyncio.Future[int]", result: int) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def with_model(config: EngineConfig, model: str | None) -> EngineConfig:

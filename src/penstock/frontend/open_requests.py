@@ -240,13 +240,16 @@ class OpenRequests:
             await self.one_less()
 
     async def one_less(self) -> None:
-        """Wait until a request has ended, or a place was removed."""
+        """Wait until a request has ended or left its place, or a place was removed."""
         self._one_less.clear()
         await self._one_less.wait()
 
     def expire(self, request_id: str) -> None:
-        """End a request whose time in the queue is over, unless it has run."""
-        if request_id in self._live and self._dispatcher.place_of(request_id) is None:
+        """End a request whose time in the queue is over, unless it has run.
+
+        While it waits for the next engine of its place, no engine can end it.
+        """
+        if request_id in self._live and not self._dispatcher.is_in_engine(request_id):
             if not self._dispatcher.has_begun(request_id):
                 self._end(self._live[request_id], FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
         else:
@@ -270,7 +273,7 @@ class OpenRequests:
     def handed_over(self, place: int, message: HandedOver) -> bool:
         """Queue a request that a prefill engine gave up after its prompt; False if it was no longer the engine's."""
         goes_on = self._dispatcher.handed_over(place, message.request_id, message.source)
-        self.hand_over()
+        self._moved()
         return goes_on
 
     def engine_died(self, place: int, death: Death) -> int:
@@ -288,7 +291,7 @@ class OpenRequests:
             live = self._live[convict]
             self._quarantine.append(_signature(live.request))
             self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
-        self.hand_over()
+        self._moved()
         return num_moved
 
     def place_stays_down(self, place: int) -> int:
@@ -296,7 +299,7 @@ class OpenRequests:
         queued = self._dispatcher.num_queued
         self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
-        self.hand_over()
+        self._moved()
         return num_moved
 
     def places_changed(self) -> None:
@@ -304,6 +307,10 @@ class OpenRequests:
         for request_id in self._dispatcher.unservable():
             begun = self._dispatcher.has_begun(request_id)
             self._end(self._live[request_id], FinishReason.ERROR, ANOTHER_ARITHMETIC if begun else TOO_LONG_NOW)
+        self._moved()
+
+    def _moved(self) -> None:
+        """Hand over requests that have left a place, and let a drained place be looked at again."""
         self.hand_over()
         self._one_less.set()
 

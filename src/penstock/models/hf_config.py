@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 # Keys without effect on the forward pass in inference. `transformers` writes most of them into every config.json.
 _BOOKKEEPING = {
-    *("model_type", "transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "auto_map", "_auto_class"),
+    *("model_type", "transformers_version", "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash"),
+    *("auto_map", "_auto_class"),
     *("tokenizer_class", "torch_dtype", "dtype", "architectures", "base_model_tp_plan", "base_model_pp_plan"),
 }
 _TRAINING = {

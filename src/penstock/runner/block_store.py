@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.block_writer import BlockAddress
@@ -17,7 +18,6 @@ from penstock.runner.block_file import BlockFile, Layout, open_peer
 logger = logging.getLogger("penstock.engine")
 
 READERS = 2
-MAX_PEERS = 64
 NICENESS = 5
 """Niceness of the writer thread, so that the step's threads have priority."""
 
@@ -39,31 +39,54 @@ class BlockTransport(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(slots=True)
+class _PeerFile:
+    path: str
+    file: BlockFile
+    num_readers: int = 0
+
+
 class SharedFiles:
-    """Reads the files of engines on this machine, which stay readable while they live. See `BlockTransport`."""
+    """Reads the files of engines on this machine, which stay readable while they live. See `BlockTransport`.
+
+    A file that is open keeps its room on the disk, also without its engine: when another engine's file is opened, those
+    of engines that have ended are closed.
+    """
 
     memory = None
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._lock = threading.Lock()
-        self._files: dict[str, BlockFile] = {}  # by mark
+        self._peers: dict[str, _PeerFile] = {}  # by mark
 
     def fetch(self, source: BlockSource, address: BlockAddress, group: int, block: memoryview) -> bool:
-        return self._file(source).read_block(address.slot, group, address.digest, address.key, block)
+        peer = self._enter(source)
+        try:
+            return peer.file.read_block(address.slot, group, address.digest, address.key, block)
+        finally:
+            with self._lock:
+                peer.num_readers -= 1
 
-    def _file(self, source: BlockSource) -> BlockFile:
+    def _enter(self, source: BlockSource) -> _PeerFile:
         with self._lock:
-            file = self._files.get(source.mark)
-            if file is None:
-                if len(self._files) >= MAX_PEERS:
-                    raise OSError("too many engines have come and gone")
-                file = self._files[source.mark] = open_peer(source.file, source.mark, self._layout)
-            return file
+            peer = self._peers.get(source.mark)
+            if peer is None:
+                self._close_ended()
+                peer = _PeerFile(source.file, open_peer(source.file, source.mark, self._layout))
+                self._peers[source.mark] = peer
+            peer.num_readers += 1
+            return peer
+
+    def _close_ended(self) -> None:
+        for mark, peer in list(self._peers.items()):
+            if not peer.num_readers and not os.path.exists(peer.path):
+                del self._peers[mark]
+                peer.file.close()
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        for peer in self._peers.values():
+            peer.file.close()
 
 
 class BlockStore:

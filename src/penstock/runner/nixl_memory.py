@@ -30,7 +30,6 @@ from penstock.core.block_writer import BlockAddress
 from penstock.errors import ConfigError
 from penstock.request import BlockSource, RemoteMemory
 from penstock.runner.block_file import PAGE, BlockFile, BlockSlots, Layout, slots_of
-from penstock.runner.block_store import MAX_PEERS
 
 logger = logging.getLogger("penstock.engine")
 
@@ -38,6 +37,8 @@ TRANSFER_SECONDS = 5.0
 """Maximum duration of one transfer, of a block or less."""
 RETRY_SECONDS = 30.0
 """Time for which an engine is not asked again after a transfer failed."""
+MAX_PEERS = 64
+"""Maximum engines to stay connected with."""
 MAX_ROOMS = 16
 """Maximum transfers, including abandoned ones that may still be writing."""
 SHORTEST_WAIT, LONGEST_WAIT = 20e-6, 1e-3

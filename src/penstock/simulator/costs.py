@@ -9,7 +9,6 @@ with a thousandth: weights are read once a step, and multiplied once a token.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.core.plan import StepPlan
@@ -104,18 +103,18 @@ def fit(steps: Sequence[MeasuredStep]) -> MeasuredCosts:
         scale = np.sqrt(weights)
         solved = _non_negative(features * scale[:, None], target * scale)
         weights = 1 / np.maximum(np.abs(features @ solved - target), OUTLIER)
-    first, slopes, others = solved[0], solved[1 : len(knots)], solved[len(knots) :]
-    base, at = [(knots[0], float(first))], float(first)
-    for (left, right), slope in zip(pairwise(knots), slopes, strict=True):
-        at += float(slope) * (right - left)
-        base.append((right, at))
-    return MeasuredCosts(tuple(base), *map(float, others))
+    base = tuple(zip(knots, map(float, solved), strict=False))
+    return MeasuredCosts(base, *map(float, solved[len(knots) :]))
 
 
 def _knots(tokens: list[int]) -> list[int]:
-    """Powers of two between which base is linear: those that have measured steps on either side."""
+    """The numbers of tokens between which base is linear: 1 to 4, powers of two, and the largest.
+
+    Only those for which there are measured steps. Of few tokens each count is multiplied in another way, so that three
+    may cost less than two.
+    """
     most = max(tokens)
-    wanted = [1 << power for power in range(most.bit_length())]
+    wanted = sorted({3, *(1 << power for power in range(most.bit_length()))})
     knots = [min(tokens)]
     for left, knot in zip([0, *wanted], [*wanted, most], strict=False):
         if knot > knots[-1] and sum(left < count <= knot for count in tokens) >= 4:
@@ -126,9 +125,16 @@ def _knots(tokens: list[int]) -> list[int]:
 
 
 def _row(shape: StepShape, knots: list[int]) -> list[float]:
-    """A step's factor of each coefficient: 1, its tokens in each interval between knots, then the others."""
-    between = [min(max(shape.tokens - left, 0), right - left) for left, right in pairwise(knots)]
-    return [1.0, *between, shape.keys, shape.pairs, shape.samples]
+    """A step's factor of each coefficient: base at each knot, then the others."""
+    row = [0.0] * len(knots)
+    above = min(max(bisect_left(knots, shape.tokens), 1), len(knots) - 1)
+    if len(knots) == 1:
+        row[0] = 1.0
+    else:
+        left, right = knots[above - 1], knots[above]
+        row[above] = (shape.tokens - left) / (right - left)
+        row[above - 1] = 1.0 - row[above]
+    return [*row, shape.keys, shape.pairs, shape.samples]
 
 
 def _non_negative(features: "NDArray[np.float64]", target: "NDArray[np.float64]") -> "NDArray[np.float64]":

@@ -61,6 +61,10 @@ class CrashBlame:
         """Whether a suspect is in the engine or waits for it, so that new requests would wait behind it."""
         return self._trial is not None or bool(self._waiting)
 
+    def has_handed_over(self, request_id: str) -> bool:
+        """Whether the engine has the request."""
+        return request_id in self._engine
+
     def add_request(self, request_id: str, case: Case | None = None) -> None:
         """Add an accepted request, or a suspect from another place with its case."""
         assert request_id not in self._waiting, f"request id {request_id!r} waits already"
@@ -147,10 +151,9 @@ class CrashBlame:
         cases = (*self._waiting.items(), *self._engine.items())
         return {request_id for request_id, case in cases if case.suspect}
 
-    @property
-    def cleared(self) -> list[str]:
-        """Waiting requests that are not suspects, in order: another engine may take them."""
-        return [request_id for request_id, case in self._waiting.items() if not case.suspect]
+    def waiting(self, *, with_suspects: bool) -> list[str]:
+        """Requests that wait for the engine, in order."""
+        return [request_id for request_id, case in self._waiting.items() if with_suspects or not case.suspect]
 
     def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, Case]:
         if request_indices is None:
