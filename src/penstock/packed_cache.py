@@ -86,7 +86,8 @@ class PackedFile:
             # private, so that torch takes it; it is never written
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             if hasattr(mmap, "MADV_HUGEPAGE"):  # what is not in memory is read in huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE)
+                with contextlib.suppress(OSError):  # a kernel without them
+                    pages.madvise(mmap.MADV_HUGEPAGE)
             self._bytes: Bytes = np.frombuffer(pages, np.uint8)
         if len(self._bytes) != header["bytes"]:
             raise DamagedError(f"has {len(self._bytes)} bytes, not {header['bytes']}")
