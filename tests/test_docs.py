@@ -99,7 +99,7 @@ def test_every_flag_that_a_page_names_exists() -> None:
     assert {(page, flag) for page, flag in named if flag not in known | OTHER_FLAGS} == set()
 
 
-OTHER_FLAGS = {"--help", "--parts", "--measure", "--short"}
+OTHER_FLAGS = {"--help", "--parts", "--measure", "--short", "--isa"}
 """Flags of argparse, and of the benchmark or module that the prose names."""
 
 

@@ -1,6 +1,8 @@
 """Packed weights on disk: what is whole is mapped, what is not is set aside, and the folder stays within its bound."""
 
+import mmap
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -42,6 +44,38 @@ def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
     assert found.get("c") is None
     assert find(cache, OTHER) is None
     assert (tmp_path / "some" / "folder").stat().st_mode & 0o777 == 0o700
+
+
+def huge_kib(file: Path) -> int:
+    """KiB of the file that this process has mapped in huge pages."""
+    total, is_of_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_of_file = line.endswith(str(file))
+        elif is_of_file and line.startswith("FilePmdMapped:"):
+            total += int(line.split()[1])
+    return total
+
+
+def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = {str(i): Entry("1", (rng.integers(0, 256, 1_300_000 + 77 * i, np.uint8),)) for i in range(8)}
+    cache = PackedCache(tmp_path / "folder")
+    with cache.locked(KEY):
+        assert cache.write(KEY, made)
+    found = find(cache, KEY)
+    assert found is not None
+    for name, entry in made.items():
+        kept = found.get(name)
+        assert kept is not None
+        assert np.array_equal(kept.parts[0], entry.parts[0])
+    plain = tmp_path / "plain"
+    plain.write_bytes(bytes(4 << 20))
+    with plain.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert not any(pages[::4096])
+        if not huge_kib(plain):
+            pytest.skip("this system has no huge pages of files")
+    assert huge_kib(found.path) >= 4096
 
 
 def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:

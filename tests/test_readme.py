@@ -12,7 +12,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 def run(example: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", example], capture_output=True, text=True, check=True, timeout=240
     ).stdout
 
 

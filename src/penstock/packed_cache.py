@@ -11,6 +11,7 @@ privately and never written: all processes that map a file share its memory. Wha
 any page) is set aside and made anew. Files that were not used for longest go where the folder would outgrow its bound.
 """
 
+import bisect
 import contextlib
 import fcntl
 import hashlib
@@ -45,6 +46,7 @@ _LINE = 64
 _DIGEST_BYTES = 16
 _MAX_HEADER_BYTES = 64 * 2**20
 _CHUNK = 4 * 2**20
+"""Bytes read or written at a time: whole huge pages, so that the system holds the file in such."""
 _LOCK_SECONDS = 300.0
 """How long a process waits for another one that packs the same, before it packs for itself."""
 _MOST_BYTES = 64 * 2**30
@@ -82,7 +84,11 @@ class PackedFile:
                 raise DamagedError("is not a file of this user")
             header, self._first = _read_header(file.read(8 + 8 + _DIGEST_BYTES), file.read, key)
             # private, so that torch takes it; it is never written
-            self._bytes: Bytes = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # what is not in memory is read in huge pages
+                with contextlib.suppress(OSError):  # a kernel without them
+                    pages.madvise(mmap.MADV_HUGEPAGE)
+            self._bytes: Bytes = np.frombuffer(pages, np.uint8)
         if len(self._bytes) != header["bytes"]:
             raise DamagedError(f"has {len(self._bytes)} bytes, not {header['bytes']}")
         self._sums = str(header["sums"])
@@ -285,8 +291,13 @@ def _write_file(
         os.posix_fallocate(file, 0, header["bytes"])  # a full disk says so here, not when pages are written back
         places = [place for _, parts in layout.values() for place, _ in parts]
         content = [part for entry in entries.values() for part in entry.parts]
+
+        def write_chunk(first: int) -> None:
+            last = min(first + _CHUNK, header["bytes"])
+            _write_all(file, first, _gather(places, content, first, last))
+
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda place, part: _write_all(file, place, part), places, content))
+            list(pool.map(write_chunk, range(0, header["bytes"], _CHUNK)))
         # read, not mapped: what is mapped counts as this process's memory, which still holds the weights, too
         chunks = (np.frombuffer(os.pread(file, _CHUNK, at), np.uint8) for at in range(first, header["bytes"], _CHUNK))
         text = json.dumps(header | {"sums": _page_sums(chunks)}).encode()
@@ -298,10 +309,23 @@ def _write_file(
         os.close(file)
 
 
+def _gather(places: Sequence[int], content: "Sequence[Bytes]", first: int, last: int) -> "Bytes":
+    """The bytes `first` to `last` of a file that has `content` at `places`, which ascend; zeros between."""
+    import numpy as np
+
+    chunk = np.zeros(last - first, np.uint8)
+    for index in range(max(bisect.bisect_right(places, first) - 1, 0), bisect.bisect_left(places, last)):
+        place, part = places[index], content[index]
+        part = part[max(first - place, 0) : last - place]
+        place = max(place - first, 0)
+        chunk[place : place + len(part)] = part
+    return chunk
+
+
 def _write_all(file: int, place: int, part: "Bytes") -> None:
     view = part.data
     while view.nbytes:
-        written = os.pwrite(file, view[:_CHUNK], place)
+        written = os.pwrite(file, view, place)
         place, view = place + written, view[written:]
 
 
