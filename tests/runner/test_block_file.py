@@ -116,7 +116,7 @@ def test_a_foreign_file_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_pipe_a_missing_folder_and_too_little_room_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a regular file"):
         opened(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="cannot be opened"):
         opened(tmp_path / "missing" / "kv")
