@@ -82,5 +82,6 @@ class CheckpointRecipe:
 CHECKPOINT_RECIPES: dict[str, CheckpointRecipe] = {
     "int4": CheckpointRecipe(Recipe(((r".*\.(q|k|v|qkv)_proj", "int6"), (".*", "int4"))), "int5"),
     "int6": CheckpointRecipe(Recipe(((".*", "int6"),)), "int5"),
+    "w4a16": CheckpointRecipe(Recipe(((".*", "int4"),)), "int5"),  # vLLM on CPUs has no kernels for 8 bits
 }
 """Recipes by the option's value. Layers that other engines fuse, such as q, k and v, have the same format."""

@@ -45,7 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("recipe", "most"), [("int4", 0.6), ("int6", 0.3)])
+@pytest.mark.parametrize(("recipe", "most"), [("int4", 0.6), ("int6", 0.3), ("w4a16", 0.7)])
 def test_a_quantized_checkpoint_answers_nearly_as_the_original(tmp_path: Path, recipe: str, most: float) -> None:
     source = write_tiny_llama(tmp_path / "m", seed=3)
     run(job(source, tmp_path / "out", recipe))
@@ -56,7 +56,7 @@ def test_a_quantized_checkpoint_answers_nearly_as_the_original(tmp_path: Path, r
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, within compressed-tensors
-@pytest.mark.parametrize("recipe", ["int4", "int6"])
+@pytest.mark.parametrize("recipe", ["int4", "int6", "w4a16"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_reads_the_same_matrices(tmp_path: Path, recipe: str, tied: bool) -> None:
     import transformers
