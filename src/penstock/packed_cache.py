@@ -45,8 +45,8 @@ _PAGE = 4096
 _LINE = 64
 _DIGEST_BYTES = 16
 _MAX_HEADER_BYTES = 64 * 2**20
-_CHUNK = 4 * 2**20
-"""Bytes read or written at a time: whole huge pages, so that the system holds the file in such."""
+_CHUNK = 2 * 2**20
+"""Bytes read or written at a time: a huge page, so that the system holds the file in such."""
 _LOCK_SECONDS = 300.0
 """How long a process waits for another one that packs the same, before it packs for itself."""
 _MOST_BYTES = 64 * 2**30

@@ -53,7 +53,7 @@ def test_the_files_of_a_quantized_model_answer_together(quantized: Path) -> None
 
 def test_a_file_of_floats_can_be_rounded_and_a_quantized_one_not(file: Path, quantized: Path) -> None:
     assert all(answers(file, quantization="int8"))
-    with pytest.raises(ConfigError, match=r"quantized already \(GGUF\)"):
+    with pytest.raises(ConfigError, match=r"already quantized \(GGUF\)"):
         answers(quantized, quantization="int8")
 
 

@@ -119,7 +119,7 @@ def test_a_quantized_checkpoint_answers_and_its_facts_name_the_format(tmp_path: 
 
 def test_it_is_not_rounded_again(tmp_path: Path) -> None:
     write_int4(tmp_path, gptq, GPTQ_CONFIG)
-    with pytest.raises(ConfigError, match=r"quantized already \(gptq\)"):
+    with pytest.raises(ConfigError, match=r"already quantized \(gptq\)"):
         settings_for(tmp_path, quantization="int8")
 
 

@@ -115,7 +115,7 @@ def test_one_that_does_not_fit_fails_alone_and_by_name(
     assert "lora_A.weight has the shape [4, 128]" in text
     for name, path, words in (
         ("tiny", folders["poem"], "the model's own name"),
-        ("a b", folders["poem"], "no spaces"),
+        ("a b", folders["poem"], "must not contain spaces"),
         ("none", "/nowhere", "there is no folder /nowhere"),
     ):
         status, text = post(server, "/v1/load_lora_adapter", lora_name=name, lora_path=str(path))

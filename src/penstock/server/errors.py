@@ -133,7 +133,8 @@ def _progress(error: Mapping[str, Any]) -> tuple[bool, int, list[int], bool]:
     """How far into a value its validation came before the error; a value of the wrong type came nowhere."""
     location = error["loc"]
     indices = [part for part in location if isinstance(part, int)]
-    return error["type"] == "too_long", len(location), indices, _kind_wanted(error) is None
+    came_in = error["type"] == "literal_error" or _kind_wanted(error) is None
+    return error["type"] == "too_long", len(location), indices, came_in
 
 
 def param_of(location: Sequence[int | str]) -> str | None:
