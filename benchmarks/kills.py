@@ -89,7 +89,7 @@ async def disturb(
         mend: called after each kill, in the main thread.
     """
     rng, found, done = random.Random(SEED), Counter[str](), 0
-    killed: set[int] = set()  # process ids: an engine is told as up for a moment after its end
+    killed: set[int] = set()  # process ids: metrics report an engine as up for a moment after its end
     while done < kills:
         telling = asyncio.ensure_future(tell_all(server, make_bodies()))
         while not telling.done() and done < kills:

@@ -85,7 +85,7 @@ class PackedFile:
             header, self._first = _read_header(file.read(8 + 8 + _DIGEST_BYTES), file.read, key)
             # private, so that torch takes it; it is never written
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # what is not in memory is read in huge pages
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not in memory yet are read as huge pages
                 with contextlib.suppress(OSError):  # a kernel without them
                     pages.madvise(mmap.MADV_HUGEPAGE)
             self._bytes: Bytes = np.frombuffer(pages, np.uint8)
