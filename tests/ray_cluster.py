@@ -12,8 +12,12 @@ import pytest
 OBJECT_STORE_BYTES = 75 << 20
 """The least that Ray takes."""
 
-PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120"}
-"""What Ray Serve's processes inherit from their node: a slow machine is no failure."""
+PATIENCE = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
+    "RAY_worker_niceness": "0",
+}
+"""What Ray's processes inherit from their node: a slow machine is no failure, and workers do not starve."""
 
 
 class LocalCluster:

@@ -20,7 +20,7 @@ from ray import serve
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.cluster.host import cpus_of_this_node, share_memory
+from penstock.frontend.cluster.host import cpus_of_this_node, leave_niceness, share_memory
 from penstock.frontend.cluster.resources import resources_for
 from penstock.frontend.launch import launch_engines
 from penstock.server.app import create_app
@@ -64,6 +64,7 @@ class Cell:
         config, engine_config = read_options(self._options)
         with contextlib.ExitStack() as stack:
             stack.enter_context(logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"))
+            leave_niceness()
             keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
             links = launch_engines(_fit(engine_config, config.engines), config.engines)
             for link in links:

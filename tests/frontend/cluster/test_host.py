@@ -1,5 +1,8 @@
 """The parents of an engine's processes on the nodes of a cluster, without one."""
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.frontend.cluster import host
-from penstock.frontend.cluster.host import RankHost, own_version
+from penstock.frontend.cluster.host import NICENESS, RankHost, own_version
 from penstock.frontend.cluster.secure import make_meeting
 from penstock.ranks import RANK_PROCESS
 from tests.waiting import wait_until
@@ -36,3 +39,54 @@ def test_the_parent_of_ranks_tells_which_one_ended(tiny_llama: Path, monkeypatch
 def test_a_node_with_another_version_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"has penstock .*, and the server 0\.0\.1: install the same"):
         RankHost("0.0.1", make_meeting("127.0.0.1", num_nodes=2), None, node=1, num_ranks=2)
+
+
+WORKER = """
+import logging, os, subprocess, sys, threading
+from penstock.frontend.cluster.host import leave_niceness
+logging.basicConfig(format="%(message)s")
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+leave_niceness()
+threads = {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir("/proc/self/task")}
+child = subprocess.check_output([sys.executable, "-c", "import os; print(os.nice(0))"])
+print(*threads, int(child))
+end.set()
+"""
+"""Prints the niceness of its threads and of a child."""
+
+
+def niceness_of_worker(**environment: str) -> tuple[list[int], str]:
+    """What `WORKER` prints, and its log, if it starts with niceness 15."""
+    done = subprocess.run(
+        ["nice", "-n", "15", sys.executable, "-c", WORKER],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(one) for one in done.stdout.split()], done.stderr
+
+
+def test_a_worker_leaves_ray_s_niceness_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NICENESS, raising=False)
+    own = os.nice(0)
+    niceness, logged = niceness_of_worker()
+    if "start the node with RAY_worker_niceness=0" in logged:  # not permitted here
+        assert niceness == [min(19, own + 15)] * 2
+    else:
+        assert niceness == [own, own]
+
+
+def test_the_niceness_that_a_node_sets_for_its_workers_holds() -> None:
+    niceness, logged = niceness_of_worker(**{NICENESS: "15"})
+    assert niceness == [min(19, os.nice(0) + 15)] * 2
+    assert not logged
+
+
+def test_ranks_start_after_their_parent_has_left_ray_s_niceness(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(host, "leave_niceness", lambda: done.append("niceness left"))
+    monkeypatch.setattr(host, "start_child", lambda module, line: done.append("rank started"))
+    RankHost(own_version(), make_meeting("127.0.0.1", num_nodes=2), None, node=1, num_ranks=2)
+    assert done == ["niceness left", "rank started"]

@@ -4,6 +4,9 @@ The server creates the actors. An actor ends with the server, with its node, or 
 An engine on several nodes has an actor on each: an `EngineHost` on the first, a `RankHost` on the others.
 """
 
+import contextlib
+import logging
+import os
 import socket
 import time
 from dataclasses import dataclass, replace
@@ -21,6 +24,9 @@ from penstock.frontend.link import describe_exit
 from penstock.host import free_memory, start_child
 from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
 
+log = logging.getLogger(__name__)
+
+NICENESS = "RAY_worker_niceness"
 NODE_ID_SHOWN = 12
 RANKS_CHECK_SECONDS = 0.1
 
@@ -54,6 +60,7 @@ class EngineHost:
             EngineDeadError: the process cannot be started.
         """
         _check_version(version)
+        leave_niceness()
         order = protocol.decode_launch(launch)
         config = share_memory(order.config, num_cpus, cpus_of_this_node(), num_nodes)
         if num_nodes > 1:
@@ -100,6 +107,7 @@ class RankHost:
             ConfigError: this node has another version of the package.
         """
         _check_version(version)
+        leave_niceness()
         self._processes = {
             rank: start_child(RANK_PROCESS, RankJoin(meeting, model, Ranks(rank, num_ranks)).encode())
             for rank in meeting.of_node(node, num_ranks)
@@ -125,6 +133,28 @@ def _check_version(version: str) -> None:
 def own_version() -> str:
     """Version of the package that is installed here."""
     return metadata.version("penstock")
+
+
+def leave_niceness() -> None:
+    """Give this process, a worker of Ray, and those it starts the priority of its node's raylet.
+
+    Ray starts workers with niceness 15: beside any other work of the node they would get a few percent of a core.
+    `RAY_worker_niceness` in the node's environment is obeyed. A warning is logged where the system refuses.
+    """
+    wanted, niceness = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (os.getppid(), 0))
+    if NICENESS in os.environ or niceness <= wanted:
+        return
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), wanted)
+    except PermissionError:
+        log.warning(
+            "engines run with niceness %d here, as workers of Ray do, and are slow beside other processes: start the "
+            "node with %s=0 in its environment",
+            niceness,
+            NICENESS,
+        )
 
 
 def share_memory(config: EngineConfig, num_cpus: float, of: float, num_nodes: int = 1) -> EngineConfig:
