@@ -2,9 +2,9 @@
 
     python benchmarks/shared_weights.py MODEL [--engines 4] [--options quantization=int4]
 
-Each engine is a process of its own, as those of a server are, with a small KV pool. Its proportional memory (Pss of
-/proc/PID/smaps: of pages that n processes map, each has an n-th) is added up. Bar: without the pools, four take at most
-1.3 times what one takes.
+Each engine is a process of its own with its share of the cores, as those of a server are, and has a small KV pool. Its
+proportional memory (Pss of /proc/PID/smaps: of pages that n processes map, each has an n-th) is added up. Bar: without
+the pools, four take at most 1.3 times what one takes.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from penstock.host import physical_cores
 from report import report
 
 MIB = 2**20
@@ -33,8 +34,10 @@ sys.stdin.read()
 """.replace("{pool}", str(POOL))
 
 
-def start(model: str, options: list[str]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", ENGINE, model, *options]
+def start(model: str, options: list[str], engines: int = 1) -> "subprocess.Popen[str]":
+    """Start one of several engines, and wait until it is ready."""
+    threads = max(1, physical_cores() // engines)
+    command = [sys.executable, "-c", ENGINE, model, f"threads={threads}", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -71,7 +74,8 @@ def main() -> int:
     try:
         engines.append(start(args.model, args.options))
         one, _ = proportional(engines[0])
-        engines += [start(args.model, args.options) for _ in range(args.engines - 1)]
+        end(engines)
+        engines += [start(args.model, args.options, args.engines) for _ in range(args.engines)]
         parts = [proportional(engine) for engine in engines]
     finally:
         end(engines)

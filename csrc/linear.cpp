@@ -148,6 +148,16 @@ struct Division {
     int64_t smallest_ = 0, larger_ = 0;
 };
 
+// Prefetch where the results of tokens `begin` to `end` over a panel go: a store to memory that is not cached would
+// hold up those after it.
+inline void fetch_results(const LinearArgs& args, int64_t begin, int64_t end, int64_t panel) {
+    const int64_t size = bytes_of(args.y_dtype), width = kPanel / (args.weight->gated ? 2 : 1) * size;
+    char* results = static_cast<char*>(args.y) + panel * width;
+    for (int64_t token = begin; token < end; token++)
+        for (int64_t byte = 0; byte < width; byte += 64)
+            __builtin_prefetch(results + token * args.y_stride * size + byte, 1);
+}
+
 // Multiply a division's tokens with a panel, prefetching from `next_data` for the next one.
 template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel,
@@ -178,6 +188,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                 // Sums that a single slice completes use the same buffer for all groups, which stays in L1.
                 Sums* of_group = sums + (first && last ? 0 : (token - origin) * passes);
                 const int64_t row = token * passes, rows = (after - token) * passes;
+                if (last && of.opens()) fetch_results(args, token, after, panel);
                 for (int64_t i = 0; first && i < rows; i++) kind.begin(row + i, of_group[i]);
                 accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(rows), slice, opened, row, prefetch, of_group);
                 if (!last) continue;

@@ -8,7 +8,9 @@ namespace PENSTOCK_ISA {
 namespace {
 
 struct Float32 : AlikeBlocks<1, 0, kLine> {
-    static constexpr int kSteps = 1, kSlice = 32, kLongSlice = kSlice, kRows = kMaxRows, kRowsAlone = kRows, kOpened = 1;
+    static constexpr bool kOpensLong = true;
+    static constexpr int kSteps = 1, kSlice = 32, kLongSlice = 384, kTileTokens = 384, kRows = kMaxRows,
+                         kRowsAlone = kRows, kOpened = 1;
     float* x;
     int64_t stride;
 

@@ -76,7 +76,7 @@ class HeadOfTokens {
     void fetch() const {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
         for (int64_t token = begin_; token < end_; token++) {
-            fetch(query_at(token, head_ * share), (share - 1) * args_.query_step + blocks_.head_dim);
+            if (turns_queries()) fetch(query_at(token, head_ * share), (share - 1) * args_.query_step + blocks_.head_dim);
             if (args_.parts == 1) continue;
             fetch(at(token, head_), blocks_.head_dim);
             if (blocks_.latent()) continue;
@@ -94,7 +94,7 @@ class HeadOfTokens {
 
     void run() {
         const int64_t share = args_.num_heads / args_.cache->num_heads;
-        for (int64_t query = head_ * share; query < (head_ + 1) * share; query++) turn_queries(query);
+        for (int64_t query = head_ * share; turns_queries() && query < (head_ + 1) * share; query++) turn_queries(query);
         if (args_.parts == 1) return;
         turn_keys();
         for (int64_t token = begin_, last; token < end_; token = last) {
@@ -121,6 +121,9 @@ class HeadOfTokens {
         if constexpr (Usual) return store_from_f32(args_.qkv, kBFloat16, at, x);
         write_row(args_.qkv, args_.dtype, at, count, x);
     }
+
+    // Whether queries change.
+    bool turns_queries() const { return args_.num_angles || args_.query_norm || args_.query_factors; }
 
     int64_t words() const { return blocks_.head_dim / Kind::kKeyGroup; }
     int64_t block(int64_t token) const { return args_.batch->slots[token] / blocks_.block_size; }
@@ -234,9 +237,12 @@ class HeadOfTokens {
     void turn_keys() {
         if (args_.key_norm) measure([&](int64_t token) { return at(token, head_); });
         for (int64_t token = begin_; token < end_; token++) {
-            turn(token, at(token, head_), args_.key_norm,
-                 [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
-            const Row key{x_, kFloat32, 0, blocks_.head_dim};
+            Row key{args_.qkv, Usual ? kBFloat16 : args_.dtype, at(token, head_), blocks_.head_dim};
+            if (args_.num_angles || args_.key_norm) {
+                turn(token, at(token, head_), args_.key_norm,
+                     [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
+                key = {x_, kFloat32, 0, blocks_.head_dim};
+            }
             const float scale = encode<Kind>(key, rows_[token - begin_], Kind::kKeyBias);
             if (Kind::kScaled) blocks_.scales(block(token), head_)[offset(token)] = scale;
         }

@@ -88,6 +88,11 @@ def test_what_cannot_work_is_refused_with_words_that_help(options: dict[str, obj
         settled(**options)
 
 
+def test_one_thread_has_smaller_steps_by_default():
+    budgets = [resolve(EngineConfig.from_options(threads=threads), FACTS, CPU) for threads in (1, 2, 8)]
+    assert [settings.max_num_batched_tokens for settings in budgets] == [256, 512, 512]
+
+
 def test_a_context_that_was_not_asked_for_shrinks_to_what_the_pool_holds() -> None:
     block = 2 * 4 * 4 * 32 * 2 * 32
     settings = settled(kv_cache_memory=10 * block)

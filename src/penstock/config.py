@@ -97,7 +97,9 @@ class SchedulerConfig:
         "recurrent states in half of the KV cache",
     )
     max_num_batched_tokens: int | None = option(
-        None, "maximum tokens computed in a step; default: 512 on the CPU, 8192 on a GPU"
+        None,
+        "maximum tokens computed in a step; default: on the CPU 512, or 256 with one thread; on a GPU 8192; of an "
+        "encoder 1024",
     )
     policy: str = option(
         "fair",

@@ -120,7 +120,7 @@ def resolve(
     threads = _threads(config, machine)
     target, *drafts = models = _models(config, facts, draft_facts)
     num_drafts = _num_drafts(config.speculation, facts, draft_facts)
-    memory, limits = _plan(config, machine, models, num_drafts, adapter_elements)
+    memory, limits = _plan(config, machine, models, num_drafts, adapter_elements, threads)
     settings = Settings(
         model_name=facts.name,
         dtype=target.dtype,
@@ -167,6 +167,7 @@ def _plan(
     models: list[ModelPrecision],
     num_drafts: int,
     adapter_elements: int,
+    threads: int,
 ) -> tuple[MemoryPlan, PoolLimits]:
     """The memory plan of one rank, and the limits that it was made for.
 
@@ -179,7 +180,7 @@ def _plan(
         machine = replace(machine, memory=machine.memory // ranks, cores=max(1, machine.cores // ranks))
     wanted = config.adapters.adapter_memory
     adapters = adapter_elements * BYTES_OF[target.dtype] if wanted == "auto" else parse_bytes(wanted)
-    limits = _limits(config, target.facts, on_cpu)
+    limits = _limits(config, target.facts, threads if on_cpu else None)
     kv_cache_memory = _of_rank(cache.kv_cache_memory, ranks)
     plan = partial(plan_memory, kv_cache_memory, machine, models, num_drafts=num_drafts, adapters=adapters)
     if target.facts.state_bytes and config.scheduler.max_num_seqs is None:
@@ -393,11 +394,17 @@ def _positive(name: str, value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _limits(config: EngineConfig, facts: ModelFacts, on_cpu: bool) -> PoolLimits:
-    """Most sequences and tokens of a step, the longest text and the size of blocks, by the options."""
+def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> PoolLimits:
+    """Most sequences and tokens of a step, the longest text and the size of blocks, by the options.
+
+    Args:
+        threads: of all ranks, on the CPU; None: on a GPU.
+    """
+    on_cpu = threads is not None
     sequences = _positive("max_num_seqs", config.scheduler.max_num_seqs, 64 if on_cpu else 256)
-    tokens = config.scheduler.max_num_batched_tokens
-    tokens = _positive("max_num_batched_tokens", tokens, max(512 if on_cpu else 8192, sequences))
+    # A prompt's step, for which running answers wait, takes one thread as long as two; and its activations are smaller.
+    default = 8192 if threads is None else min(512, 256 * threads)
+    tokens = _positive("max_num_batched_tokens", config.scheduler.max_num_batched_tokens, max(default, sequences))
     if tokens < sequences:
         raise ConfigError(
             f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({sequences}): a step could not give "
