@@ -63,6 +63,8 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"dtype": "float8"}, "must be one of auto, float32, bfloat16, float16"),
         ({"quantization": "int3"}, "must be one of int8, int4; not 'int3'"),
         ({"policy": "lifo"}, "must be one of fair, fcfs, priority"),
+        ({"policy": None}, "must be one of fair, fcfs, priority; not None"),
+        ({"max_model_len": 1, "enable_prefix_caching": "none"}, "must be true or false, not 'none'"),
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),

@@ -247,16 +247,15 @@ def parse_value(f: "Field[Any]", value: Any) -> Any:
     """
     kinds = _types_of(f)
     choices = f.metadata.get("choices", ())
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        if type(None) in kinds:
-            return None
-        raise ConfigError(f"{f.name} cannot be none")
-    parsed = _convert(value, kinds)
+    is_none = value is None or (isinstance(value, str) and value.lower() == "none")
+    if is_none and type(None) in kinds:
+        return None
+    parsed = None if is_none else _convert(value, kinds)
+    if choices and parsed not in choices:
+        raise ConfigError(f"{f.name} must be one of {', '.join(choices)}; not {value!r}")
     if parsed is None:
         names = " or ".join(NAMES_OF_TYPES[kind] for kind in kinds if kind is not type(None))
         raise ConfigError(f"{f.name} must be {names}, not {value!r}")
-    if choices and parsed not in choices:
-        raise ConfigError(f"{f.name} must be one of {', '.join(choices)}; not {parsed!r}")
     return parsed
 
 

@@ -292,9 +292,9 @@ def _write_file(
         places = [place for _, parts in layout.values() for place, _ in parts]
         content = [part for entry in entries.values() for part in entry.parts]
 
-        def write_chunk(first: int) -> None:
-            last = min(first + _CHUNK, header["bytes"])
-            _write_all(file, first, _gather(places, content, first, last))
+        def write_chunk(begin: int) -> None:
+            end = min(begin + _CHUNK, header["bytes"])
+            _write_all(file, begin, _gather(places, content, begin, end))
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write_chunk, range(0, header["bytes"], _CHUNK)))
