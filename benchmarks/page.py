@@ -67,6 +67,11 @@ OTHERS = {  # benchmark: (title, command, remark)
     "edge": ("HTTP", "edge.py", ""),
     "journal": ("Journal", "journal.py", ""),
     "startup": ("Start", "startup.py", "Medians of fresh processes, demo model."),
+    "load": (
+        "Loading",
+        "load.py MODEL",
+        "From the start of a process to its end, which follows at once on the model being ready.",
+    ),
     "memory": ("Memory", "memory.py MODEL", "qwen3-0.6b, peak of the engine process with the pool full."),
     "second_turn": (
         "A chat's second turn",

@@ -275,21 +275,23 @@ template <class Kind>
 void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     const Weight& weight = *args.weight;
     const int64_t blocks = num_blocks<Kind>(weight), header = Kind::header_bytes(weight);
-    const int64_t steps = (Kind::block_bytes(weight) - header) / kLine;
+    const int64_t steps = (Kind::block_bytes(weight) - header) / kLine, panel = panel_bytes<Kind>(weight);
     Place places[kTogether];
+    Source sources[kTogether];
     for (int64_t row = first; row < last; row++) {
         const Place place = places[row - first] = place_of(weight, args.first_row + row);
+        sources[row - first] = source_of(args, row);
         if (weight.row_scales)
             weight.row_scales[place.panel * kPanel + place.lane] = static_cast<const float*>(args.super_scales)[row];
     }
     for (int64_t b = 0; b < blocks; b++) {
         uint8_t words[kTogether][4 * kMostSteps];
         uint8_t* lines[kTogether];
+        const int64_t offset = Kind::offset_of(weight, b);
         for (int64_t row = first; row < last; row++) {
             const Place place = places[row - first];
-            const Source source = source_of(args, row);
-            uint8_t* block = weight.data + place.panel * panel_bytes<Kind>(weight) + Kind::offset_of(weight, b);
-            Kind::pack(weight, source, b, block, place.lane, words[row - first]);
+            uint8_t* block = weight.data + place.panel * panel + offset;
+            Kind::pack(weight, sources[row - first], b, block, place.lane, words[row - first]);
             lines[row - first] = element(block + header, 0, place.lane);
         }
         for (int64_t step = 0; step < steps; step++)

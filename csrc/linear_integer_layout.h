@@ -206,10 +206,15 @@ struct Values {
         }
         uint8_t* low = words + 4 * kUpper;
         for (int i = 0; i < 32; i++) low[i] = static_cast<uint8_t>((values[i] & 15) | values[i + 32] << 4);
-        std::memset(words, 0, 4 * kUpper);
-        for (int i = 0; i < 64 && kUpper; i++) {
-            const int step = i / 4, line = Bits == 5 ? step / 8 : step % 4, at = Bits == 5 ? step % 8 : step / 4 * 2;
-            words[4 * line + i % 4] |= static_cast<uint8_t>(values[i] >> 4 << at);
+        if constexpr (kUpper > 0) {
+            uint32_t upper[kUpper] = {};
+            for (int step = 0; step < 16; step++) {
+                uint32_t word;
+                std::memcpy(&word, values + 4 * step, 4);
+                const int line = Bits == 5 ? step / 8 : step % 4, at = Bits == 5 ? step % 8 : step / 4 * 2;
+                upper[line] |= (word >> 4 & (Bits == 5 ? 0x01010101u : 0x03030303u)) << at;
+            }
+            std::memcpy(words, upper, sizeof upper);
         }
     }
 

@@ -14,7 +14,6 @@
 //
 // `kernels/quantize/reference.py` does the same float32 operations in the same order, so that both give the same bits.
 // Products and sums are therefore never fused here.
-#include <algorithm>
 #include <atomic>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "rows.h"
 #include "simd.h"
 #include "threads.h"
+#include "transpose.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -120,33 +120,42 @@ struct Tile {
 struct Scratch {
     std::vector<float> x, scales, zeros;
 
-    Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales(groups * kLanes), zeros(groups * kLanes) {}
+    // Rounded up to whole squares.
+    Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales((groups + kLanes) * kLanes), zeros(scales.size()) {}
 };
 
 // Transpose `rows` rows from `first` on to `x` [columns][16 rows], zero-padded to whole groups. False: an element is
 // not finite or too large.
-bool transpose(const QuantizeArgs& args, int64_t first, int64_t rows, std::vector<float>& x) {
+bool transpose_rows(const QuantizeArgs& args, int64_t first, int64_t rows, std::vector<float>& x) {
     f32x16 poison = zero_f32(), most = zero_f32();
-    alignas(64) float lanes[kLanes];
-    std::fill(x.begin(), x.end(), 0.0f);
-    for (int64_t r = 0; r < rows; r++) {
-        const Row row{args.source, args.source_dtype, (first + r) * args.columns, args.columns};
-        for (int64_t i = 0; i < args.columns; i += kLanes) {
-            const f32x16 part = row.at(i);
+    for (int64_t i = 0; i < static_cast<int64_t>(x.size()) / kLanes; i += kLanes) {
+        i32x16 square[kLanes];
+        for (int64_t r = 0; r < kLanes; r++) {
+            const Row row{args.source, args.source_dtype, (first + r) * args.columns, args.columns};
+            const f32x16 part = r < rows && i < args.columns ? row.at(i) : zero_f32();
             most = max(most, abs(part));
             poison = add(poison, mul(part, zero_f32()));
-            store_f32(lanes, part);
-            for (int64_t c = 0; c < kLanes; c++) x[(i + c) * kLanes + r] = lanes[c];
+            square[r] = bits_as_i32(part);
         }
+        transpose(square);
+        for (int64_t c = 0; c < kLanes; c++) store_i32(x.data() + (i + c) * kLanes, square[c]);
     }
     return sum_lanes(poison) == 0.0f && max_lane(most) <= kLargest;
 }
 
-// Writes the first `rows` lanes of `count` vectors, plus `shift`, as bytes to `target` [rows][count].
+// Writes the first `rows` lanes of `count` vectors of whole numbers, plus `shift`, as bytes to `target` [rows][count].
 void store_bytes(const float* x, int64_t count, int64_t rows, float shift, uint8_t* target) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < count; c++)
-            target[r * count + c] = static_cast<uint8_t>(static_cast<int32_t>(x[c * kLanes + r] + shift));
+    for (int64_t c = 0; c < count; c += kLanes) {
+        i32x16 square[kLanes];
+        for (int64_t i = 0; i < kLanes; i++)
+            square[i] = round_to_i32(add(load_f32(x + (c + i) * kLanes), set_f32(shift)));
+        transpose(square);
+        for (int64_t r = 0; r < rows; r++) {
+            uint8_t bytes[kLanes];
+            narrow_i8(bytes, square[r]);
+            std::memcpy(target + r * count + c, bytes, static_cast<size_t>(std_min(kLanes, count - c)));
+        }
+    }
 }
 
 // Rounds the scales, in place, to multiples of a step, 1/255 of each lane's largest; returns the steps.
@@ -202,7 +211,7 @@ bool quantize(const QuantizeArgs& args) {
         Scratch scratch(groups);
         take_turns(blocks, [&](int64_t block, int64_t) {
             const int64_t first = block * kRows, rows = std_min(kRows, args.num_rows - first);
-            if (!transpose(args, first, rows, scratch.x)) {
+            if (!transpose_rows(args, first, rows, scratch.x)) {
                 refused = true;
             } else if (args.zero_units) {
                 quantize_groups<true>(args, first, rows, scratch);

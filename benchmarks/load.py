@@ -1,0 +1,57 @@
+"""Seconds until a model is ready: at its first start, which packs the weights, and at later ones, which map them.
+
+    python benchmarks/load.py MODEL [--options quantization=int4] [--first 10] [--later 2.5]
+
+MODEL is a folder or GGUF file. Each start is a fresh process, its imports included; a first start has an empty folder
+of packed weights. Medians of three, after one start that brings the model's files into the page cache. --first and
+--later are bars; rows go to results/<machine>/load.json beside those of other models.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import report
+
+RUNS = 3
+START = """
+import sys
+from penstock import LLM
+options = dict(pair.split("=", 1) for pair in sys.argv[3:])
+LLM(sys.argv[1], packed_cache=sys.argv[2], kv_cache_memory="256MiB", max_model_len=512, **options).close()
+"""
+
+
+def seconds(model: str, packed: str, options: list[str]) -> float:
+    """From the start of a process to its end, which follows at once on the model being ready."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", START, model, packed, *options], check=True, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--options", nargs="*", default=[])
+    parser.add_argument("--first", type=float)
+    parser.add_argument("--later", type=float)
+    args = parser.parse_args()
+    first, later = [], []
+    for _ in range(RUNS + 1):
+        with tempfile.TemporaryDirectory() as packed:
+            first.append(seconds(args.model, packed, args.options))
+            later.append(seconds(args.model, packed, args.options))
+    name = " ".join([Path(args.model).stem, *args.options])
+    rows = {
+        f"{name}: first start, s": (statistics.median(first[1:]), args.first),
+        f"{name}: later starts, s": (statistics.median(later[1:]), args.later),
+    }
+    return report("load", rows, beside=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
