@@ -118,7 +118,7 @@ class PackedFile:
 
     def _compare_sums(self) -> None:
         chunks = (self._bytes[at : at + _CHUNK] for at in range(self._first, len(self._bytes), _CHUNK))
-        self._is_whole = _page_sums(chunks) == self._sums
+        self._is_whole = _digest(map(_page_sums, chunks)) == self._sums
 
 
 def _read_header(start: bytes, read: Any, key: str) -> tuple[dict[str, Any], int]:
@@ -135,14 +135,18 @@ def _read_header(start: bytes, read: Any, key: str) -> tuple[dict[str, Any], int
     return header, _round_up(len(start) + count, _PAGE)
 
 
-def _page_sums(chunks: "Iterable[Bytes]") -> str:
-    """Digest of the sums of every page's words. Summing runs at the memory's speed, hashing at a tenth of it."""
+def _page_sums(chunk: "Bytes") -> "NDArray[np.uint64]":
+    """The sum of each page's words. Summing runs at the memory's speed, hashing at a tenth of it."""
     import numpy as np
 
+    sums: NDArray[np.uint64] = chunk.view(np.uint64).reshape(-1, _PAGE // 8).sum(1, dtype=np.uint64)
+    return sums
+
+
+def _digest(sums: "Iterable[NDArray[np.uint64]]") -> str:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for chunk in chunks:
-        words = chunk.view(np.uint64).reshape(-1, _PAGE // 8)
-        digest.update(words.sum(1, dtype=np.uint64).tobytes())
+    for part in sums:
+        digest.update(part.tobytes())
     return digest.hexdigest()
 
 
@@ -292,15 +296,19 @@ def _write_file(
         places = [place for _, parts in layout.values() for place, _ in parts]
         content = [part for entry in entries.values() for part in entry.parts]
 
-        def write_chunk(begin: int) -> None:
-            end = min(begin + _CHUNK, header["bytes"])
-            _write_all(file, begin, _gather(places, content, begin, end))
+        sums = np.empty(header["bytes"] // _PAGE, np.uint64)
+
+        def write_every_second_chunk(begin: int) -> None:
+            memory = np.empty(_CHUNK, np.uint8)  # of all chunks: new memory would cost more than what is copied to it
+            for at in range(begin, header["bytes"], 2 * _CHUNK):
+                chunk = memory[: header["bytes"] - at]
+                _gather(places, content, at, chunk)
+                sums[at // _PAGE :][: len(chunk) // _PAGE] = _page_sums(chunk)
+                _write_all(file, at, chunk)
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(write_chunk, range(0, header["bytes"], _CHUNK)))
-        # read, not mapped: what is mapped counts as this process's memory, which still holds the weights, too
-        chunks = (np.frombuffer(os.pread(file, _CHUNK, at), np.uint8) for at in range(first, header["bytes"], _CHUNK))
-        text = json.dumps(header | {"sums": _page_sums(chunks)}).encode()
+            list(pool.map(write_every_second_chunk, (0, _CHUNK)))
+        text = json.dumps(header | {"sums": _digest([sums[first // _PAGE :]])}).encode()
         digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
         start = _MAGIC + len(text).to_bytes(8, "little") + digest + text
         assert len(start) <= first
@@ -309,17 +317,15 @@ def _write_file(
         os.close(file)
 
 
-def _gather(places: Sequence[int], content: "Sequence[Bytes]", first: int, last: int) -> "Bytes":
-    """The bytes `first` to `last` of a file that has `content` at `places`, which ascend; zeros between."""
-    import numpy as np
-
-    chunk = np.zeros(last - first, np.uint8)
+def _gather(places: Sequence[int], content: "Sequence[Bytes]", first: int, chunk: "Bytes") -> None:
+    """Fill `chunk` with the bytes from `first` on of a file with `content` at `places`, which ascend; zeros between."""
+    last = first + len(chunk)
+    chunk[:] = 0
     for index in range(max(bisect.bisect_right(places, first) - 1, 0), bisect.bisect_left(places, last)):
         place, part = places[index], content[index]
         part = part[max(first - place, 0) : last - place]
         place = max(place - first, 0)
         chunk[place : place + len(part)] = part
-    return chunk
 
 
 def _write_all(file: int, place: int, part: "Bytes") -> None:
