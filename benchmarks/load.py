@@ -45,7 +45,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as packed:
             first.append(seconds(args.model, packed, args.options))
             later.append(seconds(args.model, packed, args.options))
-    name = " ".join([Path(args.model).stem, *args.options])
+    model = Path(args.model)
+    name = " ".join([model.name if model.is_dir() else f"{model.parent.name} {model.stem}", *args.options])
     rows = {
         f"{name}: first start, s": (statistics.median(first[1:]), args.first),
         f"{name}: later starts, s": (statistics.median(later[1:]), args.later),
