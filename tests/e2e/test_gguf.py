@@ -6,6 +6,8 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
+from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from penstock import LLM, SamplingParams
 from penstock.errors import ConfigError
@@ -90,18 +92,18 @@ def test_openais_client_talks_to_a_served_file(quantized: Path) -> None:
         assert server.model == "tiny"
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", http_client=httpx.Client(trust_env=False))
         assert [model.id for model in client.models.list()] == ["tiny"]
-        messages = [{"role": "user", "content": "the quick brown fox"}]
-        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=6)  # type: ignore[arg-type]
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "the quick brown fox"}]
+        answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=6)
         assert answer.usage is not None
         assert answer.usage.completion_tokens <= 6
-        schema = {
+        schema: JSONSchema = {
             "name": "a",
             "schema": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]},
         }
         held = client.chat.completions.create(
             model="tiny",
-            messages=messages,  # type: ignore[arg-type]
-            response_format={"type": "json_schema", "json_schema": schema},  # type: ignore[typeddict-item]
+            messages=messages,
+            response_format={"type": "json_schema", "json_schema": schema},
             max_tokens=200,
             temperature=0,
             extra_body={"logit_bias": {}},
