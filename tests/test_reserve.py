@@ -1,5 +1,6 @@
 """Memory that is backed before it is wanted."""
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from penstock import reserve
 from penstock.reserve import Reserve
 from penstock.runner import machine
+from tests.pages import backed_bytes
 
 PAGE = 4096
 
@@ -84,6 +86,24 @@ def test_it_is_memory_that_the_system_may_keep_in_large_pages() -> None:
 
 def test_without_a_reserve_the_system_gives_zeros() -> None:
     assert np.array_equal(reserve.zeros(10), np.zeros(10, np.uint8))
+
+
+def test_they_are_not_memory_that_was_freed_and_has_to_be_cleared() -> None:
+    malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    *freed, last = [malloc(100_000) for _ in range(1000)]  # less than what malloc maps, so one piece when freed
+    for piece in freed:
+        free(piece)
+    zeros = reserve.zeros(2**26)
+    free(last)
+    assert backed_bytes(zeros) == 0
+    zeros[10 * PAGE] = 1
+    assert 0 < backed_bytes(zeros) <= 2**21  # one page, which may be a large one
+
+
+def test_more_than_the_system_has_is_told() -> None:
+    with pytest.raises(MemoryError, match="no 1125899906842624 bytes"):
+        reserve.zeros(2**50)
 
 
 def test_what_is_backed_for_the_model_counts_as_free_for_it() -> None:

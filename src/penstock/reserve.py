@@ -32,11 +32,8 @@ class Reserve:
     """
 
     def __init__(self, size: int, to_back: int) -> None:
-        self._size = math.ceil(max(size, 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-        # Private: of shared memory, the default, there are only small pages.
-        self._map = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map = _new_map(size)
+        self._size = len(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._to_back = min(to_back, self._size)
         self._taken = 0
@@ -115,13 +112,28 @@ def give_back(taken: "NDArray[np.uint8]") -> None:
 
 
 def zeros(size: int) -> "NDArray[np.uint8]":
-    """Zeroed bytes that begin a cache line, of the open reserve while there is some left."""
+    """Zeroed bytes that begin a cache line, of the open reserve while there is some left.
+
+    Raises:
+        MemoryError: the system has no room for them.
+    """
     import numpy as np
 
     open_reserve = _OPEN.get()
     taken = None if open_reserve is None else open_reserve.take(size)
     if taken is not None:
         return taken
-    raw = np.zeros(size + _LINE, np.uint8)
-    first = -raw.ctypes.data % _LINE
-    return raw[first : first + size]
+    try:
+        return np.frombuffer(_new_map(size), np.uint8, size)
+    except OSError as error:
+        raise MemoryError(f"the system has no {size} bytes: {error}") from error
+
+
+def _new_map(size: int) -> mmap.mmap:
+    """Whole pages of zeros that nobody backs yet: those of calloc(3) may be memory that was freed, cleared by hand."""
+    # Private: of shared memory, the default, there are only small pages.
+    pages = math.ceil(max(size, 1) / mmap.PAGESIZE)
+    mapped = mmap.mmap(-1, pages * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped

@@ -1,5 +1,3 @@
-import ctypes
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from penstock.models.registry import read_spec
 from penstock.reserve import FIRST_TOKENS
 from penstock.runner.forward import KVCache
 from tests.kernels.versions import needs_native
+from tests.pages import backed_bytes
 from tests.stepping import kept, settings_for, spying
 
 OPS = make_ops(torch.device("cpu"))
@@ -106,16 +105,15 @@ def test_four_full_steps_find_memory_ready_and_if_time_allows_the_first_tokens(
 
 
 def resident(cache: KVCache) -> int:
-    """Bytes of the cache's own memory that the system has provided: other threads allocate at any time."""
-    parts = [whole(part) for layer in kept(cache) for part in parts_of(layer) if part is not None]
-    total = 0
-    for address, size in {(part.ctypes.data, part.nbytes) for part in parts}:
-        begin = address // mmap.PAGESIZE * mmap.PAGESIZE
-        pages = bytearray(-(-(address + size - begin) // mmap.PAGESIZE))
-        given = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
-        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(address + size - begin), given) == 0
-        total += sum(page & 1 for page in pages) * mmap.PAGESIZE
-    return total
+    """Bytes of the cache's own memory that the system has backed."""
+    wholes = {
+        array.ctypes.data: array
+        for layer in kept(cache)
+        for part in parts_of(layer)
+        if part is not None
+        for array in [whole(part)]
+    }
+    return sum(map(backed_bytes, wholes.values()))
 
 
 def whole(part: Any) -> np.ndarray:
