@@ -301,8 +301,7 @@ def _write_file(
         def write_every_second_chunk(begin: int) -> None:
             memory = np.empty(_CHUNK, np.uint8)  # of all chunks: new memory would cost more than what is copied to it
             for at in range(begin, header["bytes"], 2 * _CHUNK):
-                chunk = memory[: header["bytes"] - at]
-                _gather(places, content, at, chunk)
+                chunk = _bytes_at(places, content, at, memory[: header["bytes"] - at])
                 sums[at // _PAGE :][: len(chunk) // _PAGE] = _page_sums(chunk)
                 _write_all(file, at, chunk)
 
@@ -317,15 +316,22 @@ def _write_file(
         os.close(file)
 
 
-def _gather(places: Sequence[int], content: "Sequence[Bytes]", first: int, chunk: "Bytes") -> None:
-    """Fill `chunk` with the bytes from `first` on of a file with `content` at `places`, which ascend; zeros between."""
-    last = first + len(chunk)
-    chunk[:] = 0
-    for index in range(max(bisect.bisect_right(places, first) - 1, 0), bisect.bisect_left(places, last)):
-        place, part = places[index], content[index]
+def _bytes_at(places: Sequence[int], content: "Sequence[Bytes]", first: int, room: "Bytes") -> "Bytes":
+    """As many bytes as `room` has, from `first` on of a file with `content` at `places`, which ascend; zeros between.
+
+    They are part of a content that has them all, else gathered in `room`.
+    """
+    last, index = first + len(room), max(bisect.bisect_right(places, first) - 1, 0)
+    if places[index] <= first and last <= places[index] + content[index].nbytes:
+        return content[index][first - places[index] : last - places[index]]
+    room[:] = 0
+    for place, part in zip(places[index:], content[index:], strict=True):
+        if place >= last:
+            break
         part = part[max(first - place, 0) : last - place]
         place = max(place - first, 0)
-        chunk[place : place + len(part)] = part
+        room[place : place + len(part)] = part
+    return room
 
 
 def _write_all(file: int, place: int, part: "Bytes") -> None:
