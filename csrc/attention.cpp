@@ -7,10 +7,10 @@
 // zeros changes nothing. Nor does it depend on which thread computes a superblock: threads take whole tiles; if there
 // are few, the superblocks of all tiles are divided by work, and the parts of a divided tile are combined in memory.
 //
-// With bfloat16 queries and a cache whose elements are exact in bfloat16 (bfloat16 or int8), the attention weights are
-// rounded to bfloat16, so that products with values are products of bfloat16 pairs, exact and summed in float32; other
-// instruction sets compute the same on widened elements. Products with bfloat16 keys work alike. Queries for int8 keys
-// are rounded to 8 bits with a scale per head: scores are then exact sums of integers.
+// Over a cache whose elements are exact in bfloat16 (bfloat16 or int8), the attention weights are rounded to bfloat16, so
+// that products with values are products of bfloat16 pairs, exact and summed in float32; other instruction sets compute
+// the same on widened elements. Queries for bfloat16 keys are rounded alike. Queries for int8 keys are rounded to 8 bits
+// with a scale per head: scores are then exact sums of integers.
 //
 // Adjacent decodes whose first blocks are the same, as after a common prompt, form tiles together: the shared keys are
 // read and widened once for all of them.
@@ -282,12 +282,11 @@ class Attention {
                     query_scales_[r] = to_int8(query, 0, stride_, row, &sum);
                     sum *= -Kind::kKeyBias;
                     std::memcpy(row + of_.head_dim_, &sum, 4);
-                } else if constexpr (sizeof(Query) == 2) {
-                    std::memcpy(row, static_cast<const uint16_t*>(args.query) + at, 2 * of_.head_dim_);
                 } else {
+                    constexpr int32_t type = sizeof(Query) == 2 ? kBFloat16 : kFloat32;
                     for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                         const f32x16 query = load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i);
-                        write_row(row, kFloat32, i, kLanes, query);
+                        store_from_f32(row, type, i, Keys::kRounded ? as_bf16(query) : query);
                     }
                 }
             }
@@ -561,17 +560,11 @@ int64_t attention_scratch_bytes(const AttentionArgs& args) {
 }
 
 void attention(const AttentionArgs& args) {
-    const bool by_pairs = args.dtype == kBFloat16;
     switch (args.cache->kind) {
         case kFloat32: return Wide<CacheFloat32>(args).run();
         case kFloat16: return Wide<CacheFloat16>(args).run();
-        case kBFloat16: {
-            using Pairs = Paired<CacheBFloat16>;
-            return by_pairs ? Attention<CacheBFloat16, Pairs, Pairs>(args).run() : Wide<CacheBFloat16>(args).run();
-        }
-        default:
-            return by_pairs ? Attention<CacheInt8, Integers, Paired<CacheInt8>>(args).run()
-                            : Attention<CacheInt8, Integers, Widened<CacheInt8>>(args).run();
+        case kBFloat16: return Attention<CacheBFloat16, Paired<CacheBFloat16>, Paired<CacheBFloat16>>(args).run();
+        default: return Attention<CacheInt8, Integers, Paired<CacheInt8>>(args).run();
     }
 }
 

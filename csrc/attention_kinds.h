@@ -34,7 +34,7 @@ struct FloatSums {
 template <class Kind, int Together = Kind::kValueGroup>
 struct Widened : Kind, FloatSums {
     static constexpr int kGroup = Kind::kValueGroup, kTogether = Together;
-    static constexpr bool kRounded = false;  // weights, to bfloat16
+    static constexpr bool kRounded = false;  // queries and weights, to bfloat16
     using Factor = float;
 
     template <int V>
@@ -83,7 +83,7 @@ struct WordStep {
     }
 };
 
-// For bfloat16 queries and caches whose elements are exact in bfloat16.
+// Products of queries and weights rounded to bfloat16, for caches whose elements are exact in it.
 #if !defined(PENSTOCK_MULTIPLIES_BFLOAT16)
 template <class Kind>
 struct Paired : Widened<Kind, 2> {
@@ -94,6 +94,7 @@ struct Paired : Widened<Kind, 2> {
 template <class Kind>
 struct Paired : Kind, FloatSums {
     static constexpr int kGroup = Kind::kValueGroup, kTogether = 2;
+    static constexpr bool kRounded = false;  // the factors' type is what rounds
     using Factor = uint16_t;
 
     static i32x16 load_words(const uint8_t* p, int64_t row) { return Kind::load_pairs(p, row); }

@@ -160,6 +160,16 @@ def test_the_cache_is_of_the_models_type_unless_told_otherwise() -> None:
     assert settled(stored).kv_cache_dtype == "bfloat16"
 
 
+@pytest.mark.parametrize(("multiplies", "half"), [(True, "bfloat16"), (False, "float16")])
+def test_a_model_that_computes_in_float32_may_cache_in_the_16_bits_that_the_machine_is_fast_with(
+    multiplies: bool, half: str
+) -> None:
+    machine = replace(CPU, native=True, multiplies_bfloat16=multiplies)
+    facts = replace(FACTS, dtype="float32", halves_kv=True)
+    assert settled(facts, machine).kv_cache_dtype == half
+    assert settled(facts, machine, kv_cache_dtype="float32").kv_cache_dtype == "float32"
+
+
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:
     with pytest.raises(ConfigError, match=r"already quantized \(gptq\): leave the option out"):
         settled(replace(FACTS, stored_format="gptq"), quantization="int8")

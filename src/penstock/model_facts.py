@@ -115,8 +115,8 @@ class ModelFacts:
     """The checkpoint's name for how they are quantized; None: they are not."""
     adapted_rows: int = 0
     """Rows of the matrices that adapters may add to, summed over the kinds of parts of layers."""
-    kv_dtype: KVDType | None = None
-    """Default dtype of cached keys and values; None: the dtype of the arithmetic."""
+    halves_kv: bool = False
+    """Whether keys and values are by default cached in 16 bits, whatever the arithmetic."""
     is_encoder: bool = False
     """Whether it embeds or scores, and keeps nothing of a text."""
 

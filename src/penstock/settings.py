@@ -118,7 +118,7 @@ def resolve(
     model, cache, scheduler = config.model, config.cache, config.scheduler
     ranks = _ranks(config)
     threads = _threads(config, machine)
-    target, *drafts = models = _models(config, facts, draft_facts)
+    target, *drafts = models = _models(config, machine, facts, draft_facts)
     num_drafts = _num_drafts(config.speculation, facts, draft_facts)
     memory, limits = _plan(config, machine, models, num_drafts, adapter_elements, threads)
     settings = Settings(
@@ -151,14 +151,16 @@ def resolve(
     return replace(settings, speculation=Speculative(num_drafts, draft, mtp))
 
 
-def _models(config: EngineConfig, facts: ModelFacts, draft_facts: ModelFacts | None) -> list[ModelPrecision]:
+def _models(
+    config: EngineConfig, machine: Machine, facts: ModelFacts, draft_facts: ModelFacts | None
+) -> list[ModelPrecision]:
     """The model, and the one that drafts for it, if there is one."""
     quantization = config.model.quantization
     mtp = config.speculation.speculation == "mtp"
-    target = replace(_precision(facts, config, quantization), keeps_hidden=mtp)
+    target = replace(_precision(facts, config, machine, quantization), keeps_hidden=mtp)
     if draft_facts is None:
         return [target]
-    return [target, _precision(draft_facts, config, quantization if mtp else None)]
+    return [target, _precision(draft_facts, config, machine, quantization if mtp else None)]
 
 
 def _plan(
@@ -216,7 +218,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     if config.role != "any":
         raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
     model, scheduler = config.model, config.scheduler
-    precision = _precision(facts, config, model.quantization)
+    precision = _precision(facts, config, machine, model.quantization)
     precision = replace(precision, kv_dtype=precision.dtype)
     limits = PoolLimits(
         _max_model_len(model.max_model_len, facts),
@@ -244,7 +246,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     )
 
 
-def _precision(facts: ModelFacts, config: EngineConfig, quantization: str | None) -> ModelPrecision:
+def _precision(facts: ModelFacts, config: EngineConfig, machine: Machine, quantization: str | None) -> ModelPrecision:
     if quantization is not None and facts.stored_format is not None:
         raise ConfigError(
             f"quantization={quantization} needs a floating-point checkpoint; this one is already quantized "
@@ -253,7 +255,8 @@ def _precision(facts: ModelFacts, config: EngineConfig, quantization: str | None
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
-        wanted = facts.kv_dtype or dtype
+        half = "bfloat16" if machine.multiplies_bfloat16 else "float16"
+        wanted = half if facts.halves_kv else dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
 
 

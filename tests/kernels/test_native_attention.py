@@ -268,8 +268,11 @@ def test_one_key_that_is_no_number_is_noticed_by_all_that_see_it(bad: float, cac
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool) -> None:
+@pytest.mark.parametrize("coarse", [torch.int8, torch.bfloat16])
+def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool, coarse: torch.dtype) -> None:
     def rounded(queries: torch.Tensor) -> torch.Tensor:
+        if coarse == torch.bfloat16:
+            return queries.bfloat16().float()
         integers, steps = to_int8(queries)
         return integers * steps.unsqueeze(-1)
 
@@ -285,7 +288,7 @@ def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool) -> None:
     def difference(cache_dtype: torch.dtype) -> float:
         return float((attend(cache_dtype, rounding=True) - attend(cache_dtype, rounding=False)).abs().max())
 
-    assert difference(torch.int8) < 1e-4
+    assert difference(coarse) < 1e-4
     assert difference(torch.float32) > 1e-3
 
 

@@ -206,7 +206,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
         matrices=tuple(spec.matrices()),
         stored_format=scheme.format if scheme else None,
         adapted_rows=adapted_rows(spec),
-        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+        halves_kv=isinstance(scheme, GGUFScheme),
         is_encoder=spec.encoder is not None,
     )
 
@@ -244,7 +244,7 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
         rotary_dim=sum(rope.dim for rope in head.ropes),
         matrices=tuple(matrices),
         stored_format=scheme.format if scheme else None,
-        kv_dtype="float16" if isinstance(scheme, GGUFScheme) else None,
+        halves_kv=isinstance(scheme, GGUFScheme),
     )
 
 

@@ -2,8 +2,8 @@
 
 Decoding sequences (one query each) are computed together, over gathered keys padded to the longest; each prompt chunk
 is computed separately. Query heads that share a KV head (grouped-query attention, Ainslie et al., 2023,
-arXiv:2305.13245) read it in place: keys and values are not repeated. With an int8 cache, queries are rounded to int8,
-too.
+arXiv:2305.13245) read it in place: keys and values are not repeated. Queries for a cache in int8 or bfloat16 are
+rounded alike.
 """
 
 from collections.abc import Iterator
@@ -174,6 +174,8 @@ def paged_attention(
     if cache.key_scales is not None:
         integers, steps = to_int8(queries.float())
         queries = (integers * steps.unsqueeze(-1)).to(dtype)
+    elif cache.key.dtype == torch.bfloat16:
+        queries = queries.bfloat16().to(dtype)
     out = torch.empty(queries.shape, dtype=dtype, device=queries.device)
     for group in plan.decodes:
         rows = queries.index_select(0, group.rows)
