@@ -28,7 +28,11 @@ EXAONE 4 were added last, with one file each and without a change to the layers 
 `python benchmarks/families.py` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4: its
 answers are the same, bit for bit, alone and in a batch, with other numbers of threads, in chunks, from the prefix
 cache, preempted and speculated. Preemption is left out for models with sliding windows in all layers: such a sequence
-frees a block for each that it takes. The multi-token prediction heads (`mtp.*`) of DeepSeek V3, GLM 4.5 to 4.7,
+frees a block for each that it takes. A running sequence holds the blocks of its windows only: Gemma3-1B's process
+grows by no more than the 4,096 bytes per token of its layers without a window (`python benchmarks/window_memory.py
+MODEL`); with the prefix cache, blocks that the windows have passed stay, idle, until the pool needs them.
+
+The multi-token prediction heads (`mtp.*`) of DeepSeek V3, GLM 4.5 to 4.7,
 Qwen3.5 and Qwen3-Next are used by `--speculation mtp` ([sampling.md](sampling.md#speculation)), from Hugging Face
 folders and from GGUF files that contain them (`nextn`).
 
