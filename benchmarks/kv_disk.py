@@ -38,7 +38,7 @@ ROOM = 1.25
 
 def pool_bytes(model: str | None, tokens: int) -> int:
     facts = read_facts(open_checkpoint(model))
-    dtype = facts.kv_dtype or facts.dtype
+    dtype = "bfloat16" if facts.halves_kv else facts.dtype
     block = sum(one.block_bytes(BLOCK_SIZE, dtype) for one in facts.caches if one is not None)
     return int(ROOM * (tokens / BLOCK_SIZE + 2)) * block
 
