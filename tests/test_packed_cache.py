@@ -46,6 +46,21 @@ def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
     assert (tmp_path / "some" / "folder").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("sizes", [(), (0,), (5, 5 * 2**20 + 3, 0, 70, 3 * 2**20)], ids=str)
+def test_parts_larger_than_a_chunk_and_no_parts_at_all_are_found_again(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    made = {str(i): Entry("1", (rng.integers(0, 256, size, np.uint8),)) for i, size in enumerate(sizes)}
+    cache = PackedCache(tmp_path / "folder")
+    with cache.locked(KEY):
+        assert cache.write(KEY, made)
+    found = find(cache, KEY)
+    assert found is not None
+    for name, entry in made.items():
+        kept = found.get(name)
+        assert kept is not None
+        assert np.array_equal(kept.parts[0], entry.parts[0])
+
+
 def huge_kib(file: Path) -> int:
     """KiB of the file that this process has mapped in huge pages."""
     total, is_of_file = 0, False

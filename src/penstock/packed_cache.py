@@ -322,7 +322,7 @@ def _bytes_at(places: Sequence[int], content: "Sequence[Bytes]", first: int, roo
     They are part of a content that has them all, else gathered in `room`.
     """
     last, index = first + len(room), max(bisect.bisect_right(places, first) - 1, 0)
-    if places[index] <= first and last <= places[index] + content[index].nbytes:
+    if places and places[index] <= first and last <= places[index] + content[index].nbytes:
         return content[index][first - places[index] : last - places[index]]
     room[:] = 0
     for place, part in zip(places[index:], content[index:], strict=True):

@@ -130,7 +130,10 @@ def zeros(size: int) -> "NDArray[np.uint8]":
 
 
 def _new_map(size: int) -> mmap.mmap:
-    """Whole pages of zeros that nobody backs yet: those of calloc(3) may be memory that was freed, cleared by hand."""
+    """Map zeroed pages, which take physical memory on first use.
+
+    calloc(3) may instead return freed heap memory, which it clears and which is resident already.
+    """
     # Private: of shared memory, the default, there are only small pages.
     pages = math.ceil(max(size, 1) / mmap.PAGESIZE)
     mapped = mmap.mmap(-1, pages * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
