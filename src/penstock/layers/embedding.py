@@ -52,7 +52,8 @@ class OutputHead:
     def __init__(
         self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: bool = False
     ) -> None:
-        self.weight = factory.precise().matrix(name, vocab_size, hidden_size)
+        # Each step multiplies the whole of it: with fewer bits the weights' own rounding exceeds that of 8-bit activations.
+        self.weight = factory.precise(least_bits=8).matrix(name, vocab_size, hidden_size)
         self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
         self._vocab_size, self._exchange = vocab_size, factory.ops.exchange

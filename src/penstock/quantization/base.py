@@ -188,16 +188,20 @@ class WeightFactory:
         self._method = method
         self._kept = kept
         self._above = ""
-        self._precise = False
+        self._precise_bits: int | None = None
 
-    def precise(self) -> "WeightFactory":
+    def precise(self, *, least_bits: int = 0) -> "WeightFactory":
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
-        Meant for layers that process few rows and whose rounding errors reach the logits directly.
+        Weights of fewer than `least_bits` bits are not precise. Meant for layers that process few rows and whose rounding
+        errors reach the logits directly.
         """
         precise = copy.copy(self)
-        precise._precise = True
+        precise._precise_bits = least_bits
         return precise
+
+    def _is_precise(self, format: WeightFormat) -> bool:
+        return self._precise_bits is not None and format.bits >= self._precise_bits
 
     def at(self, name: str) -> "WeightFactory":
         """A copy of this factory whose names have the prefix `name`."""
@@ -427,7 +431,7 @@ class WeightFactory:
             activation=activation,
             dtype=self.dtype,
             device=self.device,
-            precise=self._precise,
+            precise=self._is_precise(format),
         )
         parameters: dict[str, Parameter] = {}
         first = 0
