@@ -27,7 +27,6 @@ namespace {
 
 constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels stream past
 constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights prefetched ahead, or one slice
-constexpr int kOpeningGroups = 1;           // with more groups than this, a slice is unpacked first
 
 int64_t num_panels(const Weight& weight) {
     const int64_t rows = weight.gated ? weight.rows / 2 : weight.rows, height = weight.gated ? kPanel / 2 : kPanel;
@@ -134,7 +133,7 @@ struct Division {
     }
 
     // Whether slices are unpacked first.
-    bool opens() const { return groups > kOpeningGroups; }
+    bool opens() const { return groups > Kind::kPackedGroups; }
 
     // First token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }

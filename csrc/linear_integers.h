@@ -131,6 +131,7 @@ struct Integers : InBlocks {
                          kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
     static constexpr bool kOpensLong = true;
+    static constexpr int kPackedGroups = Bits == 8 ? 3 : Halves ? 1 : 2;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
     // [groups][16] each.

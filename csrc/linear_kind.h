@@ -153,6 +153,7 @@ struct Source {
 //   kColumns, kSteps        columns and steps of a block
 //   kSlice, kLongSlice      blocks per slice with one tile of tokens, and with several
 //   kOpensLong              whether unpacked slices are always long
+//   kPackedGroups           with more groups of rows than this, a slice is unpacked first
 //   kTileTokens             tokens whose sums fit L1 beside a slice
 //   kNearGroups             maximum groups of rows that leave room in L1 for the next weights
 //   kRows, kRowsAlone       maximum rows of x for `accumulate`; kRowsAlone: if there are no other rows
@@ -170,7 +171,7 @@ struct Source {
 // bytes of each step to consecutive elements of `words`.
 struct InBlocks {
     static constexpr bool kOutliers = false, kOpensLong = false;
-    static constexpr int kTileTokens = 48, kNearGroups = 8;
+    static constexpr int kTileTokens = 48, kNearGroups = 8, kPackedGroups = 1;
 };
 
 // Consecutive blocks of the same layout.
