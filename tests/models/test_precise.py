@@ -40,8 +40,6 @@ def test_the_last_feed_forward_and_an_output_projection_of_8_bits_or_more_are_pr
     logits = Stepper(tmp_path, 1, quantization=quantization).step({0: [1, 2, 3]})[0]
     assert torch.isfinite(logits).all()
     assert {name for name, is_precise in precise.items() if is_precise} == {
-        name
-        for name in precise
-        if name.startswith("model.layers.1.mlp.") or (name == "lm_head" and precise_head)
+        name for name in precise if name.startswith("model.layers.1.mlp.") or (name == "lm_head" and precise_head)
     }
     assert any(name.startswith("model.layers.0.mlp.") for name in precise)
