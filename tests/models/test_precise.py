@@ -1,4 +1,4 @@
-"""Which maps' activations keep 15 bits: those of the last layer's feed-forward, and of an output projection of 8 bits."""
+"""Which maps' activations keep 15 bits: those of the last feed-forward, and of an output projection of 8 bits."""
 
 from pathlib import Path
 from typing import Any

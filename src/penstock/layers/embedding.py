@@ -52,7 +52,7 @@ class OutputHead:
     def __init__(
         self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: bool = False
     ) -> None:
-        # Each step multiplies the whole of it: with fewer bits the weights' own rounding exceeds that of 8-bit activations.
+        # Every step multiplies all of it. With fewer bits, rounding the weights costs more than 8-bit activations do.
         self.weight = factory.precise(least_bits=8).matrix(name, vocab_size, hidden_size)
         self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)

@@ -193,8 +193,8 @@ class WeightFactory:
     def precise(self, *, least_bits: int = 0) -> "WeightFactory":
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
-        Weights of fewer than `least_bits` bits are not precise. Meant for layers that process few rows and whose rounding
-        errors reach the logits directly.
+        Weights of fewer than `least_bits` bits are not precise. Meant for layers that process few rows and whose
+        rounding errors reach the logits directly.
         """
         precise = copy.copy(self)
         precise._precise_bits = least_bits
