@@ -32,9 +32,9 @@ vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64), `llama-8b-8` 
 (4 layers of 256), and of `benchmarks/real_shapes.py`: `qwen3-30b-a3b-8l` and `-4l` (8 and 4 of its 48 layers, 8 of 128
 experts per token), `qwen3.5-0.8b` and `gemma3-1b`. Weights named `q4_k_m`, `q4_0` or `q8_0` are one GGUF file that
 both engines read; with `/avx2`, Penstock runs the kernels of processors without AVX-512 (`--isa avx2`), the peer its
-best. A scenario `NxIN:OUT` is N simultaneous requests with prompts of IN/2 to IN tokens and OUT output tokens each, greedy;
-with `shared=S` all prompts have the same first S tokens. Rates are output tokens per second, or all tokens per second
-for OUT = 1; medians of the rounds. OpenVINO caches keys and values in 8 bits, and so does Penstock here with
+best. A scenario `NxIN:OUT` is N simultaneous requests with prompts of IN/2 to IN tokens and OUT output tokens each,
+greedy; with `shared=S` all prompts have the same first S tokens. Rates are output tokens per second, or all tokens per
+second for OUT = 1; medians of the rounds. OpenVINO caches keys and values in 8 bits, and so does Penstock here with
 quantized weights; "other cache" is Penstock with the other type of cache. The ratio is Penstock's rate divided by the
 peer's; for load time and memory, its seconds or bytes divided by the peer's."""
 
