@@ -16,9 +16,9 @@ from penstock.request import BlockSource, FinishReason, Request, Resumed, Sequen
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 VOCAB = 1000
 BLOCKS = 64
-CRASH, HANG, SLOW, BROKEN, MARKED = 901, 902, 903, 904, 905
-"""First tokens of a prompt that make its step fail, never end, or take 20 ms, its second token an error, or its end a
-file `ended` in the model's folder."""
+CRASH, HANG, SLOW, BROKEN, MARKED, HELD = 901, 902, 903, 904, 905, 906
+"""First tokens of a prompt that make its step fail, never end, or take 20 ms, its second token an error, its end a
+file `ended` in the model's folder, or its steps 20 ms and the last wait for a file `released` there."""
 
 
 class RuleCore:
@@ -94,6 +94,8 @@ class RuleCore:
                 self.finish_request(*key, FinishReason.ERROR)
                 continue
             last = done + 1 == request.params.max_tokens
+            if last and request.prompt_token_ids[0] == HELD and not (self._folder / "released").exists():
+                continue
             logprobs = None if request.params.logprobs is None else [TokenLogprob(token, -0.5)]
             outputs.append(
                 SequenceOutput(*key, [token], logprobs, FinishReason.LENGTH if last else None, None, time.monotonic())
@@ -109,7 +111,7 @@ class RuleCore:
     def _suffer(first: int) -> None:
         if first == CRASH:
             raise RuntimeError("a step fell over")
-        if first in (HANG, SLOW):
+        if first in (HANG, SLOW, HELD):
             time.sleep(1e6 if first == HANG else 0.02)
 
     def stats(self) -> EngineStats:

@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 
 from tests import fetch
-from tests.engine.rule_core import SLOW
+from tests.engine.rule_core import HELD, SLOW
 from tests.frontend.recovery.test_journal_disk import LimitedFiles
 from tests.server.in_process import with_app
 from tests.server.running import running_server
@@ -143,7 +143,7 @@ def test_on_a_full_disk_what_runs_ends_what_is_new_is_refused_and_with_space_all
     folder.mkdir()
 
     async def talk(http, engine, app):
-        running = asyncio.ensure_future(ask(http, "running"))
+        running = asyncio.ensure_future(ask(http, "running", prompt=[HELD]))
         await until_status(http, "/v1/requests/running", 200)
         with LimitedFiles(folder).full():
             await asyncio.wait_for(until_status(http, "/health/ready", 503), 20)
@@ -155,6 +155,7 @@ def test_on_a_full_disk_what_runs_ends_what_is_new_is_refused_and_with_space_all
                 assert refused.json()["error"]["code"] == "journal_unavailable"
             assert engine.admission.num_open == 1
             assert (await http.get("/v1/requests/refused")).status_code == 404
+            (tmp_path / "released").touch()
             answer = await running
             assert answer.json()["choices"][0]["finish_reason"] == "length"
             assert (await http.get("/v1/requests/running")).json()["finished"]
