@@ -9,12 +9,14 @@
 //
 // Over a cache whose elements are exact in bfloat16 (bfloat16 or int8), the attention weights are rounded to bfloat16, so
 // that products with values are products of bfloat16 pairs, exact and summed in float32; other instruction sets compute
-// the same on widened elements. Queries for bfloat16 keys are rounded alike. Queries for int8 keys are rounded to 8 bits
-// with a scale per head: scores are then exact sums of integers.
+// the same on widened elements. Queries for bfloat16 keys are rounded alike. Queries for int8 keys are transformed as
+// these are (`hadamard.h`) and rounded to 8 bits with a scale per head: scores are then exact sums of integers. Weighted
+// sums of int8 values are transformed back.
 //
 // Adjacent decodes whose first blocks are the same, as after a common prompt, form tiles together: the shared keys are
 // read and widened once for all of them.
 #include "attention_kinds.h"
+#include "hadamard.h"
 #include "kv_layout.h"
 #include "latents.h"
 #include "ops.h"
@@ -278,8 +280,11 @@ class Attention {
                 Query* row = query_ + r * kQueryStep * stride_;
                 if constexpr (sizeof(Query) == 1) {
                     int32_t sum;
-                    const Row query{args.query, args.dtype, at, of_.head_dim_};
-                    query_scales_[r] = to_int8(query, 0, stride_, row, &sum);
+                    alignas(64) float query[kMaxHeadDim];
+                    for (int64_t i = 0; i < of_.head_dim_; i += kLanes)
+                        store_f32(query + i, load_some_as_f32(args.query, args.dtype, at + i, of_.head_dim_ - i));
+                    hadamard(query, of_.head_dim_);
+                    query_scales_[r] = to_int8({query, kFloat32, 0, of_.head_dim_}, 0, stride_, row, &sum);
                     sum *= -Kind::kKeyBias;
                     std::memcpy(row + of_.head_dim_, &sum, 4);
                 } else {
@@ -519,6 +524,7 @@ class Attention {
                     sum = add(sum, exp2(min(set_f32(126.0f), set_f32(sink))));
                 }
                 const f32x16 inverse = div(set_f32(1.0f), sum);
+                if (Kind::kScaled) hadamard(total_.values + r * stride_, of_.head_dim_);
                 for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
                     // Add +0, as a sum of -0 would become +0 by adding more zeros.
                     const f32x16 value = add(load_f32(total_.values + r * stride_ + i), zero_f32());

@@ -9,7 +9,8 @@
 // A latent cache holds keys, which are also the values, and their scales.
 //
 // So a vector holds one group of elements of 16 keys, or 16 elements of one value, and no sum runs across lanes.
-// int8 keys are stored as unsigned bytes, with 128 added. The parts of all layers are contiguous, block after block.
+// int8 keys and values are those of transformed heads (`hadamard.h`); keys are stored as unsigned bytes, with 128 added. The
+// parts of all layers are contiguous, block after block.
 // `block_size` is even, `head_dim` a multiple of 4. Where a size is no multiple of 16, vector loads read beyond the end
 // of a row; the cache ends with kCachePadding unused bytes.
 #pragma once

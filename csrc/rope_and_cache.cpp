@@ -2,6 +2,7 @@
 // positions (Su et al., 2021, arXiv:2104.09864), and storing into the paged cache.
 #include <cstring>
 
+#include "hadamard.h"
 #include "kv_layout.h"
 #include "ops.h"
 #include "rows.h"
@@ -12,13 +13,18 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Converts a head to the cache's type, in whole vectors; returns its scale. Only int8 has a scale and a `bias`.
+// Converts a head to the cache's type, in whole vectors; returns its scale. Only int8 has a scale and a `bias`, and is
+// transformed before, which the scale takes account of.
 template <class Kind>
 float encode(const Row& x, uint8_t* y, int32_t bias = 0) {
     const int64_t count = (x.count + kLanes - 1) / kLanes * kLanes;
     if constexpr (Kind::kScaled) {
         int32_t sum;
-        return to_int8(x, 0, count, reinterpret_cast<int8_t*>(y), &sum, bias);
+        alignas(64) float transformed[kMaxHeadDim];
+        for (int64_t i = 0; i < count; i += kLanes) store_f32(transformed + i, x.at(i));
+        hadamard(transformed, x.count);
+        const float scale = to_int8({transformed, kFloat32, 0, x.count}, 0, count, reinterpret_cast<int8_t*>(y), &sum, bias);
+        return scale / static_cast<float>(hadamard_size(x.count));  // exact
     } else {
         constexpr int32_t dtype = Kind::kSize == 4 ? kFloat32 : Kind::kKeyGroup == 2 ? kBFloat16 : kFloat16;
         x.reading(0, count, [=](const auto& load) {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock import native
 from penstock.kernels.attention import CacheShape, HeadNorms
 from penstock.kernels.attention.native import PackedCache, can_pack
-from penstock.kernels.attention.reference import to_int8
+from penstock.kernels.attention.reference import hadamard, hadamard_size, to_int8
 from tests.kernels.paged import Features, Sequences, Shape, random_division
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the native kernels were not built")
@@ -273,8 +273,8 @@ def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool, coarse: to
     def rounded(queries: torch.Tensor) -> torch.Tensor:
         if coarse == torch.bfloat16:
             return queries.bfloat16().float()
-        integers, steps = to_int8(queries)
-        return integers * steps.unsqueeze(-1)
+        integers, steps = to_int8(hadamard(queries))
+        return hadamard(integers * steps.unsqueeze(-1)) / hadamard_size(queries.shape[-1])
 
     def attend(cache_dtype: torch.dtype, rounding: bool) -> torch.Tensor:
         shape = Shape(4, 2, 64, 16, torch.float32, cache_dtype)

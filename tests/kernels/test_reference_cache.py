@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from penstock.kernels.attention import CacheShape
+from penstock.kernels.attention.reference import hadamard, hadamard_size
 from penstock.kernels.attention.reference_cache import ReferenceCache, apply_rotary, copy_blocks, store_kv
 
 CPU = torch.device("cpu")
@@ -34,15 +35,35 @@ def test_keys_are_converted_to_the_type_of_the_cache() -> None:
     assert torch.equal(cache.key[0, 1], key[0].bfloat16())
 
 
-def test_an_int8_cache_holds_each_head_of_a_token_to_a_127th_of_its_largest() -> None:
+def test_an_int8_cache_holds_the_transform_of_each_head_of_a_token_to_a_127th_of_its_largest() -> None:
     cache = reference_cache(2, 2, 2, 6, dtype=torch.int8)
     key, value = torch.randn(1, 2, 6), torch.randn(1, 2, 6) * 1e-3
     store_kv(key, value, cache, torch.tensor([3]))
     for content, stored, scales in ((key, cache.key, cache.key_scales), (value, cache.value, cache.value_scales)):
         assert scales is not None
-        largest = content[0].abs().amax(-1, keepdim=True)
-        held = stored[1, 1] * scales[1, 1].unsqueeze(-1)
-        assert ((held - content[0]).abs() <= largest / 127 * 0.501).all()
+        transformed = hadamard(content[0])
+        largest = transformed.abs().amax(-1, keepdim=True)
+        held = stored[1, 1] * scales[1, 1].unsqueeze(-1)  # the transform of this is the content
+        assert ((2 * held - transformed).abs() <= largest / 127 * 0.501).all()
+        assert ((hadamard(held) - content[0]).abs() <= largest / 127 * 0.501).all()
+
+
+def test_an_outlier_costs_the_other_elements_of_an_int8_cache_little() -> None:
+    cache = reference_cache(2, 2, 1, 128, dtype=torch.int8)
+    key = torch.randn(1, 1, 128)
+    key[..., 5] = 60.0
+    store_kv(key, key, cache, torch.tensor([3]))
+    assert cache.key_scales is not None
+    error = hadamard(cache.key[1, 1] * cache.key_scales[1, 1].unsqueeze(-1)) - key[0]
+    assert error.square().mean().sqrt() < 0.25 * 60 / 127 / 12**0.5  # a quarter of rounding to 127ths of the outlier
+
+
+@pytest.mark.parametrize("head_dim", [3, 6, 64, 80])
+def test_the_transform_is_its_own_inverse_up_to_its_size(head_dim: int) -> None:
+    rows = torch.randn(2, 5, head_dim)
+    torch.testing.assert_close(hadamard(hadamard(rows)) / hadamard_size(head_dim), rows)
+    scores = hadamard(rows) @ hadamard(rows).mT / hadamard_size(head_dim)
+    torch.testing.assert_close(scores, rows @ rows.mT, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -3,7 +3,7 @@
 Decoding sequences (one query each) are computed together, over gathered keys padded to the longest; each prompt chunk
 is computed separately. Query heads that share a KV head (grouped-query attention, Ainslie et al., 2023,
 arXiv:2305.13245) read it in place: keys and values are not repeated. Queries for a cache in int8 or bfloat16 are
-rounded alike.
+rounded alike; an int8 cache has the Hadamard transforms of keys and values.
 """
 
 from collections.abc import Iterator
@@ -172,7 +172,7 @@ def paged_attention(
     """See `LayerCache.attend`."""
     dtype = queries.dtype
     if cache.key_scales is not None:
-        integers, steps = to_int8(queries.float())
+        integers, steps = to_int8(hadamard(queries.float()))
         queries = (integers * steps.unsqueeze(-1)).to(dtype)
     elif cache.key.dtype == torch.bfloat16:
         queries = queries.bfloat16().to(dtype)
@@ -183,7 +183,28 @@ def paged_attention(
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
         _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, out[part])
+    if cache.key_scales is not None:
+        out = hadamard(out.float()).to(dtype)
     return out.flatten(1)
+
+
+def hadamard_size(head_dim: int) -> int:
+    """Elements that `hadamard` transforms together: the largest power of two that divides a head."""
+    return head_dim & -head_dim
+
+
+def hadamard(rows: Tensor) -> Tensor:
+    """The Walsh-Hadamard transform of `rows` [..., head_dim], by runs of `hadamard_size`.
+
+    It spreads each element over all others, so that a row has no outliers that would widen the steps of its integers
+    (Ashkboos et al., 2024, arXiv:2404.00456). Transforming twice multiplies by `hadamard_size`.
+    """
+    size = hadamard_size(rows.shape[-1])
+    runs = rows.unflatten(-1, (-1, size))
+    for _ in range(size.bit_length() - 1):
+        first, second = runs.unflatten(-1, (2, -1)).unbind(-2)
+        runs = torch.stack((first + second, first - second), -1).flatten(-2)
+    return runs.flatten(-2)
 
 
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -153,9 +153,9 @@ def store_kv(key: Tensor, value: Tensor, cache: ReferenceCache, slots: Tensor) -
         if scales is None:
             target.flatten(0, 1).index_copy_(0, slots, rows.to(target.dtype))
         else:
-            integers, steps = reference.to_int8(rows.float())
+            integers, steps = reference.to_int8(reference.hadamard(rows.float()))
             target.flatten(0, 1).index_copy_(0, slots, integers)
-            scales.flatten(0, 1).index_copy_(0, slots, steps)
+            scales.flatten(0, 1).index_copy_(0, slots, steps / reference.hadamard_size(rows.shape[-1]))
 
 
 def copy_blocks(tensor: Tensor, sources: Tensor, targets: Tensor) -> None:
