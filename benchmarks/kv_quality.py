@@ -11,6 +11,7 @@ import json
 import math
 from pathlib import Path
 from pydoc_data.topics import topics
+from statistics import stdev
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -52,11 +53,13 @@ def main() -> None:
             exact, likeliest = predictions(args.model, prompts, given)
             ours, chosen = predictions(args.model, prompts, given | {"kv_cache_dtype": "int8"})
             perplexity, with_int8 = (math.exp(-sum(values) / len(values)) for values in (exact, ours))
+            differences = [a - b for a, b in zip(exact, ours, strict=True)]
             same = sum(a == b for a, b in zip(chosen, likeliest, strict=True)) / len(likeliest)
             row = {
                 "perplexity": round(perplexity, 4),
                 "with int8 cache": round(with_int8, 4),
                 "moved %": round(100 * (with_int8 / perplexity - 1), 3),
+                "standard error %": round(100 * stdev(differences) / math.sqrt(len(differences)), 3),
                 "same token %": round(100 * same, 2),
                 "tokens": len(exact),
             }

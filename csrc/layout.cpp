@@ -51,6 +51,7 @@ constexpr Field kWeight[] = {
     FIELD(Weight, kind), FIELD(Weight, gated), FIELD(Weight, rows), FIELD(Weight, columns), FIELD(Weight, data),
     FIELD(Weight, row_scales), FIELD(Weight, bits), FIELD(Weight, group), FIELD(Weight, scale_type),
     FIELD(Weight, offset), FIELD(Weight, offset_type), FIELD(Weight, super_type), FIELD(Weight, super_columns),
+    FIELD(Weight, x_group),
     FIELD(Weight, x_bytes),
 };
 constexpr Field kLinearArgs[] = {

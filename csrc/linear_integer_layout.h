@@ -63,6 +63,11 @@ struct Form {
     static constexpr bool kSuper = Super;
 };
 
+// Which scales two adjacent blocks share, and so apply to the sum of their products: none, the weight's, or those of the
+// activations. The others are of each group.
+enum Coarse : int32_t { kFine, kCoarseWeights, kCoarseActivations };
+constexpr int64_t kCoarseBlocks = 2;
+
 // The layout of an integer weight.
 struct IntegerLayout {
     static constexpr int kColumns = 64;
@@ -72,6 +77,7 @@ struct IntegerLayout {
     int64_t groups;       // per block; 0: groups are wider than a block
     int64_t scale_bytes, offset_bytes, header, block;
     int64_t span, span_header;  // blocks per span; bytes before the first of them
+    Coarse coarse;
 
     explicit IntegerLayout(const Weight& weight)
         : offset(weight.offset), scale_type(weight.scale_type), offset_type(weight.offset_type),
@@ -79,7 +85,8 @@ struct IntegerLayout {
           units(weight.offset == kFraction ? 128 >> weight.bits : 1), centre(1 << weight.bits >> 1),
           groups(weight.group > kColumns ? 0 : kColumns / weight.group), scale_bytes(stored_bytes(weight.scale_type)),
           offset_bytes(stored_bytes(weight.offset_type)), header(kPanel * groups * (scale_bytes + offset_bytes)),
-          block(header + weight.bits * 2 * kPanel * 4), span(0), span_header(0) {
+          block(header + weight.bits * 2 * kPanel * 4), span(0), span_header(0),
+          coarse(weight.x_group > kColumns ? kCoarseActivations : weight.group % 128 ? kFine : kCoarseWeights) {
         if (super_type != kNone) {
             span = weight.super_columns / kColumns;
             span_header = kPanel * stored_bytes(super_type) * (offset == kMinimum ? 2 : 1);

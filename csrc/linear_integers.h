@@ -1,8 +1,9 @@
 // Products with integer weights; `linear_integer_layout.h` describes their layout.
 //
-// Activations are quantized to int8 in groups of 32 columns. The products of a group of 32 are summed as integers (of
+// Activations are quantized to int8 in groups of 32 or 128 columns. The products of 32 columns are summed as integers (of
 // each half separately, if the weight's groups have 16 columns), multiplied by the weight scale, then by the activation
-// scale, and added to the row's float32 sum, group by group. So the bits do not depend on the vector length, nor on
+// scale, and added to the row's float32 sum, group by group. Where one of the two scales is that of 128 columns, it
+// multiplies the float32 sum of their products by the other. So the bits do not depend on the vector length, nor on
 // whether weights are multiplied packed or unpacked to bytes.
 #pragma once
 
@@ -50,12 +51,13 @@ struct Blocks {
     const float *scales, *offsets;  // [groups][vectors][16] of a block
     int64_t first, count, lines_step, scales_step;
     int32_t offset;
+    Coarse coarse;
 };
 
-// Activations in int8, quantized in groups of 32 columns. What products of adjacent rows need lies together.
+// Activations in int8. What products of adjacent rows need lies together.
 struct Int8Rows {
     int8_t* x;       // [blocks][count][64]
-    float* scales;   // [groups of 32][count]
+    float* scales;   // [groups of 32][count]: equal ones for the groups of 128 columns that share one
     float* sums;     // [groups of 32 or 16][count]: sums of x
     int32_t* first;  // [groups of 32 or 16][count]: initial values of integer sums, which subtract the centre's products
     int64_t count;   // rows, with padding
@@ -80,8 +82,13 @@ struct Int8Rows {
         const float *scales = from.scales, *offsets = from.offsets;
         Fetch prefetch = fetched;  // in registers
         f32x16 total[R][Wide];
-        for_sums<R, Wide>([&](int r, int v) { total[r][v] = load_f32(totals[r].lane[first_vector + v]); });
+        const bool coarse = from.coarse != kFine;
         for (int64_t b = 0; b < from.count; b++) {
+            if (coarse ? b % kCoarseBlocks == 0 : b == 0) {
+                for_sums<R, Wide>([&](int r, int v) {
+                    total[r][v] = coarse ? zero_f32() : load_f32(totals[r].lane[first_vector + v]);
+                });
+            }
             for (int group = 0; group < 2; group++) {
                 prefetch.steps(8 * Wide / kWide);
                 const uint8_t* row = reinterpret_cast<const uint8_t*>(of.block(token, from.first + b)) + 32 * group;
@@ -104,9 +111,22 @@ struct Int8Rows {
                             value[r][v] = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), value[r][v]);  // exact
                         });
                     }
-                    for_sums<R, Wide>([&](int r, int v) {
-                        value[r][v] = mul(value[r][v], load_f32(scales + at + v * kLanes));
-                    });
+                    if (from.coarse == kCoarseActivations) {
+                        for_sums<R, Wide>([&](int r, int v) {
+                            total[r][v] = fma(value[r][v], load_f32(scales + at + v * kLanes), total[r][v]);
+                        });
+                        if (from.offset == kMinimum) {
+                            for_sums<R, Wide>([&](int r, int v) {
+                                total[r][v] = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), total[r][v]);
+                            });
+                        }
+                        return;
+                    }
+                    if (!coarse) {
+                        for_sums<R, Wide>([&](int r, int v) {
+                            value[r][v] = mul(value[r][v], load_f32(scales + at + v * kLanes));
+                        });
+                    }
                     if (from.offset == kMinimum) {
                         for_sums<R, Wide>([&](int r, int v) {
                             value[r][v] = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), value[r][v]);
@@ -117,9 +137,18 @@ struct Int8Rows {
                     });
                 });
             }
+            if ((coarse && b % kCoarseBlocks == kCoarseBlocks - 1) || b + 1 == from.count) {
+                const float* x_scales = of.scales + 2 * (from.first + b) * of.count + token;
+                for_sums<R, Wide>([&](int r, int v) {
+                    float* lanes = totals[r].lane[first_vector + v];
+                    if (!coarse) return store_f32(lanes, total[r][v]);
+                    const f32x16 scale =
+                        from.coarse == kCoarseWeights ? load_f32(scales + v * kLanes) : set_f32(x_scales[r]);
+                    store_f32(lanes, fma(total[r][v], scale, load_f32(lanes)));
+                });
+            }
             lines += from.lines_step, scales += from.scales_step, offsets += from.scales_step;
         }
-        for_sums<R, Wide>([&](int r, int v) { store_f32(totals[r].lane[first_vector + v], total[r][v]); });
         fetched = prefetch;
     }
 };
@@ -200,6 +229,7 @@ struct Integers : InBlocks {
 
     // With two-byte activations a token takes two rows: the rounded values, and the quantized remainders.
     void prepare(const Row& row, int64_t token) const {
+        if (layout.coarse == kCoarseActivations) return prepare_coarse(row, token);
         const int64_t first = token * passes, groups = (row.count + kColumns - 1) / kColumns * 2;
         for (int64_t g = 0; g < groups; g++) {
             int32_t sums[2], rest_sums[2];
@@ -250,6 +280,20 @@ struct Integers : InBlocks {
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
 
   private:
+    void prepare_coarse(const Row& row, int64_t token) const {
+        constexpr int halves = 2 * kCoarseBlocks * 2;
+        const int64_t width = round_up(row.count, kColumns);
+        for (int64_t first = 0; first < width; first += kLanes * halves) {
+            int32_t sums[halves];
+            const int64_t count = std_min(width - first, kLanes * halves);
+            const float scale = to_int8_by_halves<halves>(row, first, count, [&](int half, i32x16 x, int32_t sum) {
+                narrow_i8(rows.block(token, first / kColumns + half / 4) + half % 4 * kLanes, x);
+                sums[half] = sum;
+            });
+            for (int64_t g = 0; g < count / 32; g++) note(token, first / 32 + g, scale, {sums[2 * g], sums[2 * g + 1]});
+        }
+    }
+
     // The scale of a row's group of 32, and the sums of its integers.
     void note(int64_t row, int64_t group, float scale, const int32_t (&sums)[2]) const {
         const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
@@ -278,7 +322,7 @@ struct Integers : InBlocks {
         for (int vector = 0; vector < kVectors; vector++, opened += slice.count * kOpenedBlock) {
             const float* scales = reinterpret_cast<const float*>(opened + kOpenedLines);
             const Blocks blocks{opened, scales, scales + kGroups * kLanes, slice.first, slice.count, kOpenedBlock,
-                                kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset};
+                                kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset, layout.coarse};
             rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1>(
                 blocks,
                 [](const uint8_t* lines, int group, auto step, auto) __attribute__((always_inline)) {
@@ -304,7 +348,8 @@ struct Integers : InBlocks {
                     run = std_min(count - b, layout.left_of_span(slice.first + first + b));
                     const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
                                         scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
-                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, layout.offset};
+                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, layout.offset,
+                                        layout.coarse};
                     rows.add_blocks<Bits, Halves, R, wide, kVectors>(
                         blocks,
                         [](const uint8_t* lines, int group, auto step, auto v) __attribute__((always_inline)) {
@@ -320,6 +365,7 @@ struct Integers : InBlocks {
     template <class Of, int R>
     __attribute__((noinline)) void add_few(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         alignas(64) float supers[2][kPanel];
+        alignas(64) Sums parts[R];  // sums to multiply by a coarse scale
         const int64_t span = std_max(layout.span, 1);
         for (int64_t b = 0, place = slice.first % span; b < slice.count; b++, place = place + 1 < span ? place + 1 : 0) {
             const uint8_t* data = data_of(slice, b);
@@ -327,14 +373,17 @@ struct Integers : InBlocks {
             // Load the block's beginning now, in memory order, although parts of it are needed later.
             if (kTouches) touch(place ? data : head, data + layout.header + Values<Bits>::kUpper * kLine);
             if (Of::kSuper && (b == 0 || place == 0)) layout.read_supers<Of>(head, supers);
-            add_few<Of, R>(data, layout.groups ? data : head, supers, slice.first + b, token, prefetch, sums);
+            const bool last = layout.coarse != kFine && (b % kCoarseBlocks == kCoarseBlocks - 1 || b + 1 == slice.count);
+            add_few<Of, R>(data, layout.groups ? data : head, supers, slice.first + b, token, prefetch,
+                           layout.coarse == kFine ? sums : parts, layout.coarse != kFine && b % kCoarseBlocks == 0,
+                           last ? sums : nullptr);
         }
     }
 
     template <class Of, int R>
     inline __attribute__((always_inline)) void add_few(const uint8_t* data, const uint8_t* stored,
                                                        const float (&supers)[2][kPanel], int64_t at, int64_t token,
-                                                       Fetch& fetched, Sums* totals) const {
+                                                       Fetch& fetched, Sums* totals, bool fresh, Sums* coarse) const {
         const IntegerLayout of = layout;  // a copy, which stores cannot alias
         const Int8Rows from = rows;
         const uint8_t* lines = data + of.header;
@@ -385,30 +434,41 @@ struct Integers : InBlocks {
             }
             unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
                 f32x16 total[R];
-                unrolled<R>([&](auto r) __attribute__((always_inline)) { total[r] = load_f32(totals[r].lane[v]); });
-                unrolled<2>([&](auto group) __attribute__((always_inline)) {
-                    const int64_t place = (kHalves * group + half) * of.groups / kGroups * kPanel;
-                    const f32x16 scale = of.scales_of<Of>(stored + place * of.scale_bytes, supers, v);
+                if (half < kHalves - 1) {
+                    for_sums<2, R>([&](int group, int r) { before[group][r][v] = to_f32(sum[group][r][v]); });
+                    return;
+                }
+                unrolled<R>([&](auto r) __attribute__((always_inline)) {
+                    total[r] = fresh ? zero_f32() : load_f32(totals[r].lane[v]);
+                });
+                f32x16 scale;
+                unrolled<2 * kHalves>([&](auto part) __attribute__((always_inline)) {
+                    constexpr int group = part / kHalves, of_half = part % kHalves;
+                    const int64_t place = part * of.groups / kGroups * kPanel;
+                    scale = of.scales_of<Of>(stored + place * of.scale_bytes, supers, v);
                     const f32x16 taken = of.offsets_of<Of>(
                         stored + kPanel * std_max(of.groups, 1) * of.scale_bytes + place * of.offset_bytes, supers, v);
                     unrolled<R>([&](auto r) __attribute__((always_inline)) {
                         const int64_t index = 2 * at + group, row = token + r;
-                        const f32x16 x_sum = set_f32(from.sums[(index * kHalves + half) * from.count + row]);
+                        const f32x16 x_sum = set_f32(from.sums[(index * kHalves + of_half) * from.count + row]);
                         const f32x16 x_scale = set_f32(from.scales[index * from.count + row]);
-                        f32x16 value = to_f32(sum[group][r][v]);
+                        f32x16 value = of_half < half ? before[group][r][v] : to_f32(sum[group][r][v]);
                         if (zeros) value = fnma(taken, x_sum, value);  // exact
-                        value = mul(value, scale);
-                        if (Of::kOffset == kMinimum) value = fnma(taken, x_sum, value);
-                        if (Halves && half == 1) total[r] = fma(before[group][r][v], x_scale, total[r]);
-                        if (half == kHalves - 1) {
-                            total[r] = fma(value, x_scale, total[r]);
-                        } else {
-                            before[group][r][v] = value;
+                        if (of.coarse == kCoarseActivations) {
+                            total[r] = fma(value, scale, total[r]);
+                            if (Of::kOffset == kMinimum) total[r] = fnma(taken, x_sum, total[r]);
+                            return;
                         }
+                        if (of.coarse == kFine) value = mul(value, scale);
+                        if (Of::kOffset == kMinimum) value = fnma(taken, x_sum, value);
+                        total[r] = fma(value, x_scale, total[r]);
                     });
                 });
-                if (half < kHalves - 1) return;
-                unrolled<R>([&](auto r) __attribute__((always_inline)) { store_f32(totals[r].lane[v], total[r]); });
+                unrolled<R>([&](auto r) __attribute__((always_inline)) {
+                    if (!coarse) return store_f32(totals[r].lane[v], total[r]);
+                    if (of.coarse == kCoarseActivations) scale = set_f32(from.scales[2 * at * from.count + token + r]);
+                    store_f32(coarse[r].lane[v], fma(total[r], scale, load_f32(coarse[r].lane[v])));
+                });
             });
         });
         fetched = prefetch;

@@ -45,6 +45,7 @@ struct Weight {
     int32_t offset_type;
     int32_t super_type;
     int64_t super_columns;
+    int64_t x_group;  // columns of activations that share a scale: 32 or 128
     int64_t x_bytes;  // bytes that activations are rounded to: 1, or 2 (each weight is then multiplied twice)
 };
 
@@ -132,6 +133,7 @@ struct UnpackArgs {
 // Fill `q` [num_rows, columns], `scales` and `zeros` [num_rows, groups of 32 columns], and `row_scales` [num_rows].
 struct QuantizeArgs {
     int32_t bits;
+    int32_t group;  // columns that share a scale: a multiple of 16
     int32_t zero_units;  // units of a stored zero per quantization step; 0: the zero is the centre, and none is stored
     int32_t source_dtype;
     const void* source;  // [num_rows, columns]

@@ -261,10 +261,11 @@ EXPORT int32_t penstock_pack(const Weight* weight, int64_t first_row, int64_t nu
 }
 
 // Returns 0; 1: a weight is not finite or far too large.
-EXPORT int32_t penstock_quantize(int32_t bits, int32_t zero_units, const void* source, int32_t source_dtype,
-                                 int64_t num_rows, int64_t columns, uint8_t* q, uint8_t* scales, uint8_t* zeros,
-                                 float* row_scales) {
-    return !ops().quantize({bits, zero_units, source_dtype, source, num_rows, columns, q, scales, zeros, row_scales});
+EXPORT int32_t penstock_quantize(int32_t bits, int32_t group, int32_t zero_units, const void* source,
+                                 int32_t source_dtype, int64_t num_rows, int64_t columns, uint8_t* q,
+                                 uint8_t* scales, uint8_t* zeros, float* row_scales) {
+    return !ops().quantize(
+        {bits, group, zero_units, source_dtype, source, num_rows, columns, q, scales, zeros, row_scales});
 }
 
 // Index of the first largest element of each row of `x`; -1: one is NaN or plus infinity, or all are minus infinity.

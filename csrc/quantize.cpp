@@ -3,7 +3,7 @@
 //   centred   w ≈ scale (q - 2^(bits - 1))
 //   shifted   w ≈ scale (q - zero / units)    zero from 0 to 127
 //
-// q has `bits` bits and no sign; 32 columns are a group, whose scale is an 8-bit multiple of its row's step.
+// q has `bits` bits and no sign; a group of columns has a scale, an 8-bit multiple of its row's step.
 //
 // Each group is tried at its full range and at a smaller one, which clips the largest weights for a finer step. Scale
 // and zero are fitted to the resulting integers by least squares, twice.
@@ -27,9 +27,8 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int64_t kGroup = 32;
 constexpr int64_t kRows = kLanes;  // of a block
-constexpr float kLargest = 1e30f;  // magnitude of a weight: sums of products of 32 of them are finite
+constexpr float kLargest = 1e30f;  // magnitude of a weight: sums of their products with integers are finite
 constexpr float kSmallestStep = 1e-37f;  // the reciprocal of a smaller one may be infinite
 constexpr float kShare = 0.9f;
 constexpr int kRounds = 2;
@@ -55,7 +54,8 @@ Fit better(const Fit& a, const Fit& b) {
 // One group in each of 16 rows, and the range of its integers. `Shifted` groups have a minimum.
 template <bool Shifted>
 struct Tile {
-    const float* x;  // [kGroup][kLanes]
+    const float* x;  // [group][kLanes]
+    int64_t group;
     f32x16 lowest, highest;
 
     f32x16 at(int64_t column) const { return load_f32(x + column * kLanes); }
@@ -66,15 +66,15 @@ struct Tile {
 
     f32x16 sum() const {
         f32x16 total = zero_f32();
-        for (int64_t c = 0; c < kGroup; c++) total = add(total, at(c));
+        for (int64_t c = 0; c < group; c++) total = add(total, at(c));
         return total;
     }
 
     // The least-squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0.
     Fit refitted(f32x16 scale, f32x16 minimum, f32x16 sum_x) const {
-        const f32x16 factor = inverse(scale), shift = mul(minimum, factor), count = set_f32(kGroup), zero = zero_f32();
+        const f32x16 factor = inverse(scale), shift = mul(minimum, factor), count = set_f32(static_cast<float>(group)), zero = zero_f32();
         f32x16 sum_q = zero, sum_qq = zero, sum_qx = zero;
-        for (int64_t c = 0; c < kGroup; c++) {
+        for (int64_t c = 0; c < group; c++) {
             const f32x16 q = integer(c, factor, shift);
             if (Shifted) sum_q = add(sum_q, q);
             sum_qq = add(sum_qq, mul(q, q));
@@ -93,7 +93,7 @@ struct Tile {
 
     Fit search() const {
         f32x16 low = zero_f32(), high = zero_f32();
-        for (int64_t c = 0; c < kGroup; c++) {
+        for (int64_t c = 0; c < group; c++) {
             low = min(low, at(c));
             high = max(high, at(c));
         }
@@ -111,8 +111,8 @@ struct Tile {
     f32x16 zero_for(f32x16 scale, f32x16 minimum, f32x16 units) const {
         const f32x16 factor = inverse(scale), shift = mul(minimum, factor);
         f32x16 sum_q = zero_f32();
-        for (int64_t c = 0; c < kGroup; c++) sum_q = add(sum_q, integer(c, factor, shift));
-        const f32x16 zero = div(sub(sum_q, mul(sum(), factor)), set_f32(kGroup));
+        for (int64_t c = 0; c < group; c++) sum_q = add(sum_q, integer(c, factor, shift));
+        const f32x16 zero = div(sub(sum_q, mul(sum(), factor)), set_f32(static_cast<float>(group)));
         return rounded(mul(zero, units), zero_f32(), set_f32(127.0f));
     }
 };
@@ -121,7 +121,7 @@ struct Scratch {
     std::vector<float> x, scales, zeros;
 
     // Rounded up to whole squares.
-    Scratch(int64_t groups) : x(groups * kGroup * kLanes), scales((groups + kLanes) * kLanes), zeros(scales.size()) {}
+    Scratch(int64_t groups, int64_t group) : x(groups * group * kLanes), scales((groups + kLanes) * kLanes), zeros(scales.size()) {}
 };
 
 // Transpose `rows` rows from `first` on to `x` [columns][16 rows], zero-padded to whole groups. False: an element is
@@ -171,11 +171,11 @@ f32x16 as_multiples(float* scales, int64_t groups) {
 
 template <bool Shifted>
 void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scratch& scratch) {
-    const int64_t groups = (args.columns + kGroup - 1) / kGroup;
+    const int64_t group = args.group, groups = (args.columns + group - 1) / group;
     float *x = scratch.x.data(), *scales = scratch.scales.data(), *zeros = scratch.zeros.data();
     const float values = static_cast<float>(1 << args.bits), centre = Shifted ? 0.0f : values / 2;
     const auto tile = [&](int64_t g) {
-        return Tile<Shifted>{x + g * kGroup * kLanes, set_f32(-centre), set_f32(values - 1.0f - centre)};
+        return Tile<Shifted>{x + g * group * kLanes, group, set_f32(-centre), set_f32(values - 1.0f - centre)};
     };
     for (int64_t g = 0; g < groups; g++) {
         const Fit fit = tile(g).search();
@@ -193,8 +193,8 @@ void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scra
             store_f32(zeros + g * kLanes, stored);
             zero = div(stored, units);
         }
-        for (int64_t c = 0; c < kGroup; c++)
-            store_f32(x + (g * kGroup + c) * kLanes, at.integer(c, factor, zero));
+        for (int64_t c = 0; c < group; c++)
+            store_f32(x + (g * group + c) * kLanes, at.integer(c, factor, zero));
     }
     store_bytes(x, args.columns, rows, centre, args.q + first * args.columns);
     store_bytes(scales, groups, rows, 0.0f, args.scales + first * groups);
@@ -205,10 +205,10 @@ void quantize_groups(const QuantizeArgs& args, int64_t first, int64_t rows, Scra
 }  // namespace
 
 bool quantize(const QuantizeArgs& args) {
-    const int64_t groups = (args.columns + kGroup - 1) / kGroup, blocks = (args.num_rows + kRows - 1) / kRows;
+    const int64_t groups = (args.columns + args.group - 1) / args.group, blocks = (args.num_rows + kRows - 1) / kRows;
     std::atomic<bool> refused{false};
     parallel([&](int64_t, int64_t) {
-        Scratch scratch(groups);
+        Scratch scratch(groups, args.group);
         take_turns(blocks, [&](int64_t block, int64_t) {
             const int64_t first = block * kRows, rows = std_min(kRows, args.num_rows - first);
             if (!transpose_rows(args, first, rows, scratch.x)) {

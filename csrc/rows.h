@@ -131,22 +131,34 @@ inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* targe
     });
 }
 
-// Converts 32 elements from `first` on as to_int8 does; `sums` are the sums of the first and second 16 integers.
-inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_t (&sums)[2]) {
-    return row.reading(first, 32, [&](const auto& load) {
-        const f32x16 x[2] = {load(0), load(kLanes)};
-        const i32x16 both = max(bits_as_i32(abs(x[0])), bits_as_i32(abs(x[1])));
-        const int32_t bits = max_lane(both);
+// Converts Halves times 16 elements from `first` on as to_int8 does, of which `count` are in the row or near its end.
+// Calls body(half, integers, sum) for those.
+template <int Halves, class Body>
+float to_int8_by_halves(const Row& row, int64_t first, int64_t count, const Body& body) {
+    return row.reading(first, Halves * kLanes, [&](const auto& load) {
+        f32x16 x[Halves];
+        i32x16 largest = zero_i32();
+#pragma GCC unroll 8
+        for (int i = 0; i < Halves; i++) x[i] = load(i * kLanes), largest = max(largest, bits_as_i32(abs(x[i])));
+        const int32_t bits = max_lane(largest);
         float most;
         std::memcpy(&most, &bits, 4);
         const bool usable = most >= 1e-30f && most <= 3e38f;
         const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
-        for (int i = 0; i < 2; i++) {
+#pragma GCC unroll 8
+        for (int i = 0; i < Halves; i++) {
             const i32x16 rounded = round_to_i32(mul(x[i], factor));
-            narrow_i8(target + i * kLanes, rounded);
-            sums[i] = usable ? sum_lanes(rounded) : 0;
+            if (i * kLanes < count) body(i, rounded, usable ? sum_lanes(rounded) : 0);
         }
         return usable ? most / 127.0f : 0.0f * most;
+    });
+}
+
+// Converts 32 elements from `first` on; `sums` are the sums of the first and second 16 integers.
+inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_t (&sums)[2]) {
+    return to_int8_by_halves<2>(row, first, 32, [&](int half, i32x16 integers, int32_t sum) {
+        narrow_i8(target + half * kLanes, integers);
+        sums[half] = sum;
     });
 }
 

@@ -23,7 +23,10 @@ PANEL = 64
 BLOCK = 64
 """Columns that the native kernels pack together."""
 ACTIVATION_GROUP = 32
-"""Columns of activations that share an int8 scale, for all integer formats."""
+"""Columns of activations that share an int8 scale, unless a format says otherwise."""
+COARSE_GROUP = 128
+"""The same where the weights' few bits cost more accuracy. A product then needs a scale less every 32 columns, as with
+weights in groups of so many columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class WeightFormat:
     super_columns: int = 0
     """Columns that share a super scale; 0: whole rows."""
     value: Value = "integer"
+    x_group: int = ACTIVATION_GROUP
+    """Columns of activations that share an int8 scale."""
 
     @property
     def centre(self) -> int:
@@ -87,10 +92,10 @@ FORMATS: dict[str, WeightFormat] = {
     for format in (
         FLOAT,
         # Penstock's own recipes: 8-bit scales with one float32 super scale per row
-        WeightFormat("int8", 8, 32, "uint8", super_type="float32"),
+        WeightFormat("int8", 8, COARSE_GROUP, "uint8", super_type="float32"),
         WeightFormat("int6", 6, 32, "uint8", super_type="float32"),
-        WeightFormat("int5", 5, 32, "uint8", "fraction", "uint8", "float32"),
-        WeightFormat("int4", 4, 32, "uint8", "fraction", "uint8", "float32"),
+        WeightFormat("int5", 5, 32, "uint8", "fraction", "uint8", "float32", x_group=COARSE_GROUP),
+        WeightFormat("int4", 4, 32, "uint8", "fraction", "uint8", "float32", x_group=COARSE_GROUP),
         # GPTQ, AWQ and compressed-tensors
         WeightFormat("int4_zero", 4, 32, "float16", "zero", "uint8"),
         WeightFormat("int4_zero_128", 4, 128, "float16", "zero", "uint8"),
@@ -102,9 +107,9 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("q4_0", 4, 32, "float16"),
         WeightFormat("q5_1", 5, 32, "float16", "minimum", "float16"),
         WeightFormat("q4_1", 4, 32, "float16", "minimum", "float16"),
-        WeightFormat("q5_k", 5, 32, "uint8", "minimum", "uint8", "float16", 256),
-        WeightFormat("q4_k", 4, 32, "uint8", "minimum", "uint8", "float16", 256),
-        WeightFormat("q6_k", 6, 16, "int8", super_type="float16", super_columns=256),
+        WeightFormat("q5_k", 5, 32, "uint8", "minimum", "uint8", "float16", 256, x_group=COARSE_GROUP),
+        WeightFormat("q4_k", 4, 32, "uint8", "minimum", "uint8", "float16", 256, x_group=COARSE_GROUP),
+        WeightFormat("q6_k", 6, 16, "int8", super_type="float16", super_columns=256, x_group=COARSE_GROUP),
         # wider formats for other GGUF types: Q2_K and Q3_K; IQ4_XS; MXFP4, which safetensors files contain, too
         WeightFormat("int4_16", 4, 16, "int8", "minimum", "int8", "float16", 256),
         WeightFormat("int8_k", 8, 32, "int8", super_type="float16", super_columns=256),

@@ -343,5 +343,5 @@ def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_th
         out = weight.linear(x, None, torch.float32)
     assert largest.bytes <= 4 * TILE_ROWS * columns
     whole = weight.lookup(torch.arange(rows))
-    rounded = as_int8(x) if format.value == "integer" else x
+    rounded = as_int8(x, format.x_group) if format.value == "integer" else x
     assert torch.equal(out, torch.nn.functional.linear(rounded, whole))

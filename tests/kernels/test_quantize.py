@@ -38,7 +38,9 @@ def errors(made: Quantized, weight: Tensor, format: WeightFormat) -> Tensor:
 
 def plain_errors(weight: Tensor, format: WeightFormat) -> Tensor:
     """Of each row, the squared error of rounding each group between its least and its largest, with float32 scales."""
-    x = torch.nn.functional.pad(weight.double(), (0, -weight.shape[1] % 32)).view(len(weight), -1, 32)
+    x = torch.nn.functional.pad(weight.double(), (0, -weight.shape[1] % format.group)).view(
+        len(weight), -1, format.group
+    )
     low, high = x.amin(-1, keepdim=True).clamp_max(0), x.amax(-1, keepdim=True).clamp_min(0)
     if format.offset == "centre":
         high = torch.maximum(high, -low)
@@ -55,7 +57,7 @@ def test_rounding_fills_the_format_and_is_no_worse_than_plain_rounding_and_bette
     ops: Ops, dtype: torch.dtype, name: str, columns: int
 ) -> None:
     format, weight = FORMATS[name], random_weight(40, columns, dtype)
-    made, groups = rounded(ops, weight, name), -(-columns // 32)
+    made, groups = rounded(ops, weight, name), format.num_groups(columns)
     assert made.super_scales is not None
     assert (made.values.shape, made.scales.shape, made.super_scales.shape) == ((40, columns), (40, groups), (40, 1))
     assert (made.values.dtype, made.scales.dtype, made.super_scales.dtype) == (torch.uint8, torch.uint8, torch.float32)

@@ -1,5 +1,6 @@
 """Which maps' activations keep 15 bits: those of the last feed-forward, and of an output projection of 8 bits."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from penstock.kernels.linear.weight import Weight
+from penstock.models.decoder import Decoder
 from penstock.quantization.base import WeightFactory
-from penstock.weight_formats import WeightFormat
+from penstock.weight_formats import ACTIVATION_GROUP, COARSE_GROUP, FORMATS, WeightFormat
 from tests.checkpoints import write_random
 from tests.families import SHAPE
 from tests.stepping import Stepper
@@ -43,3 +45,11 @@ def test_the_last_feed_forward_and_an_output_projection_of_8_bits_or_more_are_pr
         name for name in precise if name.startswith("model.layers.1.mlp.") or (name == "lm_head" and precise_head)
     }
     assert any(name.startswith("model.layers.0.mlp.") for name in precise)
+
+
+def test_an_output_projection_of_few_bits_scales_activations_by_smaller_groups_than_the_layers(tmp_path: Path) -> None:
+    write_random(tmp_path, "Llama", **(SHAPE | {"tie_word_embeddings": False}))
+    model = Stepper(tmp_path, 1, quantization="int4").model
+    assert isinstance(model, Decoder)
+    assert FORMATS["int5"].x_group == COARSE_GROUP
+    assert model.output.weight.format == replace(FORMATS["int5"], x_group=ACTIVATION_GROUP)

@@ -21,6 +21,7 @@ class Weight(ctypes.Structure):
         ("offset_type", c_int32),
         ("super_type", c_int32),
         ("super_columns", c_int64),
+        ("x_group", c_int64),
         ("x_bytes", c_int64),
     )
 

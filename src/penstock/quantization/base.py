@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Protocol
@@ -20,7 +20,7 @@ from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, 
 from penstock.kernels.lora import LoraTable
 from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
-from penstock.weight_formats import FLOAT, WeightFormat
+from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
@@ -193,8 +193,9 @@ class WeightFactory:
     def precise(self, *, least_bits: int = 0) -> "WeightFactory":
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
-        Weights of fewer than `least_bits` bits are not precise. Meant for layers that process few rows and whose
-        rounding errors reach the logits directly.
+        For weights of fewer than `least_bits` bits, activations stay at 8 bits and only their groups are at most
+        `ACTIVATION_GROUP` columns. Meant for layers that process few rows and whose rounding errors reach the logits
+        directly.
         """
         precise = copy.copy(self)
         precise._precise_bits = least_bits
@@ -423,6 +424,8 @@ class WeightFactory:
         activation: Activation | None = None,
     ) -> Weight:
         """Allocate the weight of fused layers, filled on a cache hit."""
+        if self._precise_bits is not None and format.x_group > ACTIVATION_GROUP:
+            format = replace(format, x_group=ACTIVATION_GROUP)
         weight = self.ops.new_weight(
             sum(rows.kept for rows in maps),
             columns,

@@ -15,7 +15,7 @@ from penstock.native import Library
 from penstock.native.program import Operation, call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
-from penstock.weight_formats import FLOAT, PANEL, Offset, StoredType, WeightFormat
+from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, PANEL, Offset, StoredType, WeightFormat
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class PackedWeight:
             _describe(format, self._weight)
         integers = format is not FLOAT and format.value == "integer"
         self._weight.x_bytes = 2 if precise and integers else 1
+        self._weight.x_group = ACTIVATION_GROUP if precise else format.x_group
         self._handle = ctypes.addressof(self._weight)
         self._pack = library.function("penstock_pack", "pllpipppp", ctypes.c_int32)
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)

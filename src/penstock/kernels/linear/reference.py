@@ -74,7 +74,7 @@ class ReferenceWeight:
             return F.linear(x, self._values, bias)
         rounded = x.float()
         if self.format.value == "integer":
-            rounded = as_two_int8(rounded) if self._precise else as_int8(rounded)
+            rounded = as_two_int8(rounded) if self._precise else as_int8(rounded, self.format.x_group)
         out = torch.empty(len(x), self.rows, device=x.device)
         for first in range(0, self.rows, TILE_ROWS):
             tile = slice(first, first + TILE_ROWS)
@@ -106,25 +106,25 @@ class ReferenceWeight:
 
 def as_two_int8(x: Tensor) -> Tensor:
     """Round `x` with `as_int8`, and add the remainder rounded to steps 1/254 as large (15 bits in total)."""
-    rounded = as_int8(x)
-    return rounded + _rounded(x - rounded, _steps(x) / 254)
+    rounded = as_int8(x, ACTIVATION_GROUP)
+    return rounded + _rounded(x - rounded, _steps(x, ACTIVATION_GROUP) / 254, ACTIVATION_GROUP)
 
 
-def as_int8(x: Tensor) -> Tensor:
+def as_int8(x: Tensor, group: int) -> Tensor:
     """Round each group of columns of `x` [num_tokens, columns] to the 255 steps of symmetric int8."""
-    return _rounded(x, _steps(x))
+    return _rounded(x, _steps(x, group), group)
 
 
-def _steps(x: Tensor) -> Tensor:
+def _steps(x: Tensor, group: int) -> Tensor:
     """The int8 step of each group of columns: [num_tokens, groups, 1]."""
-    return _grouped(x).abs().amax(-1, keepdim=True) / 127
+    return _grouped(x, group).abs().amax(-1, keepdim=True) / 127
 
 
-def _rounded(x: Tensor, steps: Tensor) -> Tensor:
-    rounded = (_grouped(x) / steps.clamp(min=1e-30)).round() * steps
+def _rounded(x: Tensor, steps: Tensor, group: int) -> Tensor:
+    rounded = (_grouped(x, group) / steps.clamp(min=1e-30)).round() * steps
     return rounded.view(len(x), -1)[:, : x.shape[1]]
 
 
-def _grouped(x: Tensor) -> Tensor:
-    """[num_tokens, groups, group_columns], padded with zeros after the last column."""
-    return F.pad(x, (0, -x.shape[1] % ACTIVATION_GROUP)).view(len(x), -1, ACTIVATION_GROUP)
+def _grouped(x: Tensor, group: int) -> Tensor:
+    """[num_tokens, groups, group], padded with zeros after the last column."""
+    return F.pad(x, (0, -x.shape[1] % group)).view(len(x), -1, group)

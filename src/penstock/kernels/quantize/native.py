@@ -15,7 +15,7 @@ class QuantizeKernels:
     """See `penstock.kernels.ops.Ops` for the method. Weights must be in CPU memory."""
 
     def __init__(self, library: Library) -> None:
-        self._function = library.function("penstock_quantize", "iipillpppp", restype=c_int32)
+        self._function = library.function("penstock_quantize", "iiipillpppp", restype=c_int32)
 
     def quantize(self, weight: Tensor, format: WeightFormat) -> Quantized | None:
         weight = (weight if supports(weight.dtype) else weight.float()).contiguous()
@@ -27,5 +27,5 @@ class QuantizeKernels:
         steps = torch.empty(rows, 1)
         parts = (address(values), address(scales), address(zeros), address(steps))
         source = (address(weight), dtype_code(weight.dtype), rows, columns)
-        refused = self._function(format.bits, units, *source, *parts)
+        refused = self._function(format.bits, format.group, units, *source, *parts)
         return None if refused else Quantized(values, scales, zeros, steps)

@@ -3,7 +3,7 @@
     centred   w ≈ scale * (q - 2 ** (bits - 1))
     shifted   w ≈ scale * (q - zero / units)    zero from 0 to 127
 
-A group is 32 columns; its scale is an 8-bit multiple of its row's step. For each group, the full range and a fraction
+A group of columns has a scale, an 8-bit multiple of its row's step. For each group, the full range and a fraction
 of it are tried; the fraction clips the largest weights and represents all others more finely. Scale and zero point are
 then refitted by least squares to the resulting integers, several times.
 """
@@ -20,7 +20,7 @@ from penstock.weight_formats import WeightFormat
 SHARE = 0.9
 ROUNDS = 2
 LARGEST = 1e30
-"""Largest magnitude of a weight: sums of 32 products remain finite."""
+"""Largest magnitude of a weight: sums of its products with integers remain finite."""
 _SMALLEST_STEP = 1e-37  # the inverse of a smaller step may be infinite
 _BLOCK = 2**20  # weights that are processed at a time
 
@@ -50,7 +50,6 @@ def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
 
 def _quantize_rows(rows: Tensor, format: WeightFormat) -> tuple[Tensor, ...]:
     """Integers [rows, columns], scales and zero points [rows, groups] and row steps [rows, 1], all as float32."""
-    assert format.group == 32
     units = float(zero_units(format))
     columns = pad(rows, (0, -rows.shape[1] % format.group)).view(len(rows), -1, format.group).unbind(-1)
     lowest = 0.0 if units else -float(format.centre)
