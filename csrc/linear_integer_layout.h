@@ -63,8 +63,8 @@ struct Form {
     static constexpr bool kSuper = Super;
 };
 
-// Which scales two adjacent blocks share, and so apply to the sum of their products: none, the weight's, or those of the
-// activations. The others are of each group.
+// Which scales two adjacent blocks share, and so apply to the sum of their products: none, the weight's, or those of
+// the activations. The others are of each group.
 enum Coarse : int32_t { kFine, kCoarseWeights, kCoarseActivations };
 constexpr int64_t kCoarseBlocks = 2;
 

@@ -1,10 +1,10 @@
 // Products with integer weights; `linear_integer_layout.h` describes their layout.
 //
-// Activations are quantized to int8 in groups of 32 or 128 columns. The products of 32 columns are summed as integers (of
-// each half separately, if the weight's groups have 16 columns), multiplied by the weight scale, then by the activation
-// scale, and added to the row's float32 sum, group by group. Where one of the two scales is that of 128 columns, it
-// multiplies the float32 sum of their products by the other. So the bits do not depend on the vector length, nor on
-// whether weights are multiplied packed or unpacked to bytes.
+// Activations are quantized to int8 in groups of 32 or 128 columns. The products of 32 columns are summed as integers
+// (of each half separately, if the weight's groups have 16 columns), multiplied by the weight scale, then by the
+// activation scale, and added to the row's float32 sum, group by group. Where one of the two scales is that of 128
+// columns, it multiplies the float32 sum of their products by the other. So the bits do not depend on the vector
+// length, nor on whether weights are multiplied packed or unpacked to bytes.
 #pragma once
 
 #include "linear_integer_layout.h"
@@ -373,7 +373,8 @@ struct Integers : InBlocks {
             // Load the block's beginning now, in memory order, although parts of it are needed later.
             if (kTouches) touch(place ? data : head, data + layout.header + Values<Bits>::kUpper * kLine);
             if (Of::kSuper && (b == 0 || place == 0)) layout.read_supers<Of>(head, supers);
-            const bool last = layout.coarse != kFine && (b % kCoarseBlocks == kCoarseBlocks - 1 || b + 1 == slice.count);
+            const bool last =
+                layout.coarse != kFine && (b % kCoarseBlocks == kCoarseBlocks - 1 || b + 1 == slice.count);
             add_few<Of, R>(data, layout.groups ? data : head, supers, slice.first + b, token, prefetch,
                            layout.coarse == kFine ? sums : parts, layout.coarse != kFine && b % kCoarseBlocks == 0,
                            last ? sums : nullptr);

@@ -72,7 +72,8 @@ struct Tile {
 
     // The least-squares fit to the integers that this scale and minimum give. A minimum below 0 becomes 0.
     Fit refitted(f32x16 scale, f32x16 minimum, f32x16 sum_x) const {
-        const f32x16 factor = inverse(scale), shift = mul(minimum, factor), count = set_f32(static_cast<float>(group)), zero = zero_f32();
+        const f32x16 factor = inverse(scale), shift = mul(minimum, factor), zero = zero_f32();
+        const f32x16 count = set_f32(static_cast<float>(group));
         f32x16 sum_q = zero, sum_qq = zero, sum_qx = zero;
         for (int64_t c = 0; c < group; c++) {
             const f32x16 q = integer(c, factor, shift);
@@ -121,7 +122,8 @@ struct Scratch {
     std::vector<float> x, scales, zeros;
 
     // Rounded up to whole squares.
-    Scratch(int64_t groups, int64_t group) : x(groups * group * kLanes), scales((groups + kLanes) * kLanes), zeros(scales.size()) {}
+    Scratch(int64_t groups, int64_t group)
+        : x(groups * group * kLanes), scales((groups + kLanes) * kLanes), zeros(scales.size()) {}
 };
 
 // Transpose `rows` rows from `first` on to `x` [columns][16 rows], zero-padded to whole groups. False: an element is
