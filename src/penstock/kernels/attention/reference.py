@@ -200,9 +200,9 @@ def hadamard(rows: Tensor) -> Tensor:
     (Ashkboos et al., 2024, arXiv:2404.00456). Transforming twice multiplies by `hadamard_size`.
     """
     size = hadamard_size(rows.shape[-1])
-    runs = rows.unflatten(-1, (-1, size))
+    runs = rows.reshape(*rows.shape[:-1], rows.shape[-1] // size, size)
     for _ in range(size.bit_length() - 1):
-        first, second = runs.unflatten(-1, (2, -1)).unbind(-2)
+        first, second = runs[..., : size // 2], runs[..., size // 2 :]
         runs = torch.stack((first + second, first - second), -1).flatten(-2)
     return runs.flatten(-2)
 
