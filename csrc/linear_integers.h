@@ -280,6 +280,7 @@ struct Integers : InBlocks {
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
 
   private:
+    // The same for activations in groups of 128 columns: all groups of 32 in them get the same scale.
     void prepare_coarse(const Row& row, int64_t token) const {
         constexpr int halves = 2 * kCoarseBlocks * 2;
         const int64_t width = round_up(row.count, kColumns);

@@ -25,8 +25,9 @@ BLOCK = 64
 ACTIVATION_GROUP = 32
 """Columns of activations that share an int8 scale, unless a format says otherwise."""
 COARSE_GROUP = 128
-"""The same where the weights' few bits cost more accuracy. A product then needs a scale less every 32 columns, as with
-weights in groups of so many columns."""
+"""The same for formats whose weights have larger rounding errors; also the group of int8 weights.
+
+Where weights or activations have groups of this size, the kernels need one multiplication less per 32 columns."""
 
 
 @dataclass(frozen=True, slots=True)

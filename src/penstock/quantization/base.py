@@ -193,9 +193,8 @@ class WeightFactory:
     def precise(self, *, least_bits: int = 0) -> "WeightFactory":
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
-        For weights of fewer than `least_bits` bits, activations stay at 8 bits and only their groups are at most
-        `ACTIVATION_GROUP` columns. Meant for layers that process few rows and whose rounding errors reach the logits
-        directly.
+        For weights of fewer than `least_bits` bits, activations keep 8 bits, in groups of `ACTIVATION_GROUP` columns.
+        Meant for layers that process few rows and whose rounding errors reach the logits directly.
         """
         precise = copy.copy(self)
         precise._precise_bits = least_bits
