@@ -132,7 +132,8 @@ inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* targe
 }
 
 // Converts elements from `first` on with one scale for all, as to_int8 does, 16 at a time, and returns the scale. Reads
-// Halves * 16 elements (zeros beyond the row's end), and calls body(half, integers, sum) for each 16 of the first `count`.
+// Halves * 16 elements (zeros beyond the row's end), and calls body(half, integers, sum) for each 16 of the first
+// `count`.
 template <int Halves, class Body>
 float to_int8_by_halves(const Row& row, int64_t first, int64_t count, const Body& body) {
     return row.reading(first, Halves * kLanes, [&](const auto& load) {
