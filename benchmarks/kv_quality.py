@@ -1,4 +1,4 @@
-"""What an int8 KV cache costs at long contexts: perplexity beside a cache of the model's dtype, by the same weights.
+"""What an int8 KV cache costs at long contexts: perplexity beside a cache of bfloat16, by the same weights.
 
     python benchmarks/kv_quality.py MODEL [--lengths 4096 8192] [--windows 4] [--options "" quantization=int8]
 
@@ -50,7 +50,7 @@ def main() -> None:
         prompts = windows(args.model / "tokenizer.json", length, args.windows)
         for option in args.options:
             given = dict(pair.split("=") for pair in option.split(",") if pair)
-            exact, likeliest = predictions(args.model, prompts, given)
+            exact, likeliest = predictions(args.model, prompts, given | {"kv_cache_dtype": "bfloat16"})
             ours, chosen = predictions(args.model, prompts, given | {"kv_cache_dtype": "int8"})
             perplexity, with_int8 = (math.exp(-sum(values) / len(values)) for values in (exact, ours))
             differences = [a - b for a, b in zip(exact, ours, strict=True)]

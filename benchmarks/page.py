@@ -129,7 +129,7 @@ def page() -> str:
 def peer_table(runs: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
     yield "| model | weights | peer | scenario | Penstock | other cache | peer | ratio |"
     yield "|---|---|---|---|---|---|---|---|"
-    for run, rows in sorted(runs.items(), key=lambda entry: (entry[0].split()[2] != "openvino", entry[0])):
+    for run, rows in sorted(runs.items(), key=lambda entry: (not entry[0].split()[2].startswith("openvino"), entry[0])):
         model, weights, peer = run.split()
         for row, rates in sorted(rows.items(), key=lambda entry: entry[0] in UNITS):
             ours, theirs = rates.get("penstock"), rates.get(peer)

@@ -3,8 +3,9 @@
     python benchmarks/peers.py MODEL WEIGHTS PEER [--rounds 3] [--scenarios "1x32:64 8x64:64"] [--isa avx2]
 
 MODEL is a folder that the kit's `make_model.py` or `real_shapes.py` wrote; WEIGHTS bf16, int8 or int4, or q8_0,
-q4_k_m or q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm (bf16 only). Beside OpenVINO, which
-keeps keys and values in 8 bits, a second Penstock runs with the other cache dtype. Medians of the rounds go to
+q4_k_m or q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm (bf16 only). Beside int8 and int4,
+OpenVINO also runs with the weights that cost it no more quality than these cost Penstock, fp16 and int8, if the folder
+has them; beside bf16 a second Penstock runs with a cache of int8, OpenVINO's. Medians of the rounds go to
 results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values. With --isa
 Penstock runs on kernels of a lesser instruction set (the peer on the best, as always), under "<weights>/<isa>".
 """
@@ -32,18 +33,22 @@ PEERS = {
     },
     "vllm": {"bf16": "vllm"},
 }
+BETTER = {"int8": "openvino-fp16", "int4": "openvino-int8"}
+"""OpenVINO's weights that cost no more quality than Penstock's (`docs/quantization.md`)."""
 Rows = dict[str, dict[str, float]]
 
 
-def engines(weights: str, peer: str) -> dict[str, str]:
+def engines(model: str, weights: str, peer: str) -> dict[str, str]:
     """The kit's name of each engine, and the name that results have it under."""
     if weights.startswith("q"):
         return {f"penstock-gguf={weights}": "penstock", PEERS[peer][weights]: peer}
-    quantized = weights != "bf16"
-    penstock = f"penstock-quantization={weights}" if quantized else "penstock"
-    names = {penstock: "penstock", PEERS[peer][weights]: peer}
-    if peer == "openvino":
-        names[f"{penstock}{',' if quantized else '-'}kv_cache_dtype=int8"] = "penstock, int8 cache"
+    if weights == "bf16":
+        names = {"penstock": "penstock", PEERS[peer][weights]: peer}
+        return names | ({"penstock-kv_cache_dtype=int8": "penstock, int8 cache"} if peer == "openvino" else {})
+    names = {f"penstock-quantization={weights}": "penstock", PEERS[peer][weights]: peer}
+    better = BETTER[weights]
+    if peer == "openvino" and (Path(model) / better).exists():
+        names[better] = better
     return names
 
 
@@ -75,12 +80,19 @@ def main() -> None:
     args = parser.parse_args()
     if args.weights not in PEERS[args.peer]:
         parser.error(f"{args.peer} runs {', '.join(PEERS[args.peer])}")
-    rows = compare(args.model, engines(args.weights, args.peer), args.rounds, args.scenarios, args.isa)
+    rows = compare(args.model, engines(args.model, args.weights, args.peer), args.rounds, args.scenarios, args.isa)
     file = results_file("peers")
     kept = json.loads(file.read_text()) if file.exists() else {}
     weights = f"{args.weights}/{args.isa}" if args.isa else args.weights
-    name = f"{Path(args.model).name} {weights} {args.peer}"
-    save("peers", kept | {name: kept.get(name, {}) | rows})
+    peers = {engine for rates in rows.values() for engine in rates if not engine.startswith("penstock")}
+    for peer in peers:
+        name = f"{Path(args.model).name} {weights} {peer}"
+        shown = {
+            row: {engine: rate for engine, rate in rates.items() if engine == peer or engine not in peers}
+            for row, rates in rows.items()
+        }
+        kept[name] = kept.get(name, {}) | shown
+    save("peers", kept)
 
 
 if __name__ == "__main__":

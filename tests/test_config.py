@@ -152,12 +152,22 @@ def test_a_format_takes_its_values_and_its_share_of_scales(name: str, bits: floa
     assert FORMATS[name].packed_bytes(rows, columns) == bits * rows * columns / 8 + row_scales
 
 
-def test_the_cache_is_of_the_models_type_unless_told_otherwise() -> None:
-    for kind in ("none", "int8", "int4"):
-        assert settled(quantization=kind).kv_cache_dtype == "bfloat16"
-    assert settled(quantization="int4", kv_cache_dtype="int8").kv_cache_dtype == "int8"
-    stored = replace(FACTS, stored_format="gptq")
-    assert settled(stored).kv_cache_dtype == "bfloat16"
+def test_the_cache_is_int8_beside_weights_rounded_for_native_kernels_and_else_of_the_models_type() -> None:
+    machine = replace(CPU, native=True)
+    for kind in ("int8", "int4"):
+        assert settled(FACTS, machine, quantization=kind).kv_cache_dtype == "int8"
+        assert settled(FACTS, machine, quantization=kind, kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
+        assert settled(FACTS, CPU, quantization=kind).kv_cache_dtype == "bfloat16"
+    assert settled(FACTS, machine).kv_cache_dtype == "bfloat16"
+    assert settled(FACTS, machine, kv_cache_dtype="int8").kv_cache_dtype == "int8"
+    assert settled(replace(FACTS, stored_format="gptq"), machine).kv_cache_dtype == "bfloat16"
+
+
+def test_latents_are_not_cached_in_int8_unless_told_so() -> None:
+    layer = LayerFacts(KVSpec(1, 576, latent=True), LAYER.working)
+    facts, machine = replace(FACTS, layers=(layer,) * 4), replace(CPU, native=True)
+    assert settled(facts, machine, quantization="int8").kv_cache_dtype == "bfloat16"
+    assert settled(facts, machine, quantization="int8", kv_cache_dtype="int8").kv_cache_dtype == "int8"
 
 
 @pytest.mark.parametrize(("multiplies", "half"), [(True, "bfloat16"), (False, "float16")])

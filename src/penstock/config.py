@@ -75,9 +75,9 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of cached keys and values; auto: the model's, and for quantized GGUF files bfloat16 where the processor "
-        "multiplies it, else float16; int8: half the size of these, with a scale per token and head, and queries are "
-        "quantized as well",
+        "type of cached keys and values; auto: int8 with quantization, on a CPU with native kernels and except for "
+        "latents; for quantized GGUF files bfloat16 where the processor multiplies it, else float16; otherwise the "
+        "model's; int8: half the size of 16 bits, with a scale per token and head, and queries are quantized as well",
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "reuse the computed blocks of common prompt prefixes")

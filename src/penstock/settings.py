@@ -20,7 +20,7 @@ from penstock.memory import (
     plan_encoder_memory,
     plan_memory,
 )
-from penstock.model_facts import BYTES_OF, DType, KVDType, ModelFacts, ModelPrecision
+from penstock.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision
 from penstock.ranks import Meeting
 
 
@@ -255,8 +255,13 @@ def _precision(facts: ModelFacts, config: EngineConfig, machine: Machine, quanti
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
-        half = "bfloat16" if machine.multiplies_bfloat16 else "float16"
-        wanted = half if facts.halves_kv else dtype
+        has_latents = any(isinstance(cache, KVSpec) and cache.latent for cache in facts.caches)
+        if quantization is not None and machine.native and not has_latents:
+            wanted = "int8"
+        elif facts.halves_kv:
+            wanted = "bfloat16" if machine.multiplies_bfloat16 else "float16"
+        else:
+            wanted = dtype
     return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
 
 
