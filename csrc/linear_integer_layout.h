@@ -68,6 +68,8 @@ struct Form {
 enum Coarse : int32_t { kFine, kCoarseWeights, kCoarseActivations };
 constexpr int64_t kCoarseBlocks = 2;
 
+constexpr int kOpenedCentre = 128;  // what unpacked bytes have in place of a zero point
+
 // The layout of an integer weight.
 struct IntegerLayout {
     static constexpr int kColumns = 64;
@@ -109,14 +111,24 @@ struct IntegerLayout {
     template <int Groups>
     void read(const uint8_t* data, int64_t at, float* scales, float* offsets) const {
         const uint8_t* head = span_of(data, at);
-        const uint8_t* stored = groups ? data : head;
-        const int64_t count = std_max(groups, 1);
         const uint8_t* super = super_type == kNone ? nullptr : head;
-        expand<Groups>(stored, scale_type, super, 1.0f, scales);
+        expand<Groups>(stored(data, head), scale_type, super, 1.0f, scales);
         if (offset_type == kNone) return;
         const uint8_t* super_offset = super && offset == kMinimum ? head + kPanel * stored_bytes(super_type) : nullptr;
-        expand<Groups>(stored + kPanel * count * scale_bytes, offset_type, super_offset,
-                       1.0f / static_cast<float>(units), offsets);
+        expand<Groups>(stored_offsets(data, head), offset_type, super_offset, 1.0f / static_cast<float>(units), offsets);
+    }
+
+    // The same for values that are multiplied in the units of zero points, with their zero points subtracted: scales of
+    // a unit, and what is added to each value, kOpenedCentre less the zero point, in 4 bytes of [Groups][64 rows].
+    template <int Groups>
+    void read_units(const uint8_t* data, int64_t at, float* scales, float* added) const {
+        const uint8_t* head = span_of(data, at);
+        expand<Groups>(stored(data, head), scale_type, nullptr, 1.0f / static_cast<float>(units), scales);
+        for (int g = 0; g < Groups; g++) {
+            const uint8_t* zeros = stored_offsets(data, head) + g * groups / Groups * kPanel;
+            for (int i = 0; i < kPanel; i += kLanes)
+                store_i32(added + g * kPanel + i, repeat_bytes(sub(set_i32(kOpenedCentre), widen_u8(zeros + i))));
+        }
     }
 
     // Calls body(Form) for the weight's form; returns false if no format in `penstock.weight_formats` has it.
@@ -162,6 +174,17 @@ struct IntegerLayout {
     }
 
   private:
+    // A block's group scales, and their offsets: in its own header, or in that of its span.
+    const uint8_t* stored(const uint8_t* data, const uint8_t* head) const { return groups ? data : head; }
+    const uint8_t* stored_offsets(const uint8_t* data, const uint8_t* head) const {
+        return stored(data, head) + kPanel * std_max(groups, 1) * scale_bytes;
+    }
+
+    static i32x16 repeat_bytes(i32x16 low) {
+        const i32x16 two = bit_or(low, shift_left<8>(low));
+        return bit_or(two, shift_left<16>(two));
+    }
+
     template <class Of, class Body>
     bool is(const Body& body) const {
         const bool same = scale_type == Of::kScale && offset == Of::kOffset && offset_type == Of::kOffsetType &&
@@ -248,6 +271,17 @@ struct Values {
             return bit_or(low, bit_and(to_fifth<Step / 4 * 2>(upper), set_i32(0x30303030)));
         } else {
             return low;
+        }
+    }
+
+    // The same in fractions of a step, the units of zero points, plus `added`.
+    template <int Step>
+    static inline __attribute__((always_inline)) i32x16 fractions(const uint8_t* lines, int group, i32x16 added) {
+        if constexpr (Bits == 4) {  // a nibble's place in its byte is three bits further left, or one further right
+            const i32x16 both = rotate_left(load_i32(lines + Step * kLine), set_i32(group ? 31 : 3));
+            return add(bit_and(both, set_i32(0x78787878)), added);
+        } else {
+            return add(shift_left<Bits == 8 ? 0 : 7 - Bits>(step<Step>(lines, group, set_i32(4 * group))), added);
         }
     }
 

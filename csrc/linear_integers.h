@@ -26,8 +26,13 @@ inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide
         });
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
+            const uint8_t* at = x + 64 * r + 4 * (First + index);
+            if constexpr (kDotsBytes && Wide == 1) {  // without a register for the broadcast, a fifth faster on Zen 4
+                sum[r][0] = dot_u8_i8(sum[r][0], weight[0], at);
+                continue;
+            }
             int32_t bits;
-            std::memcpy(&bits, x + 64 * r + 4 * (First + index), 4);
+            std::memcpy(&bits, at, 4);
             const i32x16 value = set_i32(bits);
 #pragma GCC unroll 4
             for (int v = 0; v < Wide; v++) {
@@ -70,7 +75,7 @@ struct Int8Rows {
 
     // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
-    // `bytes(lines, group, step, v)` returns a vector's bytes of a step.
+    // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's.
     template <int Most, bool Halves, int R, int Wide, int Vectors, class Bytes>
     inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes, int64_t token,
                                                           Fetch& fetched, Sums* totals, int first_vector) const {
@@ -98,11 +103,13 @@ struct Int8Rows {
                     const int64_t place = (index * halves + half) * of.count + token;
                     i32x16 sum[R][Wide];
                     for_sums<R, Wide>([&](int r, int v) { sum[r][v] = set_i32(of.first[place + r]); });
+                    const int64_t at = (halves * group + half) * Vectors * kLanes;
                     multiply_values<Most, steps * half, steps>(
                         sum,
-                        [&](auto step, auto v) __attribute__((always_inline)) { return bytes(lines, group, step, v); },
+                        [&](auto step, auto v) __attribute__((always_inline)) {
+                            return bytes(lines, offsets + at, group, step, v);
+                        },
                         row);
-                    const int64_t at = (halves * group + half) * Vectors * kLanes;
                     const auto x_sum = [&](int r) { return set_f32(of.sums[place + r]); };
                     f32x16 value[R][Wide];
                     for_sums<R, Wide>([&](int r, int v) { value[r][v] = to_f32(sum[r][v]); });
@@ -167,7 +174,6 @@ struct Integers : InBlocks {
     static constexpr int kOpenedLines = kSteps * 64, kOpenedScales = kGroups * 64,
                          kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
                          kOpened = kLongSlice * kVectors * kOpenedBlock;
-    static constexpr int kOpenedCentre = 128;
 
     static int64_t block_bytes(const Weight& weight) { return IntegerLayout(weight).block; }
     static int64_t header_bytes(const Weight& weight) { return IntegerLayout(weight).header; }
@@ -249,18 +255,15 @@ struct Integers : InBlocks {
         for (int64_t b = 0; b < slice.count; b++) {
             const uint8_t* data = slice.data + layout.offset_of(slice.first + b) - layout.offset_of(slice.first);
             float scales[kGroups * kPanel], offsets[kGroups * kPanel];
-            layout.read<kGroups>(data, slice.first + b, scales, offsets);
-            if (!takes_zeros()) make_relative(offsets);
+            read(data, slice.first + b, takes_zeros(), scales, offsets);
             for (int v = 0; v < kVectors; v++) {
                 uint8_t* lines = bytes + (v * slice.count + b) * kOpenedBlock;
-                float* opened_scales = reinterpret_cast<float*>(lines + kOpenedLines);
-                float* opened_offsets = opened_scales + kGroups * kLanes;
+                uint8_t* opened_scales = lines + kOpenedLines;
                 for (int g = 0; g < kGroups; g++) {
-                    std::memcpy(opened_scales + g * kLanes, scales + g * kPanel + v * kLanes, 64);
-                    std::memcpy(opened_offsets + g * kLanes, offsets + g * kPanel + v * kLanes, 64);
+                    std::memcpy(opened_scales + g * 64, scales + g * kPanel + v * kLanes, 64);
+                    std::memcpy(opened_scales + kOpenedScales + g * 64, offsets + g * kPanel + v * kLanes, 64);
                 }
-                open_lines(data + layout.header + 64 * v, lines);
-                if (takes_zeros()) take_zeros(lines, opened_scales, opened_offsets);
+                open_lines(data + layout.header + 64 * v, offsets + v * kLanes, lines);
             }
         }
         return bytes;
@@ -326,7 +329,7 @@ struct Integers : InBlocks {
                                 kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset, layout.coarse};
             rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1>(
                 blocks,
-                [](const uint8_t* lines, int group, auto step, auto) __attribute__((always_inline)) {
+                [](const uint8_t* lines, const float*, int group, auto step, auto) __attribute__((always_inline)) {
                     return load_i32(lines + (8 * group + step) * 64);
                 },
                 token, prefetch, sums, vector);
@@ -336,27 +339,39 @@ struct Integers : InBlocks {
     // Add the products of R rows with packed blocks.
     template <int R>
     void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
+        if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
+            if (takes_fractions())
+                return add_packed<R>(slice, token, prefetch, sums, kCentre,
+                                     [](const uint8_t* lines, const float* offsets, int group, auto step, auto v)
+                                         __attribute__((always_inline)) {
+                                             return Values<Bits>::template fractions<step>(
+                                                 lines + 64 * v, group, load_i32(offsets + v * kLanes));
+                                         });
+        }
+        add_packed<R>(slice, token, prefetch, sums, layout.offset,
+                      [](const uint8_t* lines, const float*, int group, auto step, auto v)
+                          __attribute__((always_inline)) {
+                              return Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group));
+                          });
+    }
+
+    template <int R, class Bytes>
+    inline __attribute__((always_inline)) void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums,
+                                                          int32_t offset, const Bytes& bytes) const {
         constexpr int wide = R > kMaxRows ? kWide / 4 : kWide / 2;
         alignas(64) float scales[kSlice][2][kGroups * kPanel];
         for (int64_t first = 0; first < slice.count; first += kSlice) {
             const int64_t count = std_min(slice.count - first, kSlice);
-            for (int64_t b = 0; b < count; b++) {
-                layout.read<kGroups>(data_of(slice, first + b), slice.first + first + b, scales[b][0], scales[b][1]);
-                make_relative(scales[b][1]);
-            }
+            for (int64_t b = 0; b < count; b++)
+                read(data_of(slice, first + b), slice.first + first + b, takes_fractions(), scales[b][0], scales[b][1]);
             for (int vector = 0; vector < kVectors; vector += wide) {
                 for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, evenly spaced
                     run = std_min(count - b, layout.left_of_span(slice.first + first + b));
                     const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
                                         scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
-                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, layout.offset,
+                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, offset,
                                         layout.coarse};
-                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(
-                        blocks,
-                        [](const uint8_t* lines, int group, auto step, auto v) __attribute__((always_inline)) {
-                            return Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group));
-                        },
-                        token, prefetch, sums, vector);
+                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(blocks, bytes, token, prefetch, sums, vector);
                 }
             }
         }
@@ -478,42 +493,41 @@ struct Integers : InBlocks {
 
     // Whether unpacked bytes have the zero point subtracted: if sums of byte products cannot saturate.
     bool takes_zeros() const { return kDotsBytes && has_zeros(); }
+    bool has_zeros() const { return layout.offset == kZero || layout.offset == kFraction; }
 
-    // Make a block's zero points relative to kOpenedCentre, which `Int8Rows::first` subtracts.
-    void make_relative(float* offsets) const {
+    // Whether packed values have it subtracted when they are multiplied.
+    bool takes_fractions() const { return kDotsBytes && layout.offset == kFraction; }
+
+    // A block's scales and offsets, [kGroups][64 rows]. Taken: offsets are what is added to bytes to subtract their zero
+    // points; otherwise zero points are relative to kOpenedCentre, which `Int8Rows::first` subtracts.
+    void read(const uint8_t* data, int64_t at, bool taken, float* scales, float* offsets) const {
+        if (taken) return layout.read_units<kGroups>(data, at, scales, offsets);
+        layout.read<kGroups>(data, at, scales, offsets);
         for (int i = 0; has_zeros() && i < kGroups * kPanel; i += kLanes)
             store_f32(offsets + i, sub(load_f32(offsets + i), set_f32(kOpenedCentre)));
     }
-    bool has_zeros() const { return layout.offset == kZero || layout.offset == kFraction; }
 
-    static void open_lines(const uint8_t* packed, uint8_t* lines) {
-        for (int group = 0; group < 2; group++) {
-            const i32x16 shift = set_i32(4 * group);
-            unrolled<8>([&](auto step) __attribute__((always_inline)) {
-                store_i32(lines + (8 * group + step) * 64, Values<Bits>::template step<step>(packed, group, shift));
+    // Unpack a vector's lines to bytes, with the offsets that `read` returned.
+    void open_lines(const uint8_t* packed, const float* offsets, uint8_t* lines) const {
+        const auto open = [&](const auto& bytes) __attribute__((always_inline)) {
+            unrolled<16>([&](auto index) __attribute__((always_inline)) {
+                constexpr int group = index / 8, of_offsets = index * kGroups / 16;
+                const i32x16 added = load_i32(offsets + of_offsets * kPanel);
+                store_i32(lines + index * 64, bytes(std::integral_constant<int, index % 8>(), group, added));
             });
-        }
-    }
-
-    // Convert bytes to (value - zero) * units + kOpenedCentre.
-    void take_zeros(uint8_t* lines, float* scales, const float* offsets) const {
-        constexpr int steps = kSteps / kGroups;
-        const bool fraction = layout.offset == kFraction;
-        const f32x16 units = set_f32(static_cast<float>(layout.units)), inverse = div(set_f32(1.0f), units);
-        for (int g = 0; g < kGroups; g++) {
-            const i32x16 zero = round_to_i32(mul(load_f32(offsets + g * kLanes), units));
-            const i32x16 taken = repeat_bytes(sub(set_i32(kOpenedCentre), zero));
-            store_f32(scales + g * kLanes, mul(load_f32(scales + g * kLanes), inverse));
-            for (int step = g * steps; step < (g + 1) * steps; step++) {
-                const i32x16 value = load_i32(lines + step * 64);
-                store_i32(lines + step * 64,
-                          add(fraction ? shift_left<Bits == 8 ? 0 : 7 - Bits>(value) : value, taken));
-            }
-        }
-    }
-    static i32x16 repeat_bytes(i32x16 low) {
-        const i32x16 two = bit_or(low, shift_left<8>(low));
-        return bit_or(two, shift_left<16>(two));
+        };
+        const auto step = [&](auto step, int group) __attribute__((always_inline)) {
+            return Values<Bits>::template step<step>(packed, group, set_i32(4 * group));
+        };
+        if (takes_fractions())
+            return open([&](auto step, int group, i32x16 added) __attribute__((always_inline)) {
+                return Values<Bits>::template fractions<step>(packed, group, added);
+            });
+        if (takes_zeros())
+            return open([&](auto at, int group, i32x16 added) __attribute__((always_inline)) {
+                return add(step(at, group), added);
+            });
+        open([&](auto at, int group, i32x16) __attribute__((always_inline)) { return step(at, group); });
     }
 };
 

@@ -82,6 +82,7 @@ template <int N> inline i32x16 shift_left(i32x16 a) { return {_mm512_slli_epi32(
 template <int N> inline i32x16 shift_right(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> inline i32x16 shift_right_signed(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 inline i32x16 shift_right(i32x16 a, i32x16 n) { return {_mm512_srlv_epi32(a.v, n.v)}; }
+inline i32x16 rotate_left(i32x16 a, i32x16 n) { return {_mm512_rolv_epi32(a.v, n.v)}; }
 // The lanes of two vectors in turn: a0 b0 a1 b1 ..., first those of the lower halves.
 inline void zip(i32x16 a, i32x16 b, i32x16& first, i32x16& last) {
     const __m512i lower = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -261,6 +262,11 @@ template <int N> inline i32x16 shift_right(i32x16 a) {
 }
 inline i32x16 shift_right(i32x16 a, i32x16 n) {
     return {_mm256_srlv_epi32(a.lo, n.lo), _mm256_srlv_epi32(a.hi, n.hi)};
+}
+inline i32x16 rotate_left(i32x16 a, i32x16 n) {
+    const __m256i lo = _mm256_sub_epi32(_mm256_set1_epi32(32), n.lo), hi = _mm256_sub_epi32(_mm256_set1_epi32(32), n.hi);
+    return {_mm256_or_si256(_mm256_sllv_epi32(a.lo, n.lo), _mm256_srlv_epi32(a.lo, lo)),
+            _mm256_or_si256(_mm256_sllv_epi32(a.hi, n.hi), _mm256_srlv_epi32(a.hi, hi))};
 }
 template <int N> inline i32x16 shift_right_signed(i32x16 a) {
     return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
