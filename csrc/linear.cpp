@@ -69,21 +69,30 @@ __attribute__((noinline)) void finish(const LinearArgs args, int64_t begin, int6
 #pragma GCC unroll 2
         for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);
     };
-    if (args.y_dtype == kBFloat16 && width - first >= outputs * kLanes) {
+    const auto finish_all = [&](const auto& store) __attribute__((always_inline)) {
         for (int64_t token = begin; token < end; token++) {
             f32x16 y[kVectors];
             finished(token, y);
+            store(token, y);
+        }
+    };
+    const bool whole = width - first >= outputs * kLanes;
+    if (args.y_dtype == kBFloat16 && whole) {
+        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
 #pragma GCC unroll 2
             for (int v = 0; v < outputs; v += 2)
                 store_bf16(static_cast<uint16_t*>(args.y) + at(token, v), y[v], y[v + 1]);
-        }
+        });
+    } else if (args.y_dtype == kFloat32 && whole) {
+        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+            for (int v = 0; v < outputs; v++) store_f32(static_cast<float*>(args.y) + at(token, v), y[v]);
+        });
     } else {
-        for (int64_t token = begin; token < end; token++) {
-            f32x16 y[kVectors];
-            finished(token, y);
+        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) {
             for (int v = 0; v < outputs; v++)
                 write_row(args.y, args.y_dtype, at(token, v), width - first - v * kLanes, y[v]);
-        }
+        });
     }
 }
 

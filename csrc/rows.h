@@ -73,6 +73,10 @@ struct Row {
             const uint16_t* elements = static_cast<const uint16_t*>(data) + first + from;
             return body([=](int64_t i) { return load_bf16(elements + i); });
         }
+        if (dtype == kFloat32 && from + size <= count) {
+            const float* elements = static_cast<const float*>(data) + first + from;
+            return body([=](int64_t i) { return load_f32(elements + i); });
+        }
         return body([=](int64_t i) { return at(from + i); });
     }
 };
