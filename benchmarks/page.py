@@ -22,8 +22,8 @@ their speed changes by the hour: compare within a table, not between tables. Pyt
 AMX kernels are tested in an emulator and have not been timed on hardware.
 
 Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by 128
-columns or a row. Today's groups of 32 columns improve quality ([quantization.md](quantization.md)), and take more time
-where many tokens are multiplied.
+columns or a row. Today's smaller groups improve quality ([quantization.md](quantization.md)), and take more time where
+many tokens are multiplied.
 
 ## Compared with other engines
 
@@ -35,7 +35,9 @@ both engines read; with `/avx2`, Penstock runs the kernels of processors without
 best. A scenario `NxIN:OUT` is N simultaneous requests with prompts of IN/2 to IN tokens and OUT output tokens each,
 greedy; with `shared=S` all prompts have the same first S tokens. Rates are output tokens per second, or all tokens per
 second for OUT = 1; medians of the rounds. OpenVINO caches keys and values in 8 bits, and so does Penstock here with
-quantized weights; "other cache" is Penstock with the other type of cache. The ratio is Penstock's rate divided by the
+quantized weights; "other cache" is Penstock with the other type of cache. `openvino-fp16` beside int8 and `openvino-int8`
+beside int4 are OpenVINO's weights that cost it no more quality than these cost Penstock
+([quantization.md](quantization.md#what-it-costs-in-quality)). The ratio is Penstock's rate divided by the
 peer's; for load time and memory, its seconds or bytes divided by the peer's."""
 
 ROOFLINE = """\
