@@ -35,8 +35,8 @@ both engines read; with `/avx2`, Penstock runs the kernels of processors without
 best. A scenario `NxIN:OUT` is N simultaneous requests with prompts of IN/2 to IN tokens and OUT output tokens each,
 greedy; with `shared=S` all prompts have the same first S tokens. Rates are output tokens per second, or all tokens per
 second for OUT = 1; medians of the rounds. OpenVINO caches keys and values in 8 bits, and so does Penstock here with
-quantized weights; "other cache" is Penstock with the other type of cache. `openvino-fp16` beside int8 and `openvino-int8`
-beside int4 are OpenVINO's weights that cost it no more quality than these cost Penstock
+quantized weights; "other cache" is Penstock with the other type of cache. `openvino-fp16` beside int8 and
+`openvino-int8` beside int4 are OpenVINO's weights that cost it no more quality than these cost Penstock
 ([quantization.md](quantization.md#what-it-costs-in-quality)). The ratio is Penstock's rate divided by the
 peer's; for load time and memory, its seconds or bytes divided by the peer's."""
 
