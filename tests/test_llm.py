@@ -9,7 +9,10 @@ import pytest
 import tokenizers
 
 from penstock import LLM, Function, SamplingParams, Tools
-from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
+from penstock.config import EngineConfig
+from penstock.engine.build import build
+from penstock.engine.core import EngineCore
+from penstock.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from penstock.parsers.parts import Text, ToolCall
 from penstock.request import FinishReason
 from tests.checkpoints import write_tiny_llama
@@ -21,6 +24,22 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 def llm(tiny_llama: Path) -> Iterator[LLM]:
     with LLM(str(tiny_llama), kv_cache_memory="8MiB", max_num_seqs=8, threads=1, seed=1) as made:
         yield made
+
+
+@pytest.mark.parametrize("is_built_already", [False, True])
+def test_the_engine_is_closed_if_the_tokenizer_cannot_be_read(
+    is_built_already: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    close = EngineCore.close
+    monkeypatch.setattr(EngineCore, "close", lambda self: (closed.append(self), close(self)))
+    folder = write_tiny_llama(tmp_path)
+    (folder / "tokenizer.json").write_text("{")
+    options = {"kv_cache_memory": "8MiB", "threads": 1}
+    engine = build(EngineConfig.from_options(model=str(folder), **options)) if is_built_already else None
+    with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
+        LLM(str(folder), engine=engine, **options)
+    assert len(closed) == 1
 
 
 def test_prompts_are_answered_in_their_order_whether_text_or_token_ids(llm: LLM) -> None:

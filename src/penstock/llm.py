@@ -9,13 +9,15 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock import startup
+from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineStats
-from penstock.errors import ConfigError, EngineDeadError, EngineError, InvalidRequestError
+from penstock.errors import EngineDeadError, EngineError, InvalidRequestError, PenstockError
 from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.input_processor import InputProcessor
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
@@ -60,15 +62,15 @@ class LLM:
     def __init__(self, model: str | None = None, *, engine: "Core | None" = None, **options: Any) -> None:
         self._core: "Core | None" = None
         config = EngineConfig.from_options(model=model, **options)
-        core = engine or _start(config)
+        core, tokenizer = (engine, None) if engine else _start(config)
         self._core = core
         self._adapters = AdapterNames(lambda: core.info)
         try:
             self._adapters.add_listed(config.adapters.paths)
-        except ConfigError:
+            self.tokenizer = Tokenizer.load(core.info.model_path) if tokenizer is None else tokenizer.result()
+        except PenstockError:
             core.close()
             raise
-        self.tokenizer = Tokenizer.load(core.info.model_path)
         self._input_processor = InputProcessor(self.tokenizer, core.info)
         self._text_encoder = TextEncoder(self.tokenizer, core.info)
         self._inspector = Inspector(core.info.model_path, core.info.vocab_size)
@@ -390,12 +392,14 @@ def _each_adapter(adapter: str | Sequence[str | None] | None, count: int) -> lis
     return list(adapter)
 
 
-def _start(config: EngineConfig) -> "Core":
-    with startup.starting(config) as imported:
+def _start(config: EngineConfig) -> "tuple[Core, Future[Tokenizer | None]]":
+    """The engine, and the model's tokenizer, which a thread of its own loads beside the weights."""
+    with startup.starting(config) as imported, ThreadPoolExecutor(1, "tokenizer") as beside:
         from penstock.engine.build import build
 
         imported()
-        return build(config)
+        tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(config.model.model)))
+        return build(config), tokenizer
 
 
 def _bar(total: int) -> "tqdm[Any]":

@@ -15,6 +15,9 @@ _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 
 _MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of E2M1; the scale is half of E8M0's in turn."""
 
+_LOWER_4, _LOWER_6, _UPPER_2 = 0x0F0F0F0F, 0x3F3F3F3F, 0x30303030
+"""Bits of each of the four bytes of an int32."""
+
 
 def quantized_rows(type: str, rows: Tensor) -> Quantized:
     """Unpack `rows` uint8 [n, row_bytes] of ggml's type `type` to its format in `GGUF_FORMATS`."""
@@ -54,17 +57,19 @@ def _q5_k(blocks: Tensor) -> Quantized:
 
 def _with_minima(blocks: Tensor, values: Tensor) -> Quantized:
     """Q4_K and Q5_K: 8 scales and minima of 6 bits in 12 bytes; upper bits of the last 4 are in bytes of the first."""
-    first, second, rest = _cut(blocks[..., 4:16], 3, 4).unbind(-2)
-    scales = torch.cat((first & 63, rest & 15 | first >> 2 & 48), -1)
-    minima = torch.cat((second & 63, rest >> 4 | second >> 2 & 48), -1)
+    first, second, rest = blocks[..., 4:16].contiguous().view(torch.int32).unbind(-1)  # 4 bytes each
+    scales = torch.stack((first & _LOWER_6, rest & _LOWER_4 | first >> 2 & _UPPER_2), -1)
+    minima = torch.stack((second & _LOWER_6, rest >> 4 & _LOWER_4 | second >> 2 & _UPPER_2), -1)
+    scales, minima = scales.view(torch.uint8), minima.view(torch.uint8)
     return Quantized(_row(values), _row(scales), _row(minima), _halves(blocks, 0), _halves(blocks, 2))
 
 
 def _q6_k(blocks: Tensor) -> Quantized:
-    lower = _nibbles(_cut(blocks[..., :128], 2, 64))  # [..., 2, 128]
-    upper = _spread(_cut(blocks[..., 128:192], 2, 32), 2, 4).flatten(-2)
+    values = _nibbles(_cut(blocks[..., :128].contiguous(), 2, 64))  # [..., 2, 128]
+    upper = _cut(blocks[..., 128:192].contiguous(), 2, 32)
+    values |= torch.cat((upper << 4, upper << 2, upper, upper >> 2), -1).bitwise_and_(48)
     scales = _row(blocks[..., 192:208]).view(torch.int8)
-    return Quantized(_row(lower | upper << 4), scales, super_scales=_halves(blocks, 208))
+    return Quantized(_row(values), scales, super_scales=_halves(blocks, 208))
 
 
 def _q2_k(blocks: Tensor) -> Quantized:
