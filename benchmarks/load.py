@@ -22,15 +22,23 @@ START = """
 import sys
 from penstock import LLM
 options = dict(pair.split("=", 1) for pair in sys.argv[3:])
-LLM(sys.argv[1], packed_cache=sys.argv[2], kv_cache_memory="256MiB", max_model_len=512, **options).close()
+llm = LLM(sys.argv[1], packed_cache=sys.argv[2], kv_cache_memory="256MiB", max_model_len=512, **options)
+print("ready", flush=True)
+llm.close()
 """
 
 
 def seconds(model: str, packed: str, options: list[str]) -> float:
-    """From the start of a process to its end, which follows at once on the model being ready."""
+    """From the start of a process until its model is ready."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", START, model, packed, *options], check=True, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    command = [sys.executable, "-c", START, model, packed, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        ready = time.perf_counter()
+    if said != "ready\n" or process.returncode:
+        raise SystemExit(f"{model} does not load")
+    return ready - began
 
 
 def main() -> int:

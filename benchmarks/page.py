@@ -72,7 +72,7 @@ OTHERS = {  # benchmark: (title, command, remark)
     "load": (
         "Loading",
         "load.py MODEL",
-        "From the start of a process to its end, which follows at once on the model being ready.",
+        "From the start of a process until the model is ready, imports included. A first start packs, later ones map.",
     ),
     "memory": ("Memory", "memory.py MODEL", "qwen3-0.6b, peak of the engine process with the pool full."),
     "second_turn": (

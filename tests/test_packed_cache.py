@@ -4,6 +4,7 @@ import mmap
 import os
 import re
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,17 @@ def entries(seed: int = 0, size: int = 3 * 4096 + 5) -> dict[str, Entry]:
 
 
 def write(cache: PackedCache, key: str = KEY, seed: int = 0, size: int = 3 * 4096 + 5) -> bool:
+    return write_entries(cache, entries(seed, size), key)
+
+
+def write_entries(cache: PackedCache, made: dict[str, Entry], key: str = KEY) -> bool:
     with cache.locked(key) as is_mine:
         assert is_mine
-        return cache.write(key, entries(seed, size))
+        draft = cache.begin(key, sum(part.nbytes for entry in made.values() for part in entry.parts))
+        if draft is None:
+            return False
+        with closing(draft):
+            return draft.finish(made)
 
 
 def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
@@ -46,19 +55,57 @@ def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
     assert (tmp_path / "some" / "folder").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("room", [0, 4096, 8 * 2**20 + 300, 2**24])
 @pytest.mark.parametrize("sizes", [(), (0,), (5, 5 * 2**20 + 3, 0, 70, 3 * 2**20)], ids=str)
-def test_parts_larger_than_a_chunk_and_no_parts_at_all_are_found_again(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
+    tmp_path: Path, sizes: tuple[int, ...], room: int
+) -> None:
     rng = np.random.default_rng(0)
-    made = {str(i): Entry("1", (rng.integers(0, 256, size, np.uint8),)) for i, size in enumerate(sizes)}
     cache = PackedCache(tmp_path / "folder")
+    made = {}
     with cache.locked(KEY):
-        assert cache.write(KEY, made)
+        draft = cache.begin(KEY, room)
+        assert draft is not None
+        for i, size in enumerate(sizes):
+            content = rng.integers(0, 256, size, np.uint8)
+            part = draft.room.take(size)
+            if part is None:
+                part = content
+            else:
+                assert not part.any()
+                part[:] = content
+            made[str(i)] = Entry("1", (part,))
+        with closing(draft):
+            assert draft.finish(made)
     found = find(cache, KEY)
     assert found is not None
     for name, entry in made.items():
         kept = found.get(name)
         assert kept is not None
         assert np.array_equal(kept.parts[0], entry.parts[0])
+    assert found.path.stat().st_size <= 2 * 2**20 + sum(-(-size // 4096) * 4096 for size in sizes) + 4096
+
+
+def test_a_draft_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "folder")
+    with cache.locked(KEY):
+        left = tmp_path / "folder" / f"{KEY}.tmp"
+        left.write_text("its owner died")
+        draft = cache.begin(KEY, 5000)
+        assert draft is not None
+        part = draft.room.take(5000)
+        assert part is not None
+        assert left.stat().st_size > 2**20
+        draft.close()
+        part[:] = 1  # it is still memory
+    assert [path.suffix for path in (tmp_path / "folder").iterdir()] == [".lock"]
+
+
+def test_a_model_of_too_many_weights_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = {f"{number:064}": Entry("1", ()) for number in range(30_000)}
+    assert not write_entries(PackedCache(tmp_path / "folder"), made)
+    assert "too many weights" in caplog.text
+    assert not list((tmp_path / "folder").glob("*.[tp]*"))
 
 
 def huge_kib(file: Path) -> int:
@@ -73,17 +120,25 @@ def huge_kib(file: Path) -> int:
 
 
 def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    made = {str(i): Entry("1", (rng.integers(0, 256, 1_300_000 + 77 * i, np.uint8),)) for i in range(8)}
+    sizes = [1_300_000 + 77 * i for i in range(8)]
     cache = PackedCache(tmp_path / "folder")
     with cache.locked(KEY):
-        assert cache.write(KEY, made)
+        draft = cache.begin(KEY, sum(sizes) + 2**20)
+        assert draft is not None
+        made = {}
+        for size in sizes:
+            part = draft.room.take(size)
+            assert part is not None
+            part[:] = 1
+            made[str(size)] = Entry("1", (part,))
+        with closing(draft):
+            assert draft.finish(made)
     found = find(cache, KEY)
     assert found is not None
-    for name, entry in made.items():
+    for name in made:
         kept = found.get(name)
         assert kept is not None
-        assert np.array_equal(kept.parts[0], entry.parts[0])
+        assert kept.parts[0].all()
     plain = tmp_path / "plain"
     plain.write_bytes(bytes(4 << 20))
     with plain.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
@@ -108,7 +163,7 @@ def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:
     assert fresh.parts[0].any()
 
 
-@pytest.mark.parametrize("place", [0, 9, 20, 60, 200, 4096, 4096 + 3000, -1])
+@pytest.mark.parametrize("place", [0, 9, 20, 60, 200, 2**20, 2 * 2**20, 2 * 2**20 + 7096, -1])
 def test_a_changed_byte_anywhere_sets_it_aside(place: int, tmp_path: Path) -> None:
     cache = PackedCache(tmp_path)
     tmp_path.chmod(0o700)
@@ -124,7 +179,7 @@ def test_a_changed_byte_anywhere_sets_it_aside(place: int, tmp_path: Path) -> No
     assert find(cache, KEY) is not None
 
 
-@pytest.mark.parametrize("size", [0, 7, 40, 4096, 8192])
+@pytest.mark.parametrize("size", [0, 7, 40, 4096, 2 * 2**20, 2 * 2**20 + 8192])
 def test_one_that_was_cut_short_is_set_aside(size: int, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     cache = PackedCache(tmp_path)
@@ -146,7 +201,7 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(packed_cache, "_MOST_BYTES", 130_000)
+    monkeypatch.setattr(packed_cache, "_MOST_BYTES", 7 * 2**20)
     cache = PackedCache(tmp_path)
     keys = [f"{number:032x}" for number in range(4)]
     for age, key in enumerate(keys[:3]):
@@ -155,7 +210,7 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
     assert find(cache, keys[0]) is not None  # used now
     assert write(cache, keys[3], size=30_000)
     assert [find(cache, key) is not None for key in keys] == [True, False, True, True]
-    assert not write(cache, OTHER, size=200_000)
+    assert not write(cache, OTHER, size=6 * 2**20)
     assert find(cache, OTHER) is None
 
 
@@ -167,10 +222,11 @@ def test_a_full_disk_or_a_folder_that_cannot_be_made_is_no_error(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        assert not write(cache)
-    assert not list((tmp_path / "folder").glob("*.tmp"))
+    for full_call in ("posix_fallocate", "ftruncate", "pwrite"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, full_call, full)
+            assert not write(cache)
+        assert not list((tmp_path / "folder").glob("*.[tp]*"))
     (tmp_path / "file").write_text("")
     with PackedCache(tmp_path / "file" / "folder").locked(KEY) as is_mine:
         assert not is_mine
@@ -199,7 +255,10 @@ def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
         thread.start()
         thread.join(0.2)
         assert found == []
-        assert cache.write(KEY, entries())
+        draft = cache.begin(KEY, 2**20)
+        assert draft is not None
+        with closing(draft):
+            assert draft.finish(entries())
     thread.join()
     assert found == [(True, True)]
 
@@ -209,3 +268,22 @@ def test_who_waits_too_long_packs_without_keeping(tmp_path: Path, monkeypatch: p
     cache = PackedCache(tmp_path / "folder")
     with cache.locked(KEY), PackedCache(tmp_path / "folder").locked(KEY) as is_mine:
         assert not is_mine
+
+
+def test_who_may_not_wait_is_told_at_once(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "folder")
+    with cache.locked(KEY), PackedCache(tmp_path / "folder").locked(KEY, seconds=0) as is_mine:
+        assert not is_mine
+    with cache.locked(KEY, seconds=0) as is_mine:
+        assert is_mine
+
+
+def test_a_draft_is_that_of_its_key(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "folder")
+    with cache.locked(KEY):
+        draft = cache.begin(KEY, 100)
+        assert draft is not None
+        with closing(draft), packed_cache.opened(None, draft):
+            assert packed_cache.begun_for(KEY) is draft
+            assert packed_cache.begun_for(OTHER) is None
+        assert packed_cache.begun_for(KEY) is None

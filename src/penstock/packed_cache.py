@@ -2,16 +2,16 @@
 
     folder (of this user alone)         a file
       KEY.packed   one model               8 bytes   magic
-      KEY.lock     held while it is made   8 + 16    length and digest of the header
-      KEY.damaged  set aside               header    JSON: the key, each entry's parts, the digest of the pages' sums
-                                           parts     each from a page on, or from a cache line on if it is small
+      KEY.lock     held while it is made   16        digest of the header
+      KEY.tmp      being made              header    JSON: the key, each entry's parts, the digest of the pages' sums
+      KEY.damaged  set aside               2 MiB on  parts, each from a page on, or from a cache line on if it is small
 
 A key names content, recipe, dtype and code (`models/packed_key.py`), so a file never changes. Pages are mapped
-privately and never written: all processes that map a file share its memory. What is damaged (header, sizes, the sum of
-any page) is set aside and made anew. Files that were not used for longest go where the folder would outgrow its bound.
+privately and never written: all processes that map a file share its memory. Weights are packed into the pages of the
+file that is being made, so that keeping them takes no copy. What is damaged (header, sizes, the sum of any page) is set
+aside and made anew. Files that were not used for longest go where the folder would outgrow its bound.
 """
 
-import bisect
 import contextlib
 import fcntl
 import hashlib
@@ -24,12 +24,14 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock.reserve import FileRoom, aligned, ask_for_huge_pages
 
 if TYPE_CHECKING:  # a file is looked for before numpy is imported
     import numpy as np
@@ -40,13 +42,14 @@ if TYPE_CHECKING:  # a file is looked for before numpy is imported
 log = logging.getLogger(__name__)
 
 _MAGIC = b"PENSTOCK"
-_VERSION = 1
+_VERSION = 2
 _PAGE = 4096
-_LINE = 64
 _DIGEST_BYTES = 16
-_MAX_HEADER_BYTES = 64 * 2**20
-_CHUNK = 2 * 2**20
-"""Bytes read or written at a time: a huge page, so that the system holds the file in such."""
+_START_BYTES = len(_MAGIC) + _DIGEST_BYTES
+_HEADER_BYTES = 2 * 2**20
+"""A huge page, so that the parts, too, begin at one."""
+_CHUNK = 2**18
+"""Bytes read at a time."""
 _LOCK_SECONDS = 300.0
 """How long a process waits for another one that packs the same, before it packs for itself."""
 _MOST_BYTES = 64 * 2**30
@@ -82,12 +85,10 @@ class PackedFile:
         with path.open("rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or os.fstat(file.fileno()).st_uid != os.geteuid():
                 raise DamagedError("is not a file of this user")
-            header, self._first = _read_header(file.read(8 + 8 + _DIGEST_BYTES), file.read, key)
+            header = _read_header(file.read(_HEADER_BYTES), key)
             # private, so that torch takes it; it is never written
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not in memory yet are read as huge pages
-                with contextlib.suppress(OSError):  # a kernel without them
-                    pages.madvise(mmap.MADV_HUGEPAGE)
+            ask_for_huge_pages(pages)  # pages that are not in memory yet are then read as such
             self._bytes: Bytes = np.frombuffer(pages, np.uint8)
         if len(self._bytes) != header["bytes"]:
             raise DamagedError(f"has {len(self._bytes)} bytes, not {header['bytes']}")
@@ -117,22 +118,20 @@ class PackedFile:
         return self._is_whole
 
     def _compare_sums(self) -> None:
-        chunks = (self._bytes[at : at + _CHUNK] for at in range(self._first, len(self._bytes), _CHUNK))
+        chunks = (self._bytes[at : at + _CHUNK] for at in range(_HEADER_BYTES, len(self._bytes), _CHUNK))
         self._is_whole = _digest(map(_page_sums, chunks)) == self._sums
 
 
-def _read_header(start: bytes, read: Any, key: str) -> tuple[dict[str, Any], int]:
-    """The header, and where the parts begin."""
-    count = int.from_bytes(start[8:16], "little")
-    if start[:8] != _MAGIC or len(start) < 16 + _DIGEST_BYTES or count > _MAX_HEADER_BYTES:
+def _read_header(start: bytes, key: str) -> dict[str, Any]:
+    if not start.startswith(_MAGIC):
         raise DamagedError("does not begin as such a file does")
-    text: bytes = read(count)
-    if hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest() != start[16:]:
+    digest, text = start[len(_MAGIC) : _START_BYTES], start[_START_BYTES:]
+    if hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest() != digest:
         raise DamagedError("has a header that is damaged or cut short")
     header: dict[str, Any] = json.loads(text)
     if (header["version"], header["key"]) != (_VERSION, key):
         raise DamagedError("is of another version or another model")
-    return header, _round_up(len(start) + count, _PAGE)
+    return header
 
 
 def _page_sums(chunk: "Bytes") -> "NDArray[np.uint64]":
@@ -179,7 +178,7 @@ class PackedCache:
             path.replace(path.with_suffix(".damaged"))
 
     @contextlib.contextmanager
-    def locked(self, key: str) -> Iterator[bool]:
+    def locked(self, key: str, seconds: float | None = None) -> Iterator[bool]:
         """Within, no other process packs the same model; False: it may not be kept, as another one takes too long."""
         try:
             self._make_folder()
@@ -190,33 +189,22 @@ class PackedCache:
             yield False
             return
         try:
-            yield self._is_ours() and _lock(lock)
+            yield self._is_ours() and _lock(lock, _LOCK_SECONDS if seconds is None else seconds)
         finally:
             os.close(lock)
 
-    def write(self, key: str, entries: Mapping[str, Entry]) -> bool:
-        """Store a model; False if there is no room for it. The key must be `locked`."""
-        layout, total = _lay_out(entries)
-        header = {"version": _VERSION, "key": key, "sums": "0" * 2 * _DIGEST_BYTES, "entries": layout, "bytes": 0}
-        first = _round_up(16 + _DIGEST_BYTES + len(json.dumps(header)) + 24, _PAGE)
-        for _, parts in layout.values():
-            for part in parts:
-                part[0] += first
-        header["bytes"] = first + total
-        temporary = self._path(key).with_suffix(".tmp")  # one that is left was its owner's who died
+    def begin(self, key: str, size: int) -> "Draft | None":
+        """Begin the file of a model whose packed weights take about `size` bytes; the key must be `locked`.
+
+        None if there is no room for it.
+        """
         try:
-            if not self._make_room(first + total, key):
-                return False
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            _write_file(temporary, header, first, entries, layout)
-            temporary.replace(self._path(key))
+            if not self._make_room(_HEADER_BYTES + size, key):
+                return None
+            return Draft(self._path(key), key, size)
         except OSError as error:
-            log.warning("packed weights could not be kept in %s: %s", self._folder, error)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            return False
-        return True
+            log.warning("packed weights cannot be kept in %s: %s", self._folder, error)
+            return None
 
     def _path(self, key: str) -> Path:
         assert re.fullmatch("[0-9a-f]+", key)
@@ -250,8 +238,8 @@ class PackedCache:
         return True
 
 
-def _lock(lock: int) -> bool:
-    deadline = time.monotonic() + _LOCK_SECONDS
+def _lock(lock: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
     while not _try_lock(lock):
         if time.monotonic() > deadline:
             return False
@@ -267,71 +255,102 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-def _lay_out(entries: Mapping[str, Entry]) -> tuple[dict[str, tuple[str, list[list[int]]]], int]:
-    """Each entry's form and parts, as first byte and bytes, after one another; and how many bytes they take."""
-    layout: dict[str, tuple[str, list[list[int]]]] = {}
-    at = 0
-    for name, entry in entries.items():
-        parts = []
-        for part in entry.parts:
-            at = _round_up(at, _PAGE if part.nbytes >= _PAGE else _LINE)
-            parts.append([at, part.nbytes])
-            at += part.nbytes
-        layout[name] = (entry.form, parts)
-    return layout, _round_up(max(at, 1), _PAGE)
+class Draft:
+    """The file of a model that is being packed, into memory that is the file's pages. Gone at the end if not finished.
+
+    Raises:
+        OSError: there is no room on the disk, or its files cannot be mapped.
+    """
+
+    def __init__(self, path: Path, key: str, size: int) -> None:
+        self.key = key
+        self._path = path
+        self._temporary = path.with_suffix(".tmp")
+        with contextlib.suppress(FileNotFoundError):
+            self._temporary.unlink()  # its owner died
+        self._file = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            size = _round_up(max(size, 1), _PAGE)
+            # a full disk says so here, not when pages are written back
+            os.posix_fallocate(self._file, 0, _HEADER_BYTES + size)
+            self.room = FileRoom(self._file, _HEADER_BYTES, size)
+        except OSError:
+            self._end()
+            raise
+
+    def finish(self, entries: Mapping[str, Entry]) -> bool:
+        """Complete the file with these entries, which lie in `room` or are copied; False if that fails."""
+        try:
+            self._finish(entries)
+        except OSError as error:
+            log.warning("packed weights could not be kept in %s: %s", self._path.parent, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """The memory stays as long as what was taken of it."""
+        del self.room
+        self._end()
+
+    def _end(self) -> None:
+        os.close(self._file)
+        with contextlib.suppress(OSError):  # finished, or a folder that is gone
+            self._temporary.unlink()
+
+    def _finish(self, entries: Mapping[str, Entry]) -> None:
+        end, elsewhere = self.room.end, []
+        layout: dict[str, tuple[str, list[tuple[int, int]]]] = {}
+        for name, entry in entries.items():
+            places = []
+            for part in entry.parts:
+                place = self.room.place_of(part)
+                if place is None:
+                    place = aligned(end, part.nbytes)
+                    end = place + part.nbytes
+                    elsewhere.append((place, part))
+                places.append((place, part.nbytes))
+            layout[name] = (entry.form, places)
+        size = _round_up(end, _PAGE)
+        os.ftruncate(self._file, size)
+        os.posix_fallocate(self._file, 0, size)
+        for place, part in elsewhere:
+            _write_all(self._file, place, part)
+        header = {"version": _VERSION, "key": self.key, "entries": layout, "bytes": size}
+        _write_header(self._file, header | {"sums": _file_sums(self._file, size)})
+        self._temporary.replace(self._path)
 
 
-def _write_file(
-    path: Path,
-    header: dict[str, Any],
-    first: int,
-    entries: Mapping[str, Entry],
-    layout: Mapping[str, tuple[str, Sequence[Sequence[int]]]],
-) -> None:
+def _file_sums(file: int, size: int) -> str:
+    """The digest of the sums of all pages of weights."""
     import numpy as np
 
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        os.posix_fallocate(file, 0, header["bytes"])  # a full disk says so here, not when pages are written back
-        places = [place for _, parts in layout.values() for place, _ in parts]
-        content = [part for entry in entries.values() for part in entry.parts]
+    sums = np.empty((size - _HEADER_BYTES) // _PAGE, np.uint64)
 
-        sums = np.empty(header["bytes"] // _PAGE, np.uint64)
+    def sum_every_second_chunk(begin: int) -> None:
+        memory = np.empty(_CHUNK, np.uint8)  # of all chunks: new memory would cost more than what is copied to it
+        for at in range(begin, size - _HEADER_BYTES, 2 * _CHUNK):
+            count = os.preadv(file, [memory[: size - _HEADER_BYTES - at].data], _HEADER_BYTES + at)
+            sums[at // _PAGE :][: count // _PAGE] = _page_sums(memory[:count])
 
-        def write_every_second_chunk(begin: int) -> None:
-            memory = np.empty(_CHUNK, np.uint8)  # of all chunks: new memory would cost more than what is copied to it
-            for at in range(begin, header["bytes"], 2 * _CHUNK):
-                chunk = _bytes_at(places, content, at, memory[: header["bytes"] - at])
-                sums[at // _PAGE :][: len(chunk) // _PAGE] = _page_sums(chunk)
-                _write_all(file, at, chunk)
-
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(write_every_second_chunk, (0, _CHUNK)))
-        text = json.dumps(header | {"sums": _digest([sums[first // _PAGE :]])}).encode()
-        digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
-        start = _MAGIC + len(text).to_bytes(8, "little") + digest + text
-        assert len(start) <= first
-        _write_all(file, 0, np.frombuffer(start.ljust(first, b"\0"), np.uint8))
-    finally:
-        os.close(file)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(sum_every_second_chunk, (0, _CHUNK)))
+    return _digest([sums])
 
 
-def _bytes_at(places: Sequence[int], content: "Sequence[Bytes]", first: int, room: "Bytes") -> "Bytes":
-    """As many bytes as `room` has, from `first` on of a file with `content` at `places`, which ascend; zeros between.
+def _write_header(file: int, header: dict[str, Any]) -> None:
+    import numpy as np
 
-    They are part of a content that has them all, else gathered in `room`.
-    """
-    last, index = first + len(room), max(bisect.bisect_right(places, first) - 1, 0)
-    if places and places[index] <= first and last <= places[index] + content[index].nbytes:
-        return content[index][first - places[index] : last - places[index]]
-    room[:] = 0
-    for place, part in zip(places[index:], content[index:], strict=True):
-        if place >= last:
-            break
-        part = part[max(first - place, 0) : last - place]
-        place = max(place - first, 0)
-        room[place : place + len(part)] = part
-    return room
+    text = json.dumps(header).encode()
+    if len(text) > _HEADER_BYTES - _START_BYTES:
+        raise OSError(f"the model has too many weights: their list takes {len(text)} bytes")
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    place = _START_BYTES
+    while place < _HEADER_BYTES:
+        digest.update(text)
+        _write_all(file, place, np.frombuffer(text, np.uint8))
+        place += len(text)
+        text = b" " * min(_PAGE, _HEADER_BYTES - place)
+    _write_all(file, 0, np.frombuffer(_MAGIC + digest.digest(), np.uint8))
 
 
 def _write_all(file: int, place: int, part: "Bytes") -> None:
@@ -345,23 +364,32 @@ def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-_OPENED: ContextVar[PackedFile | None] = ContextVar("packed weights", default=None)
+_FOUND: ContextVar[PackedFile | None] = ContextVar("packed weights", default=None)
 """What `startup` found before torch was imported, whose check runs meanwhile."""
+_BEGUN: ContextVar[Draft | None] = ContextVar("packed weights that are made", default=None)
+"""What `startup` began where it found none."""
 
 
 @contextlib.contextmanager
-def opened(file: PackedFile | None) -> Iterator[None]:
-    """Within, `find` need not open the file again."""
-    token = _OPENED.set(file)
+def opened(found: PackedFile | None, begun: Draft | None) -> Iterator[None]:
+    """Within, `find` need not open the file again, and `begun_for` finds the draft."""
+    tokens = _FOUND.set(found), _BEGUN.set(begun)
     try:
         yield
     finally:
-        _OPENED.reset(token)
+        _FOUND.reset(tokens[0])
+        _BEGUN.reset(tokens[1])
+
+
+def begun_for(key: str) -> Draft | None:
+    """The draft that `startup` began for a model, whose key it has locked."""
+    draft = _BEGUN.get()
+    return draft if draft is not None and draft.key == key else None
 
 
 def find(cache: PackedCache, key: str) -> PackedFile | None:
     """The model of a key, whole; None where there is none. One with damaged pages is set aside."""
-    found = _OPENED.get()
+    found = _FOUND.get()
     if found is None or found.key != key or not found.path.exists():
         found = cache.open(key)
     if found is not None and not found.is_whole():

@@ -10,7 +10,7 @@ import math
 import mmap
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -22,49 +22,46 @@ FIRST_TOKENS = 12288
 """Tokens whose share of the KV pool is pre-faulted before the first request, if there is time."""
 _STEP = 4 << 20
 _LINE = 64
+_LIBC = ctypes.CDLL(None)
 
 
-class Reserve:
-    """Memory whose first `to_back` bytes a thread backs with pages, until it is stopped or some is taken.
+class Room:
+    """Zeroed memory of which pieces are taken, from its beginning on.
 
     Raises:
         OSError: the system has no such room for addresses.
     """
 
     def __init__(self, size: int, to_back: int) -> None:
-        self._map = _new_map(size)
-        self._size = len(self._map)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        """`to_back`: how many bytes, from the beginning, `back_some` backs."""
+        self._hold(_new_map(size), to_back)
+
+    def _hold(self, mapped: mmap.mmap, to_back: int) -> None:
+        self._map, self._size = mapped, len(mapped)
         self._to_back = min(to_back, self._size)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._taken = 0
-        self._stopped = threading.Event()
         self.backed = 0
         """Bytes that are backed; the rest is when it is first touched."""
-        self._thread = threading.Thread(target=self._back, name="reserve", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Back no more."""
-        self._stopped.set()
-        self._thread.join()
 
     def take(self, size: int) -> "NDArray[np.uint8] | None":
-        """Zeroed bytes, aligned to a cache line; None if not enough are left."""
+        """Zeroed bytes, aligned to a cache line, or to a page if they fill one; None if not enough are left."""
         import numpy as np
 
-        self.stop()
-        first = math.ceil(self._taken / _LINE) * _LINE
+        first = aligned(self._taken, size)
         if first + size > self._size:
             return None
         self._taken = first + size
         return np.frombuffer(self._map, np.uint8, size, first)
 
-    def give_back(self, taken: "NDArray[np.uint8]") -> None:
-        """Give the system back the memory of bytes that were taken, if they are of this reserve. They are lost."""
-        first = math.ceil((taken.ctypes.data - self._address) / mmap.PAGESIZE) * mmap.PAGESIZE
-        last = (taken.ctypes.data + taken.nbytes - self._address) // mmap.PAGESIZE * mmap.PAGESIZE
-        if 0 <= first < last <= self._size:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def back_some(self) -> bool:
+        """Back the next few pages; False if there are none left to back."""
+        step = min(_STEP, self._to_back - self.backed)
+        if step <= 0:
+            return False
+        self._back(self._address + self.backed, step)
+        self.backed += step
+        return True
 
     def give_back_rest(self) -> None:
         """Give the system back what was not taken. Nothing can be taken afterwards."""
@@ -73,12 +70,83 @@ class Reserve:
             self._map.madvise(mmap.MADV_DONTNEED, first)
         self._taken = self._size
 
-    def _back(self) -> None:
+    def _back(self, address: int, count: int) -> None:
         # By writing to it: while madvise(2) backs memory, all others of the process that want some wait.
-        while not self._stopped.is_set() and self.backed < self._to_back:
-            step = min(_STEP, self._to_back - self.backed)
-            ctypes.memset(self._address + self.backed, 0, step)
-            self.backed += step
+        ctypes.memset(address, 0, count)
+
+
+class FileRoom(Room):
+    """Such memory in the pages of a file: what is written to it is in the file.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+
+    def __init__(self, file: int, first: int, size: int) -> None:
+        """From byte `first` of the file on, a multiple of its pages, `size` bytes that the disk has room for."""
+        self._first = first
+        mapped = mmap.mmap(file, size, offset=first)
+        ask_for_huge_pages(mapped)
+        self._hold(mapped, size)
+
+    def place_of(self, taken: "NDArray[np.uint8]") -> int | None:
+        """Where in the file an array lies that was taken; None if it was taken elsewhere."""
+        place = taken.ctypes.data - self._address
+        is_taken = place >= 0 and place + taken.nbytes <= self._taken
+        return self._first + place if is_taken else None
+
+    @property
+    def end(self) -> int:
+        """Where in the file ends what was taken."""
+        return self._first + self._taken
+
+    def _back(self, address: int, count: int) -> None:
+        # By reading: pages that were written to would go to the disk twice.
+        _LIBC.memchr(ctypes.c_void_p(address), 1, ctypes.c_size_t(count))
+
+
+class Reserve:
+    """Rooms for weights and for all else, which a thread backs in this order, until it is stopped or some is taken.
+
+    Without a room of their own, weights take from the other.
+    """
+
+    def __init__(self, room: Room | None, for_weights: FileRoom | None = None) -> None:
+        self._room, self._for_weights = room, for_weights
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._back, name="reserve", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Back no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def num_backed(self) -> int:
+        """Bytes that are backed and that the system does not count as free, as it does the pages of files."""
+        return 0 if self._room is None else self._room.backed
+
+    def take(self, size: int, for_weights: bool) -> "NDArray[np.uint8] | None":
+        """See `Room.take`."""
+        self.stop()
+        taken = self._for_weights.take(size) if for_weights and self._for_weights is not None else None
+        return self._room.take(size) if taken is None and self._room is not None else taken
+
+    def give_back_rest(self) -> None:
+        """Give the system back what was not taken, and what is no longer used. Nothing can be taken afterwards."""
+        self.stop()
+        for room in (self._for_weights, self._room):
+            if room is not None:
+                room.give_back_rest()
+        self._room = self._for_weights = (
+            None  # frames of errors that were handled may keep us until garbage is collected
+        )
+
+    def _back(self) -> None:
+        for room in (self._for_weights, self._room):
+            while room is not None and not self._stopped.is_set() and room.back_some():
+                pass
 
 
 _OPEN: ContextVar[Reserve | None] = ContextVar("reserve", default=None)
@@ -94,25 +162,20 @@ def opened(reserve: Reserve | None) -> Iterator[None]:
     finally:
         _OPEN.reset(token)
         if reserve is not None:
-            reserve.stop()
             reserve.give_back_rest()
 
 
 def num_backed() -> int:
     """Bytes of the open reserve that are backed already, so that the system does not count them as free."""
     open_reserve = _OPEN.get()
-    return 0 if open_reserve is None else open_reserve.backed
+    return 0 if open_reserve is None else open_reserve.num_backed
 
 
-def give_back(taken: "NDArray[np.uint8]") -> None:
-    """Return an array of `zeros` to the system, contents lost, if it is from the open reserve."""
-    open_reserve = _OPEN.get()
-    if open_reserve is not None:
-        open_reserve.give_back(taken)
-
-
-def zeros(size: int) -> "NDArray[np.uint8]":
+def zeros(size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
     """Zeroed bytes that begin a cache line, of the open reserve while there is some left.
+
+    Args:
+        for_weights: packed weights, which may lie in a file.
 
     Raises:
         MemoryError: the system has no room for them.
@@ -120,13 +183,19 @@ def zeros(size: int) -> "NDArray[np.uint8]":
     import numpy as np
 
     open_reserve = _OPEN.get()
-    taken = None if open_reserve is None else open_reserve.take(size)
+    taken = None if open_reserve is None else open_reserve.take(size, for_weights)
     if taken is not None:
         return taken
     try:
         return np.frombuffer(_new_map(size), np.uint8, size)
     except OSError as error:
         raise MemoryError(f"the system has no {size} bytes: {error}") from error
+
+
+def aligned(place: int, size: int) -> int:
+    """The next place for `size` bytes: on a page if they fill one, else on a cache line."""
+    unit = mmap.PAGESIZE if size >= mmap.PAGESIZE else _LINE
+    return math.ceil(place / unit) * unit
 
 
 def _new_map(size: int) -> mmap.mmap:
@@ -137,6 +206,12 @@ def _new_map(size: int) -> mmap.mmap:
     # Private: of shared memory, the default, there are only small pages.
     pages = math.ceil(max(size, 1) / mmap.PAGESIZE)
     mapped = mmap.mmap(-1, pages * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
+    ask_for_huge_pages(mapped)
     return mapped
+
+
+def ask_for_huge_pages(mapped: mmap.mmap) -> None:
+    """Let the system back a map with huge pages, where it has them."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from penstock.memory import Machine, MemoryPlan
 from penstock.models import packed_key
 from penstock.models.registry import read_facts
 from penstock.ranks import Ranks
-from penstock.reserve import FIRST_TOKENS, Reserve, opened
+from penstock.reserve import FIRST_TOKENS, Reserve, Room, opened
 from penstock.settings import Settings, resolve
 
 
@@ -32,47 +32,65 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
     """
     collecting = gc.isenabled()
     settings = None if "torch" in sys.modules else _expected_settings(config)
-    kept = None if settings is None else _open_kept(config, settings)
-    reserve = None if settings is None else _make_reserve(settings.memory, 0 if kept else settings.memory.weights)
+    with ExitStack() as held:
+        found, begun = (None, None) if settings is None else _open_packed(config, settings, held)
+        reserve = None if settings is None else _make_reserve(settings.memory, found, begun)
 
-    def imported() -> None:
-        if reserve is not None:
-            reserve.stop()
-        if collecting and not gc.isenabled():
-            if not gc.get_freeze_count():  # the application froze nothing itself
-                gc.freeze()
-                gc.unfreeze()  # to the oldest generation: to scan all as young would take as long again
-            gc.enable()
+        def imported() -> None:
+            if reserve is not None:
+                reserve.stop()
+            if collecting and not gc.isenabled():
+                if not gc.get_freeze_count():  # the application froze nothing itself
+                    gc.freeze()
+                    gc.unfreeze()  # to the oldest generation: to scan all as young would take as long again
+                gc.enable()
 
-    gc.disable()  # a tenth of the import
-    try:
-        with opened(reserve), packed_cache.opened(kept):
-            yield imported
-    finally:
-        imported()
-        trim_heaps()  # some 15 MiB that imports and loading leave in every engine
+        gc.disable()  # a tenth of the import
+        try:
+            with opened(reserve), packed_cache.opened(found, begun):
+                yield imported
+        finally:
+            imported()
+            trim_heaps()  # some 15 MiB that imports and loading leave in every engine
 
 
-def _open_kept(config: EngineConfig, settings: Settings) -> packed_cache.PackedFile | None:
-    """The model's packed weights, if an earlier start kept them; they are checked while torch is imported."""
+def _open_packed(
+    config: EngineConfig, settings: Settings, held: ExitStack
+) -> tuple[packed_cache.PackedFile | None, packed_cache.Draft | None]:
+    """The model's packed weights that an earlier start kept, which are checked while torch is imported; or else a draft
+    of them, which `held` closes, if no other process makes them.
+    """
     cache = packed_key.packed_cache(settings)
     key = None
     if cache is not None:
         checkpoint, ranks = open_checkpoint(config.model.model, config.model.task), settings.tensor_parallel_size
         key = packed_key.packed_key(checkpoint, settings, Ranks(0, ranks))
-    found = None if cache is None or key is None else cache.open(key)
+    if cache is None or key is None:
+        return None, None
+    found = cache.open(key)
     if found is not None:
         found.begin_check()
-    return found
+        return found, None
+    with ExitStack() as making:
+        is_mine = making.enter_context(cache.locked(key, seconds=0))
+        draft = cache.begin(key, settings.memory.weights) if is_mine else None
+        if draft is not None:
+            making.callback(draft.close)
+            held.push(making.pop_all())
+        return None, draft
 
 
-def _make_reserve(plan: MemoryPlan, weights: int) -> Reserve | None:
+def _make_reserve(
+    plan: MemoryPlan, found: packed_cache.PackedFile | None, begun: packed_cache.Draft | None
+) -> Reserve | None:
     first_tokens = min(FIRST_TOKENS, plan.num_tokens) * plan.kv_cache // plan.num_tokens
+    weights = plan.weights if found is None and begun is None else 0
     to_back = min(weights + first_tokens, free_memory() // 2)
     try:
-        return Reserve(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
+        room = Room(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
     except OSError:
         return None
+    return Reserve(room, None if begun is None else begun.room)
 
 
 def _on_idle_cores(device: str) -> bool:

@@ -1,7 +1,8 @@
 """Loads a model through the cache of packed weights."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import TypeVar
 
 import numpy as np
@@ -14,9 +15,10 @@ from penstock.kernels.linear.weight import Packable, Packed
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.packed_key import packed_cache, packed_key
-from penstock.packed_cache import Entry, PackedCache, PackedFile, find
+from penstock.packed_cache import Draft, Entry, PackedCache, PackedFile, begun_for, find
 from penstock.quantization.base import WeightFactory, kept_tensor, packed_tensor
 from penstock.ranks import Ranks
+from penstock.reserve import Reserve
 from penstock.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -36,14 +38,44 @@ def keep_packed(
     found = find(cache, key)
     if found is not None:
         return make(_kept_in(found))[0]
+    begun = begun_for(key)
+    if begun is not None:
+        return _make_and_keep(cache, begun, make)
     with cache.locked(key) as is_mine:
         found = find(cache, key)  # the process that held the lock may have written it
         if found is not None:
             return make(_kept_in(found))[0]
-        model, factory = make(_nothing)
-        if is_mine:
-            _keep(cache, key, factory)
-        return model
+        draft = cache.begin(key, settings.memory.weights) if is_mine else None
+        if draft is None:
+            return make(_nothing)[0]
+        with closing(draft), reserve.opened(Reserve(None, draft.room)):
+            return _make_and_keep(cache, draft, make)
+
+
+def _make_and_keep(cache: PackedCache, draft: Draft, make: Callable[[Kept], tuple[ModelT, WeightFactory]]) -> ModelT:
+    """Load the model, whose weights are packed into the draft, and map them from the file that it becomes."""
+    model, factory = make(_nothing)
+    made = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
+    entries = {}
+    for name, weight in made.items():
+        packed = packed_tensor(weight) if isinstance(weight, Tensor) else weight.packed()
+        entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
+    found = cache.open(draft.key) if draft.finish(entries) else None
+    if found is not None:
+        log.info("packed weights are cached in %s", found.path)
+        _adopt(made, _kept_in(found))
+    return model
+
+
+def _adopt(made: Mapping[str, Tensor | Packable], kept: Kept) -> None:
+    """Map weights from a file of theirs: shared by processes, and nobody can change it."""
+    for name, weight in made.items():
+        mapped = kept(name)
+        assert mapped is not None
+        if not isinstance(weight, Tensor):
+            weight.adopt(mapped)
+        elif (tensor := kept_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
+            weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _nothing(name: str) -> Packed | None:
@@ -56,30 +88,6 @@ def _kept_in(file: PackedFile) -> Kept:
         return None if entry is None else Packed(entry.form, tuple(map(torch.from_numpy, entry.parts)))
 
     return kept
-
-
-def _keep(cache: PackedCache, key: str, factory: WeightFactory) -> None:
-    """Write a model's packed weights to the cache, then map the weights from the file, which processes share."""
-    made = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
-    entries = {}
-    for name, weight in made.items():
-        packed = packed_tensor(weight) if isinstance(weight, Tensor) else weight.packed()
-        entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
-    found = cache.open(key) if cache.write(key, entries) else None
-    if found is None:
-        return
-    log.info("packed weights are cached in %s", found.path)
-    kept = _kept_in(found)
-    for name, weight in made.items():
-        mapped = kept(name)
-        assert mapped is not None
-        before = entries.pop(name).parts
-        if not isinstance(weight, Tensor):
-            if weight.adopt(mapped):
-                for part in before:
-                    reserve.give_back(part)
-        elif (tensor := kept_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
-            weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _bytes_of(part: Tensor) -> "np.typing.NDArray[np.uint8]":

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock import reserve
 from penstock.errors import CheckpointError
 from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
@@ -22,6 +23,8 @@ from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
+_LARGE_BYTES = 2**16
+"""From this size on, tensors lie in the memory for packed weights, and so in their file."""
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
 
@@ -399,17 +402,21 @@ class WeightFactory:
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a tensor on the factory's device that no checkpoint tensor fills; `dtype` defaults to its dtype."""
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        dtype = dtype or self.dtype
+        size = math.prod(shape) * dtype.itemsize
+        if self.device.type == "cpu" and size >= _LARGE_BYTES:
+            return torch.from_numpy(reserve.zeros(size, for_weights=True)).view(dtype).view(shape)
+        return torch.empty(shape, dtype=dtype, device=self.device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate the tensor of the parameter `name`, filled on a cache hit."""
         full = f"{self._above}{name}"
         kept = self._kept(full)
         made = None if kept is None else kept_tensor(kept, shape, dtype)
-        if made is None:
-            made = self.empty(*shape, dtype=dtype)
-        else:
+        if made is not None:
             self.filled.add(full)
+        else:
+            made = self.empty(*shape, dtype=dtype)
         self.made[full] = made
         return made
 

@@ -95,7 +95,7 @@ class PackedWeight:
     def _memory(self) -> tuple[Tensor, Tensor]:
         """The packed weight and its row scales: allocated as zeros on first use, never if a packed form is adopted."""
         if self._data is None or self._row_scales is None:
-            data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle)))
+            data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle), for_weights=True))
             self._hold(data, torch.zeros(self._num_row_scales))
         assert self._data is not None
         assert self._row_scales is not None
@@ -136,7 +136,7 @@ class PackedWeight:
         assert self._row_scales is not None
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
-        data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle)))
+        data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle), for_weights=True))
         wide.data = data.data_ptr()
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
