@@ -28,7 +28,7 @@ many tokens are multiplied.
 ## Compared with other engines
 
 `python benchmarks/peers.py MODEL WEIGHTS PEER`. Random weights in the shapes `qwen3-0.6b` (28 layers of 1,024,
-vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64), `llama-8b-8` (8 of Llama 8B's 32 layers) and `tiny`
+vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64), `llama-8b-8l` (8 of Llama 8B's 32 layers) and `tiny`
 (4 layers of 256), and of `benchmarks/real_shapes.py`: `qwen3-30b-a3b-8l` and `-4l` (8 and 4 of its 48 layers, 8 of 128
 experts per token), `qwen3.5-0.8b` and `gemma3-1b`. Weights named `q4_k_m`, `q4_0` or `q8_0` are one GGUF file that
 both engines read; with `/avx2`, Penstock runs the kernels of processors without AVX-512 (`--isa avx2`), the peer its
