@@ -179,7 +179,11 @@ class PackedCache:
 
     @contextlib.contextmanager
     def locked(self, key: str, seconds: float | None = None) -> Iterator[bool]:
-        """Within, no other process packs the same model; False: it may not be kept, as another one takes too long."""
+        """Within, no other process packs the same model; False: it may not be kept, as another one takes too long.
+
+        Args:
+            seconds: how long to wait for that one; default: `_LOCK_SECONDS`.
+        """
         try:
             self._make_folder()
             # a plain number: nothing is read from or written to it

@@ -139,9 +139,8 @@ class Reserve:
         for room in (self._for_weights, self._room):
             if room is not None:
                 room.give_back_rest()
-        self._room = self._for_weights = (
-            None  # frames of errors that were handled may keep us until garbage is collected
-        )
+        # Until garbage is collected, frames of handled errors may hold the reserve: it must not hold the memory.
+        self._room = self._for_weights = None
 
     def _back(self) -> None:
         for room in (self._for_weights, self._room):
