@@ -150,8 +150,8 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 #endif
 }
-// The same, with the 4 bytes at `b` in each lane. On Zen 4 this is faster than a broadcast to
-// a register for each product.
+// The same, with the 4 bytes at `b` in each lane. On Zen 4 this is faster than a broadcast to a
+// register for each product.
 inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
 #if defined(__AVX512VNNI__)
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(a.v), "m"(*static_cast<const int32_t*>(b)));

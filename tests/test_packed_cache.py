@@ -68,7 +68,7 @@ def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
         assert draft is not None
         for i, size in enumerate(sizes):
             content = rng.integers(0, 256, size, np.uint8)
-            part = draft.room.take(size)
+            part = draft.arena.take(size)
             if part is None:
                 part = content
             else:
@@ -93,7 +93,7 @@ def test_a_draft_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
         left.write_text("its owner died")
         draft = cache.begin(KEY, 5000)
         assert draft is not None
-        part = draft.room.take(5000)
+        part = draft.arena.take(5000)
         assert part is not None
         assert left.stat().st_size > 2**20
         draft.close()
@@ -127,7 +127,7 @@ def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
         assert draft is not None
         made = {}
         for size in sizes:
-            part = draft.room.take(size)
+            part = draft.arena.take(size)
             assert part is not None
             part[:] = 1
             made[str(size)] = Entry("1", (part,))

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 
 from penstock import reserve
-from penstock.reserve import FileRoom, Reserve, Room
+from penstock.reserve import Arena, FileArena, Reserve
 from penstock.runner import machine
 from tests.pages import backed_bytes
 
 PAGE = 4096
 
 
-def file_room(folder: Path, size: int) -> FileRoom:
+def file_room(folder: Path, size: int) -> FileArena:
     """After one page of the file that is none of it."""
     with (folder / "file").open("wb+") as file:
         os.posix_fallocate(file.fileno(), 0, PAGE + size)
-        return FileRoom(file.fileno(), PAGE, size)
+        return FileArena(file.fileno(), PAGE, size)
 
 
 @pytest.mark.parametrize("of_file", [False, True])
 def test_what_is_taken_is_zeroed_begins_a_cache_line_and_is_nobody_elses(tmp_path: Path, of_file: bool) -> None:
-    room = file_room(tmp_path, 4 * PAGE) if of_file else Room(4 * PAGE, 4 * PAGE)
+    room = file_room(tmp_path, 4 * PAGE) if of_file else Arena(4 * PAGE, 4 * PAGE)
     assert room.back_some()
     first, second, third = room.take(100), room.take(PAGE + 1), room.take(7)
     assert first is not None
@@ -55,14 +55,14 @@ def test_what_is_written_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_more_than_there_is_cannot_be_taken(tmp_path: Path) -> None:
-    for room in (Room(PAGE, 0), file_room(tmp_path, PAGE)):
+    for room in (Arena(PAGE, 0), file_room(tmp_path, PAGE)):
         assert room.take(PAGE + 1) is None
         assert room.take(PAGE) is not None
         assert room.take(1) is None
 
 
 def test_the_rest_goes_back_and_what_was_taken_stays() -> None:
-    one = Reserve(Room(64 * PAGE, 64 * PAGE))
+    one = Reserve(Arena(64 * PAGE, 64 * PAGE))
     taken = one.take(PAGE + 1, for_weights=False)
     assert taken is not None
     taken[:] = 7
@@ -72,7 +72,7 @@ def test_the_rest_goes_back_and_what_was_taken_stays() -> None:
 
 
 def test_all_of_it_is_backed_if_there_is_time(tmp_path: Path) -> None:
-    room, of_file = Room(40 * 2**20, 20 * 2**20), file_room(tmp_path, 9 * 2**20)
+    room, of_file = Arena(40 * 2**20, 20 * 2**20), file_room(tmp_path, 9 * 2**20)
     one = Reserve(room, of_file)
     one._thread.join()
     assert (room.backed, of_file.backed) == (20 * 2**20, 9 * 2**20)
@@ -81,14 +81,14 @@ def test_all_of_it_is_backed_if_there_is_time(tmp_path: Path) -> None:
 
 def test_weights_have_a_room_of_their_own_and_then_the_others(tmp_path: Path) -> None:
     of_file = file_room(tmp_path, 2 * PAGE)
-    with reserve.opened(Reserve(Room(2 * PAGE, 0), of_file)):
+    with reserve.opened(Reserve(Arena(2 * PAGE, 0), of_file)):
         parts = [reserve.zeros(PAGE, for_weights=is_weight) for is_weight in (True, False, True, True, True)]
     assert [of_file.place_of(part) is not None for part in parts] == [True, False, True, False, False]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_it_is_memory_that_the_system_may_keep_in_large_pages() -> None:
-    taken = Room(PAGE, 0).take(1)
+    taken = Arena(PAGE, 0).take(1)
     assert taken is not None
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, permissions = line.split()[:2]
@@ -122,7 +122,7 @@ def test_more_than_the_system_has_is_told() -> None:
 
 
 def test_what_is_backed_for_the_model_counts_as_free_for_it() -> None:
-    one = Reserve(Room(2**20, 2**20))
+    one = Reserve(Arena(2**20, 2**20))
     one._thread.join()
     with reserve.opened(one):
         assert reserve.num_backed() == 2**20

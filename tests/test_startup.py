@@ -61,8 +61,8 @@ from penstock import LLM, SamplingParams, reserve, startup
 assert "torch" not in sys.modules
 startup.physical_cores = lambda: 2
 taken, given = [], []
-take, give_back_rest = startup.Room.take, startup.Reserve.give_back_rest
-startup.Room.take = lambda self, size: taken.append(take(self, size)) or taken[-1]
+take, give_back_rest = startup.Arena.take, startup.Reserve.give_back_rest
+startup.Arena.take = lambda self, size: taken.append(take(self, size)) or taken[-1]
 startup.Reserve.give_back_rest = lambda self: given.append(self) or give_back_rest(self)
 with LLM(device="cpu", quantization="int8", kv_cache_memory="16MiB", threads=1) as llm:
     answer = llm.generate("What is 37 + 58?", SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))

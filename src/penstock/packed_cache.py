@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.reserve import FileRoom, aligned, ask_for_huge_pages
+from penstock.reserve import FileArena, aligned, ask_for_huge_pages
 
 if TYPE_CHECKING:  # a file is looked for before numpy is imported
     import numpy as np
@@ -277,13 +277,13 @@ class Draft:
             size = _round_up(max(size, 1), _PAGE)
             # a full disk says so here, not when pages are written back
             os.posix_fallocate(self._file, 0, _HEADER_BYTES + size)
-            self.room = FileRoom(self._file, _HEADER_BYTES, size)
+            self.arena = FileArena(self._file, _HEADER_BYTES, size)
         except OSError:
             self._end()
             raise
 
     def finish(self, entries: Mapping[str, Entry]) -> bool:
-        """Complete the file with these entries, which lie in `room` or are copied; False if that fails."""
+        """Complete the file with these entries, which lie in `arena` or are copied; False if that fails."""
         try:
             self._finish(entries)
         except OSError as error:
@@ -293,7 +293,7 @@ class Draft:
 
     def close(self) -> None:
         """The memory stays as long as what was taken of it."""
-        del self.room
+        del self.arena
         self._end()
 
     def _end(self) -> None:
@@ -302,12 +302,12 @@ class Draft:
             self._temporary.unlink()
 
     def _finish(self, entries: Mapping[str, Entry]) -> None:
-        end, elsewhere = self.room.end, []
+        end, elsewhere = self.arena.end, []
         layout: dict[str, tuple[str, list[tuple[int, int]]]] = {}
         for name, entry in entries.items():
             places = []
             for part in entry.parts:
-                place = self.room.place_of(part)
+                place = self.arena.place_of(part)
                 if place is None:
                     place = aligned(end, part.nbytes)
                     end = place + part.nbytes

@@ -25,15 +25,15 @@ _LINE = 64
 _LIBC = ctypes.CDLL(None)
 
 
-class Room:
-    """Zeroed memory of which pieces are taken, from its beginning on.
+class Arena:
+    """A bump allocator over zeroed memory, whose first pages can be pre-faulted.
 
     Raises:
         OSError: the system has no such room for addresses.
     """
 
     def __init__(self, size: int, to_back: int) -> None:
-        """`to_back`: how many bytes, from the beginning, `back_some` backs."""
+        """`to_back`: how many bytes, from the beginning, `back_some` pre-faults."""
         self._hold(_new_map(size), to_back)
 
     def _hold(self, mapped: mmap.mmap, to_back: int) -> None:
@@ -42,10 +42,10 @@ class Room:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._taken = 0
         self.backed = 0
-        """Bytes that are backed; the rest is when it is first touched."""
+        """Bytes that are pre-faulted; the system backs the others when they are first touched."""
 
     def take(self, size: int) -> "NDArray[np.uint8] | None":
-        """Zeroed bytes, aligned to a cache line, or to a page if they fill one; None if not enough are left."""
+        """Allocate zeroed bytes, aligned to a page if they fill one, else to a cache line; None if too few are left."""
         import numpy as np
 
         first = aligned(self._taken, size)
@@ -55,7 +55,7 @@ class Room:
         return np.frombuffer(self._map, np.uint8, size, first)
 
     def back_some(self) -> bool:
-        """Back the next few pages; False if there are none left to back."""
+        """Pre-fault the next few pages; False if none are left to."""
         step = min(_STEP, self._to_back - self.backed)
         if step <= 0:
             return False
@@ -64,7 +64,7 @@ class Room:
         return True
 
     def give_back_rest(self) -> None:
-        """Give the system back what was not taken. Nothing can be taken afterwards."""
+        """Return what was not allocated to the system. Nothing can be allocated afterwards."""
         first = math.ceil(self._taken / mmap.PAGESIZE) * mmap.PAGESIZE
         if first < self._size:
             self._map.madvise(mmap.MADV_DONTNEED, first)
@@ -75,8 +75,8 @@ class Room:
         ctypes.memset(address, 0, count)
 
 
-class FileRoom(Room):
-    """Such memory in the pages of a file: what is written to it is in the file.
+class FileArena(Arena):
+    """The same over the pages of a file: what is written to the memory is written to the file.
 
     Raises:
         OSError: the file cannot be mapped.
@@ -90,14 +90,14 @@ class FileRoom(Room):
         self._hold(mapped, size)
 
     def place_of(self, taken: "NDArray[np.uint8]") -> int | None:
-        """Where in the file an array lies that was taken; None if it was taken elsewhere."""
+        """The position in the file of an array allocated here; None if it is elsewhere."""
         place = taken.ctypes.data - self._address
         is_taken = place >= 0 and place + taken.nbytes <= self._taken
         return self._first + place if is_taken else None
 
     @property
     def end(self) -> int:
-        """Where in the file ends what was taken."""
+        """The position in the file where the allocated part ends."""
         return self._first + self._taken
 
     def _back(self, address: int, count: int) -> None:
@@ -106,45 +106,44 @@ class FileRoom(Room):
 
 
 class Reserve:
-    """Rooms for weights and for all else, which a thread backs in this order, until it is stopped or some is taken.
-
-    Without a room of their own, weights take from the other.
+    """Memory for weights and for everything else. A thread pre-faults it in this order, until it is stopped or some is
+    allocated. Without an arena of their own, weights are allocated from the other.
     """
 
-    def __init__(self, room: Room | None, for_weights: FileRoom | None = None) -> None:
-        self._room, self._for_weights = room, for_weights
+    def __init__(self, arena: Arena | None, for_weights: FileArena | None = None) -> None:
+        self._arena, self._for_weights = arena, for_weights
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._back, name="reserve", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Back no more."""
+        """Stop pre-faulting."""
         self._stopped.set()
         self._thread.join()
 
     @property
     def num_backed(self) -> int:
-        """Bytes that are backed and that the system does not count as free, as it does the pages of files."""
-        return 0 if self._room is None else self._room.backed
+        """Pre-faulted bytes, without those of files, which the system counts as free memory."""
+        return 0 if self._arena is None else self._arena.backed
 
     def take(self, size: int, for_weights: bool) -> "NDArray[np.uint8] | None":
-        """See `Room.take`."""
+        """See `Arena.take`."""
         self.stop()
         taken = self._for_weights.take(size) if for_weights and self._for_weights is not None else None
-        return self._room.take(size) if taken is None and self._room is not None else taken
+        return self._arena.take(size) if taken is None and self._arena is not None else taken
 
     def give_back_rest(self) -> None:
-        """Give the system back what was not taken, and what is no longer used. Nothing can be taken afterwards."""
+        """Return unused memory to the system. Nothing can be allocated afterwards."""
         self.stop()
-        for room in (self._for_weights, self._room):
-            if room is not None:
-                room.give_back_rest()
-        # Until garbage is collected, frames of handled errors may hold the reserve: it must not hold the memory.
-        self._room = self._for_weights = None
+        for arena in (self._for_weights, self._arena):
+            if arena is not None:
+                arena.give_back_rest()
+        # Frames of handled errors can keep this object alive until garbage is collected; they must not keep the memory.
+        self._arena = self._for_weights = None
 
     def _back(self) -> None:
-        for room in (self._for_weights, self._room):
-            while room is not None and not self._stopped.is_set() and room.back_some():
+        for arena in (self._for_weights, self._arena):
+            while arena is not None and not self._stopped.is_set() and arena.back_some():
                 pass
 
 

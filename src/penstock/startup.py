@@ -20,7 +20,7 @@ from penstock.memory import Machine, MemoryPlan
 from penstock.models import packed_key
 from penstock.models.registry import read_facts
 from penstock.ranks import Ranks
-from penstock.reserve import FIRST_TOKENS, Reserve, Room, opened
+from penstock.reserve import FIRST_TOKENS, Arena, Reserve, opened
 from penstock.settings import Settings, resolve
 
 
@@ -87,10 +87,10 @@ def _make_reserve(
     weights = plan.weights if found is None and begun is None else 0
     to_back = min(weights + first_tokens, free_memory() // 2)
     try:
-        room = Room(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
+        arena = Arena(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
     except OSError:
         return None
-    return Reserve(room, None if begun is None else begun.room)
+    return Reserve(arena, None if begun is None else begun.arena)
 
 
 def _on_idle_cores(device: str) -> bool:

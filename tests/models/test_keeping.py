@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +43,9 @@ def parameters_read(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, 
     with monkeypatch.context() as patch:
         whole = loader._load_piece
 
-        def noting(piece: loader.Piece, *rest: object) -> None:
+        def noting(piece: loader.Piece, *rest: Any) -> None:
             read.append(piece.name)
-            whole(piece, *rest)  # type: ignore[arg-type]
+            whole(piece, *rest)
 
         patch.setattr(loader, "_load_piece", noting)
         checkpoint, settings = settings_for(folder, packed_cache=str(cache), **options)

@@ -48,7 +48,7 @@ def keep_packed(
         draft = cache.begin(key, settings.memory.weights) if is_mine else None
         if draft is None:
             return make(_nothing)[0]
-        with closing(draft), reserve.opened(Reserve(None, draft.room)):
+        with closing(draft), reserve.opened(Reserve(None, draft.arena)):
             return _make_and_keep(cache, draft, make)
 
 
@@ -68,7 +68,7 @@ def _make_and_keep(cache: PackedCache, draft: Draft, make: Callable[[Kept], tupl
 
 
 def _adopt(made: Mapping[str, Tensor | Packable], kept: Kept) -> None:
-    """Map weights from a file of theirs: shared by processes, and nobody can change it."""
+    """Replace the memory of weights by the mapped file, which all processes that map it share."""
     for name, weight in made.items():
         mapped = kept(name)
         assert mapped is not None
