@@ -239,7 +239,7 @@ void run(const LinearArgs& args) {
 }
 
 // Where a row is stored.
-struct Place {
+struct RowPosition {
     int64_t panel;
     int lane;
 
@@ -252,7 +252,7 @@ struct Place {
     }
 };
 
-Place place_of(const Weight& weight, int64_t row) {
+RowPosition position_of(const Weight& weight, int64_t row) {
     if (!weight.gated) return {row / kPanel, static_cast<int>(row % kPanel)};
     constexpr int64_t height = kPanel / 2;
     const int64_t half = row >= weight.rows / 2, at = row - half * (weight.rows / 2);
@@ -284,23 +284,23 @@ void pack_rows(const PackArgs& args, int64_t first, int64_t last) {
     const Weight& weight = *args.weight;
     const int64_t blocks = num_blocks<Kind>(weight), header = Kind::header_bytes(weight);
     const int64_t steps = (Kind::block_bytes(weight) - header) / kLine, panel = panel_bytes<Kind>(weight);
-    Place places[kTogether];
+    RowPosition positions[kTogether];
     Source sources[kTogether];
     for (int64_t row = first; row < last; row++) {
-        const Place place = places[row - first] = place_of(weight, args.first_row + row);
+        const RowPosition position = positions[row - first] = position_of(weight, args.first_row + row);
         sources[row - first] = source_of(args, row);
         if (weight.row_scales)
-            weight.row_scales[place.panel * kPanel + place.lane] = static_cast<const float*>(args.super_scales)[row];
+            weight.row_scales[position.panel * kPanel + position.lane] = static_cast<const float*>(args.super_scales)[row];
     }
     for (int64_t b = 0; b < blocks; b++) {
         uint8_t words[kTogether][4 * kMostSteps];
         uint8_t* lines[kTogether];
         const int64_t offset = Kind::offset_of(weight, b);
         for (int64_t row = first; row < last; row++) {
-            const Place place = places[row - first];
-            uint8_t* block = weight.data + place.panel * panel + offset;
-            Kind::pack(weight, sources[row - first], b, block, place.lane, words[row - first]);
-            lines[row - first] = element(block + header, 0, place.lane);
+            const RowPosition position = positions[row - first];
+            uint8_t* block = weight.data + position.panel * panel + offset;
+            Kind::pack(weight, sources[row - first], b, block, position.lane, words[row - first]);
+            lines[row - first] = element(block + header, 0, position.lane);
         }
         for (int64_t step = 0; step < steps; step++)
             for (int64_t i = 0; i < last - first; i++) std::memcpy(lines[i] + step * kLine, words[i] + 4 * step, 4);
@@ -317,7 +317,7 @@ bool pack_panel(const PackArgs& args, int64_t panel) {
     for (int v = 0; v < kVectors; v++) {
         int64_t rows[kLanes], found = 0;
         for (int lane = 0; lane < kLanes; lane++) {
-            const int64_t row = Place{panel, v * kLanes + lane}.row(weight) - args.first_row;
+            const int64_t row = RowPosition{panel, v * kLanes + lane}.row(weight) - args.first_row;
             rows[lane] = row >= 0 && row < args.num_rows ? row : -1;
             found += rows[lane] >= 0;
         }
@@ -341,7 +341,7 @@ bool pack_panel(const PackArgs& args, int64_t panel) {
 template <class Kind>
 void unpack_row(const Weight& weight, int64_t row, void* y, int32_t dtype, int64_t offset) {
     const int64_t columns = weight.columns, blocks = num_blocks<Kind>(weight);
-    const auto [panel, lane] = place_of(weight, row);
+    const auto [panel, lane] = position_of(weight, row);
     const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
     const f32x16 scale = set_f32(weight.row_scales ? weight.row_scales[panel * kPanel + lane] : 1.0f);
     constexpr int64_t step = Kind::kColumns < kLanes ? kLanes / Kind::kColumns : 1;  // blocks at a time

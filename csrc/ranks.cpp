@@ -34,8 +34,8 @@ int64_t cells_bytes(int64_t size) {
     return (static_cast<int64_t>(sizeof(Cell)) * (size + 1) + kPage - 1) / kPage * kPage;
 }
 
-uint8_t* slot(const Ranks& ranks, int64_t meeting) {
-    return ranks.shared + cells_bytes(ranks.size) + (meeting & 1) * ranks.slot_bytes;
+uint8_t* slot(const Ranks& ranks, int64_t round) {
+    return ranks.shared + cells_bytes(ranks.size) + (round & 1) * ranks.slot_bytes;
 }
 
 void wake(Cell& cell) {

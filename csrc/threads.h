@@ -22,12 +22,12 @@ int omp_in_parallel();
 namespace penstock {
 
 // The barrier of a team's threads, and the count of loop items taken since the last one.
-struct Meeting {
+struct TeamBarrier {
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> count{0};
     alignas(64) std::atomic<int64_t> taken{0};
 };
-inline thread_local Meeting* meeting = nullptr;  // of this thread's team
+inline thread_local TeamBarrier* team_barrier = nullptr;  // of this thread's team
 
 namespace PENSTOCK_ISA {
 
@@ -39,7 +39,7 @@ constexpr int kPatience = 2000;
 // The runtime's own barrier spins for up to 15 ms: when two threads share a processor, the waiting one would keep it
 // from the other, at each of the hundreds of barriers in a step.
 inline void barrier() {
-    Meeting& here = *meeting;
+    TeamBarrier& here = *team_barrier;
     const unsigned count = here.count.load(std::memory_order_relaxed);
     if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
         here.arrived.store(0, std::memory_order_relaxed);
@@ -61,10 +61,10 @@ template <class Body>
 void team(const Body& body, unsigned threads = 0) {
     struct Team {
         const Body& body;
-        Meeting meeting;
+        TeamBarrier team_barrier;
     } begun{body, {}};
     const auto join = [](void* data) {
-        meeting = &static_cast<Team*>(data)->meeting;
+        team_barrier = &static_cast<Team*>(data)->team_barrier;
         static_cast<Team*>(data)->body();
     };
     GOMP_parallel(join, &begun, threads, 0);
@@ -100,7 +100,7 @@ template <class Body>
 void take_turns(int64_t count, const Body& body) {
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), parts = 2 * threads - 1;
     const int64_t first = first_turn(count, threads), given = first * threads;
-    std::atomic<int64_t>& taken = meeting->taken;  // of the items that are not assigned statically
+    std::atomic<int64_t>& taken = team_barrier->taken;  // of the items that are not assigned statically
     const auto turn = [&](int64_t i, int64_t last) {
         for (; i < last; i++) body(i, i + 1 < last ? i + 1 : given + taken.load(std::memory_order_relaxed));
     };

@@ -99,7 +99,7 @@ def calibrate(config: EngineConfig, seconds: float, clock: Callable[[], float] =
     if len(steps) < MIN_STEPS:
         raise ConfigError(f"{seconds:g} s were enough for {len(steps)} steps only: measure longer (calibrate_seconds)")
     held_out = steps[::HELD_OUT]
-    trial = fit([step for place, step in enumerate(steps) if place % HELD_OUT])
+    trial = fit([step for index, step in enumerate(steps) if index % HELD_OUT])
     return CostFile(
         costs=fit(steps),
         settings=settings,
@@ -117,10 +117,10 @@ def measure(engine: MeasuredEngine, seconds: float, clock: Callable[[], float] =
     engine.steps.clear()
     ends = clock() + seconds
     while clock() < ends:
-        for place, scene in enumerate(scenes):
+        for index, scene in enumerate(scenes):
             left = ends - clock()
             if left > 0 or not engine.steps:
-                _play(engine, rng, scene, clock() + max(left, 0.0) / (len(scenes) - place) * 2, clock)
+                _play(engine, rng, scene, clock() + max(left, 0.0) / (len(scenes) - index) * 2, clock)
     return engine.steps[:]
 
 

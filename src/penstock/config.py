@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from penstock.errors import ConfigError
 from penstock.model_facts import BYTES_OF
-from penstock.ranks import Meeting
+from penstock.ranks import Rendezvous
 from penstock.recipes import RECIPES
 
 
@@ -189,7 +189,7 @@ class EngineConfig:
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     """How ranks on several nodes find one another."""
 
     @classmethod

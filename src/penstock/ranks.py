@@ -31,7 +31,7 @@ ALONE = Ranks()
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of an engine on several nodes find the first one, and how each proves to be one of them.
 
     Keys are CURVE's, as Z85, made for one start of the engine.
@@ -62,7 +62,7 @@ class Meeting:
 class RankJoin:
     """The settings of a rank's process on a further node; the first rank sends it the rest."""
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     model: str | None
     """As the user named it."""
     ranks: Ranks

@@ -21,7 +21,7 @@ from penstock.memory import (
     plan_memory,
 )
 from penstock.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision
-from penstock.ranks import Meeting
+from penstock.ranks import Rendezvous
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Settings:
     kv_transfer: KVTransfer = "file"
     block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     """Where ranks on several nodes find the first one; None: all are on this machine."""
 
     @property
@@ -130,7 +130,7 @@ def resolve(
         device=machine.device,
         threads=max(1, threads // ranks),
         tensor_parallel_size=ranks,
-        meeting=config.meeting,
+        rendezvous=config.rendezvous,
         seed=model.seed,
         max_model_len=limits.max_model_len,
         enable_prefix_caching=cache.enable_prefix_caching,
@@ -272,13 +272,13 @@ def _ranks(config: EngineConfig) -> int:
         ConfigError: there are several, and an option concerns the blocks of a single process, or files of one machine.
     """
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
-    if config.meeting is not None and config.role != "any":
+    if config.rendezvous is not None and config.role != "any":
         raise ConfigError("prefill_engines do not work with nodes_per_engine: leave one of them out")
-    if config.meeting is not None and config.adapters != AdapterConfig():
+    if config.rendezvous is not None and config.adapters != AdapterConfig():
         raise ConfigError(
             "adapters do not work with nodes_per_engine: leave adapter and adapter_memory, or nodes_per_engine out"
         )
-    if config.meeting is not None and config.cache.kv_disk is not None:
+    if config.rendezvous is not None and config.cache.kv_disk is not None:
         raise ConfigError("kv_disk does not work with nodes_per_engine: leave one of them out")
     return ranks
 
@@ -344,7 +344,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
         target,
         model_name=draft.facts.name,
         tensor_parallel_size=ranks,
-        meeting=None,
+        rendezvous=None,
         dtype=draft.dtype,
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,

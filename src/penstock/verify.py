@@ -75,7 +75,7 @@ class _Rehearsed:
     def _propose(self, seq: core.Sequence, limit: int) -> Draft:
         done = len(seq.tokens) - seq.num_prompt_tokens
         known = enumerate(self._answers[seq.request_id][done : done + limit], done)
-        return array("i", [token if place % 3 else token ^ 1 for place, token in known])
+        return array("i", [token if index % 3 else token ^ 1 for index, token in known])
 
     def forget_sequence(self, seq: core.Sequence) -> None:
         return None

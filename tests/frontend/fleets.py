@@ -41,4 +41,4 @@ def token(name):
 def prove(fleet, place, *names):
     for step in (1, 2):
         for name in names:
-            assert fleet.got(place, token(name), step)
+            assert fleet.record_output(place, token(name), step)

@@ -92,13 +92,13 @@ class FleetThatDies(RuleBasedStateMachine):
             return
         for name in batch:
             output = SequenceOutput(name, 0, [len(self.told[name])], first_scheduled=0.0)
-            assert self.fleet.got(place, output, self.steps)
+            assert self.fleet.record_output(place, output, self.steps)
             self.kinds[name] = self.places[place]
             self.told[name] += output.token_ids
             assert self.told[name] == list(range(len(self.told[name])))
             if len(self.told[name]) == self.length[name]:
                 self.end(name)
-        self.leaving += [(place, name) for name in self.fleet.leaving(place)]
+        self.leaving += [(place, name) for name in self.fleet.take_leaving(place)]
         self.hand_over()
 
     @precondition(lambda self: self.leaving)
@@ -121,7 +121,7 @@ class FleetThatDies(RuleBasedStateMachine):
     def die(self, place, indices, fault):
         self.engines[place] = None
         self.leaving = [(where, name) for where, name in self.leaving if where != place]
-        convict = self.fleet.died(place, indices, fault=fault)
+        convict = self.fleet.engine_died(place, indices, fault=fault)
         if convict is not None:
             self.end(convict)
         self.hand_over()
@@ -132,7 +132,7 @@ class FleetThatDies(RuleBasedStateMachine):
                 killed.discard(place)
         self.overdue.discard(place)
         self.places[place], self.engines[place] = arithmetic, []
-        self.fleet.up(place, self.capacity(place, arithmetic))
+        self.fleet.engine_up(place, self.capacity(place, arithmetic))
         self.settle()
 
     def settle(self):
@@ -216,7 +216,7 @@ class FleetThatDies(RuleBasedStateMachine):
     def late_words(self):
         while self.late:
             place, name = self.late.pop()
-            assert not self.fleet.got(place, token(name), 0)
+            assert not self.fleet.record_output(place, token(name), 0)
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())

@@ -31,7 +31,7 @@ def test_prompts_are_handed_over_a_few_steps_ahead():
     fleet = dispatcher(roomy, roomy)
     add(fleet, *map(str, range(20)), length=8)
     assert len(due(fleet)) == 4  # two steps of eight tokens each
-    assert fleet.got(0, token("0"), 1)
+    assert fleet.record_output(0, token("0"), 1)
     assert due(fleet) == [(0, "4")]
 
 
@@ -49,11 +49,11 @@ def test_a_request_waits_for_the_place_that_has_its_prompt_rather_than_being_com
     fleet = dispatcher(*[replace(ROOM, max_num_seqs=2, max_num_batched_tokens=100)] * 2, router="prefix")
     add(fleet, "a", length=80)
     ((home, _),) = due(fleet)
-    assert fleet.got(home, token("a"), 1)
+    assert fleet.record_output(home, token("a"), 1)
     for name in ("other 0", "other 1"):  # keep the other engine more than half busy
         fleet.add_request(make_request(name, [9] * 80))
         assert due(fleet) == [(1 - home, name)]
-        assert fleet.got(1 - home, token(name), 1)
+        assert fleet.record_output(1 - home, token(name), 1)
     add(fleet, "b", "c", length=80)
     assert due(fleet) == [(home, "b")]
     fleet.remove_request("other 0")
@@ -70,7 +70,7 @@ def test_every_router_serves_all_requests_and_leaves_no_load(router):
     done = []
     while fleet.has_waiting:
         for place, name in due(fleet):
-            assert fleet.got(place, token(name), 1)
+            assert fleet.record_output(place, token(name), 1)
             fleet.remove_request(name, [[1]])
             done.append(name)
     assert sorted(done, key=int) == [str(i) for i in range(30)]
@@ -82,11 +82,11 @@ def test_a_long_prompt_is_computed_by_a_prefill_engine_and_goes_on_at_another_on
     add(fleet, "long", length=200)
     add(fleet, "short", length=20)
     assert due(fleet) == [(0, "long"), (1, "short")]
-    assert fleet.leaving(0) == []
-    fleet.got(0, token("long"), 1)
-    assert fleet.leaving(0) == ["long"]
-    fleet.got(0, token("long"), 2)
-    assert fleet.leaving(0) == [], "it is told once"
+    assert fleet.take_leaving(0) == []
+    fleet.record_output(0, token("long"), 1)
+    assert fleet.take_leaving(0) == ["long"]
+    fleet.record_output(0, token("long"), 2)
+    assert fleet.take_leaving(0) == [], "it is told once"
     source = BlockSource("file", "mark", ((4, 1), (5, 1)))
     assert fleet.handed_over(0, "long", source)
     assert due(fleet) == [(1, "long")]
@@ -98,10 +98,10 @@ def test_a_prompt_that_is_cached_where_answers_are_computed_needs_no_prefill_eng
     fleet = dispatcher(PREFILL, DECODE, router="prefix")
     add(fleet, "first", length=200)
     assert due(fleet) == [(0, "first")]
-    fleet.got(0, token("first"), 1)
-    fleet.leaving(0)
+    fleet.record_output(0, token("first"), 1)
+    fleet.take_leaving(0)
     fleet.handed_over(0, "first", None)
     assert due(fleet) == [(1, "first")]
-    fleet.got(1, token("first"), 1)
+    fleet.record_output(1, token("first"), 1)
     add(fleet, "again", length=210)
     assert due(fleet) == [(1, "again")]

@@ -22,10 +22,10 @@ from penstock.config import EngineConfig, Role
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.errors import AdapterError, ConfigError, DeviceLostError
-from penstock.frontend.cluster.secure import make_meeting
+from penstock.frontend.cluster.secure import make_rendezvous
 from penstock.frontend.input_processor import InputProcessor
 from penstock.host import start_child
-from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
+from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.request import Adapter, Request
 from penstock.runner import ranks
 from penstock.runner.fingerprint import arithmetic
@@ -42,12 +42,12 @@ from tests.waiting import alive, wait_until
 
 
 def engine(
-    folder: Path, size: int, meeting: Meeting | None = None, role: Role = "any", **options: Any
+    folder: Path, size: int, rendezvous: Rendezvous | None = None, role: Role = "any", **options: Any
 ) -> tuple[EngineCore, list[int]]:
     """An engine of so many ranks, and the process ids of those that it has started.
 
     Args:
-        meeting: of ranks on several nodes.
+        rendezvous: of ranks on several nodes.
     """
     pids: list[int] = []
 
@@ -58,7 +58,7 @@ def engine(
 
     defaults = {"threads": size, "kv_cache_memory": "2MiB", "block_size": 4, "seed": 0}
     config = EngineConfig.from_options(model=str(folder), tensor_parallel_size=size, **(defaults | options))
-    return build_engine(replace(config, meeting=meeting, role=role), make_runner=make_runner), pids
+    return build_engine(replace(config, rendezvous=rendezvous, role=role), make_runner=make_runner), pids
 
 
 def settings_of(folder: Path, size: int) -> Settings:
@@ -75,9 +75,9 @@ def settings_of(folder: Path, size: int) -> Settings:
 
 
 @contextlib.contextmanager
-def second_node(meeting: Meeting, model: Path, size: int) -> "Iterator[list[subprocess.Popen[bytes]]]":
+def second_node(rendezvous: Rendezvous, model: Path, size: int) -> "Iterator[list[subprocess.Popen[bytes]]]":
     """The ranks of another node, as their host there starts them."""
-    joins = [RankJoin(meeting, str(model), Ranks(rank, size)) for rank in meeting.of_node(1, size)]
+    joins = [RankJoin(rendezvous, str(model), Ranks(rank, size)) for rank in rendezvous.of_node(1, size)]
     started = [start_child(RANK_PROCESS, join.encode()) for join in joins]
     try:
         yield started
@@ -126,9 +126,9 @@ def test_ranks_of_several_nodes_answer_as_one_process_does_until_one_is_killed(t
     core, _ = engine(folder, 1)
     wanted = answer(core, questions(core))
     core.close()
-    meeting = make_meeting("127.0.0.1", num_nodes=2)
-    with second_node(meeting, folder, size) as elsewhere:
-        core, here = engine(folder, size, meeting)
+    rendezvous = make_rendezvous("127.0.0.1", num_nodes=2)
+    with second_node(rendezvous, folder, size) as elsewhere:
+        core, here = engine(folder, size, rendezvous)
         assert (len(here), len(elsewhere)) == (size // 2 - 1, size // 2)
         asked = questions(core)
         assert answer(core, asked) == wanted
@@ -143,35 +143,35 @@ def test_ranks_of_several_nodes_answer_as_one_process_does_until_one_is_killed(t
 
 
 def test_an_idle_engine_that_ends_has_the_ranks_of_other_nodes_end(tiny_llama: Path) -> None:
-    meeting = make_meeting("127.0.0.1", num_nodes=2)
-    with second_node(meeting, tiny_llama, 2) as (other,):
-        core, _ = engine(tiny_llama, 2, meeting)
+    rendezvous = make_rendezvous("127.0.0.1", num_nodes=2)
+    with second_node(rendezvous, tiny_llama, 2) as (other,):
+        core, _ = engine(tiny_llama, 2, rendezvous)
         core.close()
         assert other.wait(30) == 0
 
 
 def test_a_node_that_would_compute_otherwise_is_refused(tiny_llama: Path) -> None:
     """It says why, and ends."""
-    meeting = make_meeting("127.0.0.1", num_nodes=2)
+    rendezvous = make_rendezvous("127.0.0.1", num_nodes=2)
     checkpoint = open_checkpoint(str(tiny_llama))
     settings = settings_of(tiny_llama, 2)
     other = RankOrder(settings, "of another instruction set")
     with pytest.raises(ConfigError, match="rank 1 would not compute as rank 0 does"):
-        other.launch(RankJoin(meeting, str(tiny_llama), Ranks(1, 2)), checkpoint)
+        other.launch(RankJoin(rendezvous, str(tiny_llama), Ranks(1, 2)), checkpoint)
     own = RankOrder(settings, arithmetic(checkpoint.path, settings))
-    launch = own.launch(RankJoin(meeting, str(tiny_llama), Ranks(1, 2)), checkpoint)
+    launch = own.launch(RankJoin(rendezvous, str(tiny_llama), Ranks(1, 2)), checkpoint)
     assert (launch.ranks, launch.shared, launch.settings.device) == (Ranks(1, 2), None, "cpu")
 
 
 def test_only_who_has_the_engine_s_key_is_told_its_plans() -> None:
-    meeting = make_meeting("127.0.0.1", num_nodes=2)
-    source = PlanSource(meeting)
+    rendezvous = make_rendezvous("127.0.0.1", num_nodes=2)
+    source = PlanSource(rendezvous)
     try:
         public, secret = (key.decode() for key in zmq.curve_keypair())
-        stranger = PlanSink(replace(meeting, ranks_public=public, ranks_secret=secret))
+        stranger = PlanSink(replace(rendezvous, ranks_public=public, ranks_secret=secret))
         assert not source.await_rank()
         assert not source.await_rank()
-        sink = PlanSink(meeting)
+        sink = PlanSink(rendezvous)
         wait_until(source.await_rank)
         source.share(b"a plan")
         assert sink.share(b"") == b"a plan"
@@ -278,4 +278,4 @@ def test_what_concerns_one_machine_is_refused_where_ranks_are_on_several_nodes(
     tiny_llama: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        engine(tiny_llama, 2, make_meeting("127.0.0.1", num_nodes=2), **options)
+        engine(tiny_llama, 2, make_rendezvous("127.0.0.1", num_nodes=2), **options)

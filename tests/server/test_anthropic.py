@@ -61,7 +61,7 @@ def test_a_streamed_message_is_the_same_message_in_pieces(claude):
 
 
 def test_a_stream_is_the_sequence_of_events_that_anthropic_documents(server):
-    body = {"messages": HELLO, "max_tokens": 3, "stream": True}
+    body = {"messages": HELLO, "max_tokens": 3, "temperature": 0, "stream": True}
     answer = server.post("/v1/messages", **body)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.text.endswith("\n\n")

@@ -53,7 +53,9 @@ def broken(tiny_llama):
 @pytest.fixture(scope="module")
 def narrow(tiny_llama):
     """An application that takes one request at a time."""
-    with shared_app(tiny_llama, config=ServerConfig(gate=CallLimitsConfig(max_concurrent_requests=1))) as talk_to:
+    with shared_app(
+        tiny_llama, config=ServerConfig(call_limits=CallLimitsConfig(max_concurrent_requests=1))
+    ) as talk_to:
         yield talk_to
 
 

@@ -46,9 +46,9 @@ class _Beam:
 
 
 class Branch(NamedTuple):
-    """A surviving continuation: sequence `place` becomes `parent` plus one token."""
+    """A surviving continuation: sequence `child` becomes `parent` plus one token."""
 
-    place: int
+    child: int
     parent: int
     token: int
 
@@ -120,13 +120,13 @@ class BeamSearch:
         """The best unfinished continuations; finished ones among the overall best become hypotheses."""
         num_beams, at_end = self._beams.num_beams, self._length == self._params.max_tokens
         goes_on: list[_Continuation] = []
-        for place, continuation in enumerate(self._ranked()):
+        for rank, continuation in enumerate(self._ranked()):
             if at_end or continuation.token in self._stop_ids:
-                if place < num_beams:
+                if rank < num_beams:
                     self._conclude(continuation)
             elif len(goes_on) < num_beams:
                 goes_on.append(continuation)
-            if place >= num_beams - 1 and (at_end or len(goes_on) == num_beams):
+            if rank >= num_beams - 1 and (at_end or len(goes_on) == num_beams):
                 break
         self._hypotheses.sort(key=lambda hypothesis: -hypothesis.score)  # stable: ties keep the older one first
         del self._hypotheses[num_beams:]

@@ -33,7 +33,7 @@ LOAD_SECONDS = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _BlockLoad:
     """One block of a text: its location in files, and the pool blocks being filled with it."""
 
     address: BlockAddress | None
@@ -63,13 +63,13 @@ class _Load:
     """End of the path, or the root."""
     held: list[tuple[int, int]]
     """(Cache group, block) pairs of the tree, shallow ones first."""
-    places: list[_Place]
+    parts: list[_BlockLoad]
     """The text's blocks, from the first on."""
     began: float
 
     @property
     def read(self) -> "list[Future[bool]]":
-        return [read for place in self.places for read in place.read.values()]
+        return [read for part in self.parts for read in part.read.values()]
 
     @property
     def is_done(self) -> bool:
@@ -135,21 +135,21 @@ class BlockTier:
             return self._is_late(seq.sequence_id, load)
         path = self._kv.known_path(seq)
         self.tree.touch(node.stored for node in path if node.stored is not None)
-        places = self._find(seq, path) if not self._late else []
-        if not places or not self._has_room(seq, path[: len(places)], places, reserve):
+        parts = self._find(seq, path) if not self._late else []
+        if not parts or not self._has_room(seq, path[: len(parts)], parts, reserve):
             return True
-        self._begin(seq, path[: len(places)], places)
+        self._begin(seq, path[: len(parts)], parts)
         return False
 
-    def _has_room(self, seq: Sequence, path: list[Node], places: list[_Place], reserve: int) -> bool:
+    def _has_room(self, seq: Sequence, path: list[Node], parts: list[_BlockLoad], reserve: int) -> bool:
         """Whether the pools have the blocks for the load, and the sequence could be admitted after it."""
         known = [node for node in path if node.blocks[MAIN] != NO_BLOCK]
-        spares = sum(place.takes_spare for place in places)
+        spares = sum(part.takes_spare for part in parts)
         if self._kv.num_needed(seq, known) + spares + reserve > self._kv.num_available:
             return False
         for group in self._groups[1:]:  # running sequences cannot need a quarter of the pool (`memory.layer_groups`)
             most, total = self._kv.pools[group].num_blocks, self._kv.pool.num_blocks
-            taken = sum(1 for _ in self.held_blocks(group)) + self.num_seen(group, len(places))
+            taken = sum(1 for _ in self.held_blocks(group)) + self.num_seen(group, len(parts))
             if most < total and taken > total // 4:
                 return False
         return True
@@ -166,7 +166,7 @@ class BlockTier:
             self.stats.late += 1
         return True
 
-    def _find(self, seq: Sequence, path: list[Node]) -> list[_Place]:
+    def _find(self, seq: Sequence, path: list[Node]) -> list[_BlockLoad]:
         """The blocks of the sequence's text up to where it could continue after a load, including those to load.
 
         Empty if the tree alone reaches as far.
@@ -176,18 +176,18 @@ class BlockTier:
         stored = self.tree.match(namespace, seq.tokens, size, most)
         self.tree.touch(stored)
         found = [(BlockAddress(one.slot, one.digest, one.key), one, one.groups) for one in stored]
-        places = [_Place(address, one, {}, {}) for address, one, _ in found]
+        parts = [_BlockLoad(address, one, {}, {}) for address, one, _ in found]
         groups = [groups for _, _, groups in found]
         source = self._sources.get(seq.request_id)
         if source is not None:
-            for address, bits in _addresses(source, namespace, seq.tokens[: most * size], size, len(places)):
-                places.append(_Place(address, None, {}, {}))
+            for address, bits in _addresses(source, namespace, seq.tokens[: most * size], size, len(parts)):
+                parts.append(_BlockLoad(address, None, {}, {}))
                 groups.append(bits)
-        for _ in range(len(places), len(path)):
-            places.append(_Place(None, None, {}, {}))
+        for _ in range(len(parts), len(path)):
+            parts.append(_BlockLoad(None, None, {}, {}))
             groups.append(0)
         known = [[block != NO_BLOCK for block in node.blocks] for node in path]
-        known += [[False] * len(self._groups) for _ in range(len(path), len(places))]
+        known += [[False] * len(self._groups) for _ in range(len(path), len(parts))]
         usable = self._kv.usable(
             [
                 [there or bool(bits >> group & 1) for group, there in enumerate(has)]
@@ -199,54 +199,54 @@ class BlockTier:
         for group in self._groups:
             for depth in range(usable - self.num_seen(group, usable), usable):
                 if not known[depth][group]:
-                    places[depth].blocks[group] = NO_BLOCK
-        return places[:usable]
+                    parts[depth].blocks[group] = NO_BLOCK
+        return parts[:usable]
 
-    def _begin(self, seq: Sequence, path: list[Node], places: list[_Place]) -> None:
+    def _begin(self, seq: Sequence, path: list[Node], parts: list[_BlockLoad]) -> None:
         cache = self._kv.cache
         node = path[-1] if path else cache.root(cache_namespace(seq.request))
         node.users += 1
         held = []
         for group in self._groups:
-            for one in path[len(places) - self.num_seen(group, len(places)) :]:
+            for one in path[len(parts) - self.num_seen(group, len(parts)) :]:
                 if one.blocks[group] != NO_BLOCK:
                     cache.hold(group, one.blocks[group])
                     held.append((group, one.blocks[group]))
         self._sources.pop(seq.request_id, None)  # tried only once
-        for place in places:
-            if place.takes_spare:
-                place.spare = cache.take(MAIN)
-            for group in place.blocks:
-                assert place.address is not None, "a block is loaded from nowhere"
-                place.blocks[group] = cache.take(group)
-                place.read[group] = self._io.read(place.address, group, place.blocks[group])
-        self._loads[seq.sequence_id] = _Load(path, node, held, places, self._clock())
+        for part in parts:
+            if part.takes_spare:
+                part.spare = cache.take(MAIN)
+            for group in part.blocks:
+                assert part.address is not None, "a block is loaded from nowhere"
+                part.blocks[group] = cache.take(group)
+                part.read[group] = self._io.read(part.address, group, part.blocks[group])
+        self._loads[seq.sequence_id] = _Load(path, node, held, parts, self._clock())
 
     def _insert(self, load: _Load) -> None:
         """Insert the loaded blocks into the tree, up to the first main-group block that failed; release all others."""
         cache = self._kv.cache
         node, ended = load.node, False
         held = load.held
-        for depth, place in enumerate(load.places):
-            good = {group for group, read in place.read.items() if self._is_good(place, group, read)}
-            ended = ended or (MAIN in place.blocks and MAIN not in good)
-            if place.spare != NO_BLOCK:
-                cache.drop(MAIN, place.spare)
+        for depth, part in enumerate(load.parts):
+            good = {group for group, read in part.read.items() if self._is_good(part, group, read)}
+            ended = ended or (MAIN in part.blocks and MAIN not in good)
+            if part.spare != NO_BLOCK:
+                cache.drop(MAIN, part.spare)
             if depth >= len(load.path) and not ended:
-                assert place.address is not None
-                node = cache.child(node, array(INT32, place.address.key))
+                assert part.address is not None
+                node = cache.child(node, array(INT32, part.address.key))
             at = load.path[depth] if depth < len(load.path) else node
-            for group, block in place.blocks.items():
+            for group, block in part.blocks.items():
                 if ended or group not in good:
                     cache.drop(group, block)
                     continue
                 held.append((group, self._enter(at, group, block)))
                 self.stats.loaded += 1
-                source = None if place.address is None else place.address.source
+                source = None if part.address is None else part.address.source
                 self.stats.pulled += source is not None
                 self.stats.pulled_nixl += source is not None and source.memory is not None
-            if not ended and at.stored is None and place.stored is not None and place.stored.state is State.STORED:
-                at.stored = place.stored
+            if not ended and at.stored is None and part.stored is not None and part.stored.state is State.STORED:
+                at.stored = part.stored
         self.computed(node)  # blocks from a peer are also written to the own file
         for group, block in reversed(held):
             cache.drop(group, block)
@@ -261,15 +261,15 @@ class BlockTier:
             cache.drop(group, block)
         return known
 
-    def _is_good(self, place: _Place, group: int, read: "Future[bool]") -> bool:
+    def _is_good(self, part: _BlockLoad, group: int, read: "Future[bool]") -> bool:
         """Whether a block was read; a block that was not is removed from the file's index."""
         if read.exception() is None and read.result():
             return True
         self.stats.missed += 1
-        if place.stored is not None:
+        if part.stored is not None:
             if group == MAIN:
-                self.tree.remove(place.stored)
-            place.stored.groups &= ~(1 << group)
+                self.tree.remove(part.stored)
+            part.stored.groups &= ~(1 << group)
         return False
 
     def wait(self, seconds: float) -> None:
@@ -322,9 +322,9 @@ class BlockTier:
         """A group's blocks held by loads, once per reference."""
         for load in self._loads.values():
             yield from (block for one, block in load.held if one == group)
-            yield from (place.blocks[group] for place in load.places if group in place.blocks)
+            yield from (part.blocks[group] for part in load.parts if group in part.blocks)
             if group == MAIN:
-                yield from (place.spare for place in load.places if place.spare != NO_BLOCK)
+                yield from (part.spare for part in load.parts if part.spare != NO_BLOCK)
 
     def check_integrity(self) -> None:
         """Assert that blocks being written are in the pool's and the file's trees, and that the latter is sound."""
@@ -342,8 +342,8 @@ def _addresses(
 ) -> Iterator[tuple[BlockAddress, int]]:
     """The text's blocks in a peer's file from block `begin` on, each with a bit set of its cache groups."""
     digest = root_digest(namespace)
-    for place, (slot, groups) in zip(range(len(tokens) // block_size), source.slots, strict=False):
-        key = tokens[place * block_size : (place + 1) * block_size].tobytes()
+    for index, (slot, groups) in zip(range(len(tokens) // block_size), source.slots, strict=False):
+        key = tokens[index * block_size : (index + 1) * block_size].tobytes()
         digest = path_digest(digest, key)
-        if place >= begin:
+        if index >= begin:
             yield BlockAddress(slot, digest, key, source), groups

@@ -171,11 +171,11 @@ class MTPDrafter(DraftModel):
         original, size = self._originals[shadow], self._kv.block_size
         blocks = original.tables[0].blocks
         slots = array(INT32)
-        for place in range(first - 1, last - 1):
-            if place < 0:
+        for position in range(first - 1, last - 1):
+            if position < 0:
                 slots.append(NO_HIDDEN)
-            elif place < len(original.tokens) - 1:  # all but the last have been computed
-                slots.append(blocks[place // size] * size + place % size)
+            elif position < len(original.tokens) - 1:  # all but the last have been computed
+                slots.append(blocks[position // size] * size + position % size)
             else:
                 slots.append(OWN_HIDDEN)
         return slots

@@ -55,7 +55,7 @@ class EncoderScheduler:
         self._clock = clock
         self._waiting: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
-        self._untold: list[SequenceOutput] = []
+        self._unsent: list[SequenceOutput] = []
         self._num_arrived = 0
         self.trace = StepTrace()  # of the latest step
 
@@ -70,7 +70,7 @@ class EncoderScheduler:
     @property
     def has_work(self) -> bool:
         """Whether a text waits, or an ending has not been returned yet."""
-        return bool(self._waiting or self._untold)
+        return bool(self._waiting or self._unsent)
 
     def add_request(self, request: Request) -> None:
         """Add a text that fits the model."""
@@ -98,12 +98,12 @@ class EncoderScheduler:
 
     def _end(self, request_id: str, output: SequenceOutput) -> None:
         if self.withdraw(request_id):
-            self._untold.append(output)
+            self._unsent.append(output)
 
     def drain(self) -> list[SequenceOutput]:
         """Endings that no step produced, each once."""
-        untold, self._untold = self._untold, []
-        return untold
+        unsent, self._unsent = self._unsent, []
+        return unsent
 
     def schedule(self) -> EncoderPlan | None:
         """The next step, or None if no text waits."""

@@ -59,19 +59,19 @@ class KVManager:
         self.hit_tokens = 0
         # Continuing from a border needs the state there: the block of the token before, as with a window of 2 keys.
         self._windows = [2 if group.checkpoint_every is not None else group.window for group in groups]
-        self._windowed = [place for place, window in enumerate(self._windows) if window is not None]
+        self._windowed = [index for index, window in enumerate(self._windows) if window is not None]
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._states = {
-            place: StateGroup(
-                place,
-                self.pools[place],
+            index: StateGroup(
+                index,
+                self.pools[index],
                 self.cache,
                 self._free_slots,
                 block_size,
                 group.checkpoint_every if enable_prefix_caching else None,
             )
-            for place, group in enumerate(groups)
+            for index, group in enumerate(groups)
             if group.checkpoint_every is not None
         }
         assert 0 not in self._states, "the main group keeps keys"
@@ -252,7 +252,7 @@ class KVManager:
                 states.begin_drafts(table)
         return room
 
-    def end_drafts(self, seq: Sequence, num_right: int, num_drafts: int) -> None:
+    def end_drafts(self, seq: Sequence, num_accepted: int, num_drafts: int) -> None:
         """Keep the accepted drafts of a step, which alone are left of the sequence's tokens.
 
         Their keys stay, and so do states if all drafts were accepted. Otherwise a sequence with states returns to the
@@ -264,14 +264,14 @@ class KVManager:
             seq.num_computed = end
             self.shrink(seq)
         else:
-            seq.num_computed = end - num_right
+            seq.num_computed = end - num_accepted
             self._commit_full(seq)
-            self._end_branches(seq, end if num_right == num_drafts else None)
-            if num_right == num_drafts:
+            self._end_branches(seq, end if num_accepted == num_drafts else None)
+            if num_accepted == num_drafts:
                 seq.num_computed = end
             else:
-                seq.num_returned = num_right
-            self._shrink(seq, max(seq.num_computed, end + 1 if num_right else 0))
+                seq.num_returned = num_accepted
+            self._shrink(seq, max(seq.num_computed, end + 1 if num_accepted else 0))
         self._commit_full(seq)
 
     def _end_branches(self, seq: Sequence, num_tokens: int | None) -> None:

@@ -9,7 +9,7 @@ Source: Saxena, "Prompt Lookup Decoding", 2023.
 from array import array
 
 from penstock.core.sequence import INT32, Sequence
-from penstock.core.speculation import NO_IDEA, Draft
+from penstock.core.speculation import NO_DRAFT, Draft
 
 SIZE = 3
 _MAX_TRIES = 4
@@ -30,17 +30,17 @@ class NgramDrafter:
 
     def _propose(self, seq: Sequence, limit: int) -> Draft:
         tokens = seq.tokens
-        seen, place = self._copying.get(seq.sequence_id, (0, 0))
+        seen, start = self._copying.get(seq.sequence_id, (0, 0))
         copied = len(tokens) - seen
-        if place and tokens[place : place + copied] == tokens[seen:]:
-            place += copied
+        if start and tokens[start : start + copied] == tokens[seen:]:
+            start += copied
         else:
-            place = _after_last_run(tokens)
-        if not place:
+            start = _after_last_run(tokens)
+        if not start:
             self._copying.pop(seq.sequence_id, None)
-            return NO_IDEA
-        self._copying[seq.sequence_id] = len(tokens), place
-        draft = tokens[place : place + limit]
+            return NO_DRAFT
+        self._copying[seq.sequence_id] = len(tokens), start
+        draft = tokens[start : start + limit]
         for offset in range(limit - len(draft)):  # continues into the draft itself where the text is periodic
             draft.append(draft[offset])
         return draft

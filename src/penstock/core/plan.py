@@ -79,7 +79,7 @@ class StateBranch(NamedTuple):
     """A block for a sequence's state after some of its tokens in the step; the state after the others is elsewhere."""
 
     group: int
-    place: int
+    seq_index: int
     """Index of the sequence in the step."""
     block: int
     after: int

@@ -132,7 +132,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something, or an ending has not been reported."""
-        return bool(self._sequences.running or len(self._queue) or self._step_update.num_untold)
+        return bool(self._sequences.running or len(self._queue) or self._step_update.num_unsent)
 
     def add_request(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
         """Add a validated request: alone, it fits the pool, the budget and `max_num_seqs`.
@@ -382,9 +382,9 @@ class Scheduler:
         A step has at most `num_drafts` more samples than running sequences, the number the workspace is planned for.
         """
         budget = min(step.budget, self._sequences.num_free_slots + speculation.num_drafts)
-        for place, tokens in speculation.propose(step, budget):
-            room = self.kv.begin_drafts(step.sequences[place], len(tokens))
-            step.add_drafts(place, tokens[:room])
+        for index, tokens in speculation.propose(step, budget):
+            room = self.kv.begin_drafts(step.sequences[index], len(tokens))
+            step.add_drafts(index, tokens[:room])
         self.num_drafted += step.trace.num_drafted
 
     # ── second half: apply the result ────────────────────────────────────────────────────────────────────────────────

@@ -64,8 +64,8 @@ class SequenceTable:
         unfinished = [seq for seq, tokens in zip(sequences, resumed, strict=True) if tokens is not None]
         assert unfinished, "a request that has ended is resumed"
         has_begun = any(resumed)  # then all of the prompt's log-probabilities were sent
-        for place, seq in enumerate(unfinished):
-            if has_begun or place:
+        for index, seq in enumerate(unfinished):
+            if has_begun or index:
                 seq.num_prompt_logprobs = seq.num_prompt_tokens - 1
             seq.tokens.extend(resumed[seq.index] or ())
             self._wait(seq)
@@ -128,11 +128,11 @@ class SequenceTable:
         carrier.siblings = []
         parents = {branch.parent for branch in branches}
         self.park(seq for seq in sequences if seq.index not in parents)
-        for place, parent, _ in branches:
-            if place != parent:
-                self._branch(sequences[parent], sequences[place])
-        for place, _, token in branches:
-            seq = sequences[place]
+        for child, parent, _ in branches:
+            if child != parent:
+                self._branch(sequences[parent], sequences[child])
+        for child, _, token in branches:
+            seq = sequences[child]
             seq.tokens.append(token)
             if seq.status is Status.PARKED:
                 self._wait(seq)

@@ -24,7 +24,7 @@ from penstock.errors import EngineDeadError
 
 Draft: TypeAlias = "array[int]"
 """Predicted next tokens of a sequence; int32, may be empty. Not modified after it is returned."""
-NO_IDEA: Draft = array(INT32)
+NO_DRAFT: Draft = array(INT32)
 
 
 class Drafter(Protocol):
@@ -72,10 +72,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Guess:
+class _DraftRequest:
     """A draft for one of the step's decodes, proposed or still to be requested."""
 
-    place: int
+    index: int
     """Index of the sequence among the step's decodes."""
     seq: Sequence
     limit: int
@@ -104,23 +104,23 @@ class Speculation:
         self._drafters = list(drafters)
         self._clock = clock
         self._costs = StepCosts()
-        self._guess_seconds: deque[float] = deque([0.0], maxlen=WINDOW)  # per token, for drafters that are not free
+        self._seconds_per_token: deque[float] = deque([0.0], maxlen=WINDOW)  # per token, for drafters that are not free
         self._acceptance: dict[int, Acceptance] = {}
         self._overall = Acceptance(MEMORY_OF_ALL)
-        self._guesses: list[_Guess] = []
+        self._requests: list[_DraftRequest] = []
         self._began = 0.0
-        self._guessing = 0.0
+        self._draft_seconds = 0.0
         self._pause = 0  # remaining steps without drafting
         self._paused = False  # in the current step
 
     def begin_step(self) -> None:
         """Called before a step is built."""
-        self._guesses = []
+        self._requests = []
         self._paused = self._pause > 0
         if self._paused:
             self._pause -= 1
             return
-        self._guessing = 0.0
+        self._draft_seconds = 0.0
         self._began = self._clock()
 
     def propose(self, step: Step, budget: int) -> "list[tuple[int, array[int]]]":
@@ -130,50 +130,50 @@ class Speculation:
             return []
         began = self._clock()
         num_tokens = sum(step.query_lens)
-        places, wanted = self._askable(step)
+        indices, wanted = self._askable(step)
         drafts = self._ask(wanted, free=True)
-        guesses = self._guesses = [
-            _Guess(place, seq, limit, self._acceptance_of(seq), draft, known=len(seq.tokens))
-            for place, (seq, limit), draft in zip(places, wanted, drafts, strict=True)
+        requests = self._requests = [
+            _DraftRequest(index, seq, limit, self._acceptance_of(seq), draft, known=len(seq.tokens))
+            for index, (seq, limit), draft in zip(indices, wanted, drafts, strict=True)
             if draft or self._costly
         ]
-        if guesses:
+        if requests:
             self._allot(num_decodes, num_tokens, budget)
-        kept = [guess for guess in guesses if guess.count]
-        missing = [guess for guess in kept if not guess.draft]
-        late = self._ask([(guess.seq, guess.count) for guess in missing], free=False)
-        for guess, draft in zip(missing, late, strict=True):
-            guess.draft = draft
+        kept = [request for request in requests if request.count]
+        missing = [request for request in kept if not request.draft]
+        late = self._ask([(request.seq, request.count) for request in missing], free=False)
+        for request, draft in zip(missing, late, strict=True):
+            request.draft = draft
         if not kept:
             seconds = self._clock() - began
             self._pause = min(MAX_PAUSE, int(seconds / (MAX_WASTED_SHARE * self._costs.seconds(num_tokens))))
-        return [(guess.place, guess.draft[: guess.count]) for guess in kept if guess.draft]
+        return [(request.index, request.draft[: request.count]) for request in kept if request.draft]
 
     def _askable(self, step: Step) -> tuple[list[int], list[tuple[Sequence, int]]]:
         """The step's decodes that may have drafts: their indices, and the maximum length of each draft."""
-        places: list[int] = []
+        indices: list[int] = []
         wanted: list[tuple[Sequence, int]] = []
-        for place, seq in enumerate(step.sequences[: step.num_decodes + step.num_returned]):
+        for index, seq in enumerate(step.sequences[: step.num_decodes + step.num_returned]):
             limit = min(self.num_drafts, seq.max_length - len(seq.tokens) - 1)
             if limit > 0 and not seq.siblings and seq.beams is None:
-                places.append(place)
+                indices.append(index)
                 wanted.append((seq, limit))
-        return places, wanted
+        return indices, wanted
 
     def end_step(self, num_tokens: int) -> None:
         """Learn from a completed step of `num_tokens` tokens, whose sequences have their new tokens."""
         if self._paused:
             return
-        for guess in self._guesses:
-            draft = guess.draft
-            came = guess.seq.tokens[guess.known : guess.known + len(draft)]
+        for request in self._requests:
+            draft = request.draft
+            came = request.seq.tokens[request.known : request.known + len(draft)]
             right = _common(came, draft)
             wrong = right < len(came)
-            guess.acceptance.learn(right, wrong)
+            request.acceptance.learn(right, wrong)
             self._overall.learn(right, wrong)
             if not draft:
-                guess.acceptance.fade()
-        self._costs.observe(num_tokens, self._clock() - self._began - self._guessing)
+                request.acceptance.fade()
+        self._costs.observe(num_tokens, self._clock() - self._began - self._draft_seconds)
 
     def forget_sequence(self, seq: Sequence) -> None:
         """The sequence has ended."""
@@ -189,26 +189,26 @@ class Speculation:
 
     def _ask(self, wanted: list[tuple[Sequence, int]], *, free: bool) -> list[Draft]:
         """Drafts for each sequence from the free drafters, or from the others. A drafter that raises is disabled."""
-        drafts = [NO_IDEA] * len(wanted)
+        drafts = [NO_DRAFT] * len(wanted)
         for drafter in list(self._drafters):
             unknown = [index for index, draft in enumerate(drafts) if not draft]
             if drafter.free is not free or not unknown:
                 continue
             began = self._clock()
             try:
-                guessed = drafter.propose([wanted[index] for index in unknown])
+                proposed = drafter.propose([wanted[index] for index in unknown])
             except EngineDeadError:
                 raise
             except Exception:
                 logger.exception("%s failed: the engine goes on without it", type(drafter).__name__)
                 self._drafters.remove(drafter)
                 continue
-            for index, draft in zip(unknown, guessed, strict=True):
+            for index, draft in zip(unknown, proposed, strict=True):
                 drafts[index] = draft
             seconds = self._clock() - began
-            self._guessing += seconds
+            self._draft_seconds += seconds
             if not free:
-                self._guess_seconds.append(seconds / max(1, sum(map(len, guessed))))
+                self._seconds_per_token.append(seconds / max(1, sum(map(len, proposed))))
         return drafts
 
     @property
@@ -218,45 +218,45 @@ class Speculation:
     def _allot(self, num_decodes: int, num_tokens: int, budget: int) -> None:
         """Set the number of tokens to compute of each draft."""
         offers, worth = self._offers(num_decodes, num_tokens, budget)
-        for guess in self._guesses:
-            guess.count = 0
+        for request in self._requests:
+            request.count = 0
         for index in offers[:worth]:
-            self._guesses[index].count += 1
+            self._requests[index].count += 1
 
     def _offers(self, num_decodes: int, num_tokens: int, budget: int) -> tuple[list[int], int]:
         """All draft tokens, most likely first, each as the index of its draft; and how many of them pay."""
         prior = self._overall.chance(FIRST_CHANCE)
         # The median, since drafting takes longer when a sequence's backlog must be computed first.
-        seconds = sorted(self._guess_seconds)[len(self._guess_seconds) // 2]
-        chances = [guess.acceptance.chance(prior) for guess in self._guesses]
-        left = [len(guess.draft) or (guess.limit if self._costly else 0) for guess in self._guesses]
+        seconds = sorted(self._seconds_per_token)[len(self._seconds_per_token) // 2]
+        chances = [request.acceptance.chance(prior) for request in self._requests]
+        left = [len(request.draft) or (request.limit if self._costly else 0) for request in self._requests]
         if self._overall.is_new:  # the first token of a draft teaches as much as a long rejected one
             left = [min(one, 1) for one in left]
         heap = [
             (-chance, index)
-            for index, (guess, chance) in enumerate(zip(self._guesses, chances, strict=True))
+            for index, (request, chance) in enumerate(zip(self._requests, chances, strict=True))
             if left[index]
         ]
         heapq.heapify(heap)
         estimate = self._costs.seconds
-        gain, guessing = float(num_decodes), 0.0
+        gain, drafting = float(num_decodes), 0.0
         without = estimate(num_tokens)
         best, worth = LEAST_GAIN * gain / without, 0
         offers: list[int] = []
         while heap and len(offers) < budget:
             kept, index = heap[0]
             offers.append(index)
-            guess = self._guesses[index]
+            request = self._requests[index]
             gain -= kept
-            guessing += 0.0 if guess.draft else seconds
+            drafting += 0.0 if request.draft else seconds
             step = max(estimate(num_tokens + len(offers)), without * (1 + LEAST_COST * len(offers) / num_decodes))
-            rate = gain / (step + guessing)
+            rate = gain / (step + drafting)
             if rate > best:
                 best, worth = rate, len(offers)
             elif rate < HOPELESS * best:
                 break
             left[index] -= 1
-            guess.count += 1
+            request.count += 1
             if not left[index]:
                 heapq.heappop(heap)
             else:

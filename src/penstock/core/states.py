@@ -55,7 +55,7 @@ class StateTable(BlockTable):
     @property
     def held(self) -> "array[int]":
         blocks = self.blocks[self.first :]
-        return array(INT32, [block for place, block in enumerate(blocks) if place == 0 or block != blocks[place - 1]])
+        return array(INT32, [block for index, block in enumerate(blocks) if index == 0 or block != blocks[index - 1]])
 
 
 class StateGroup:
@@ -123,20 +123,20 @@ class StateGroup:
         periodic = self._every is not None and border % self._every == 0
         return periodic or border in ((seq.num_prompt_tokens - 1) // self._block_size, table.left_at)
 
-    def insert(self, seq: Sequence, node: Node, table: StateTable, place: int) -> None:
+    def insert(self, seq: Sequence, node: Node, table: StateTable, index: int) -> None:
         """Insert the computed state at the end of an index's block into the tree, if it is a checkpoint.
 
         If the node already has one that another sequence computed, this one is freed once it is no longer held.
         """
-        block = table.blocks[place]
-        if block == table.blocks[place + 1]:
+        block = table.blocks[index]
+        if block == table.blocks[index + 1]:
             return
         if table.passing is not None:
             self._superseded.append(table.passing)
             table.passing = None
         if node.blocks[self._group] == NO_BLOCK:
             self._cache.insert(self._group, node, block)
-            table.passing = None if self._is_lasting(seq, table, place + 1) else (node, block)
+            table.passing = None if self._is_lasting(seq, table, index + 1) else (node, block)
 
     def commit(self, seq: Sequence, table: StateTable) -> None:
         """Release the sequence's older states once its checkpoints are in the tree."""
@@ -149,9 +149,9 @@ class StateGroup:
     def _drop_passed(self, seq: Sequence, table: StateTable) -> None:
         """Release the states before the one that the sequence continues from."""
         first = max(0, seq.num_computed - 1) // self._block_size
-        for place in range(table.first, first):
-            if table.blocks[place] != table.blocks[place + 1]:
-                self._cache.drop(self._group, table.blocks[place])
+        for index in range(table.first, first):
+            if table.blocks[index] != table.blocks[index + 1]:
+                self._cache.drop(self._group, table.blocks[index])
         table.first = first
 
     def most_drafts(self, seq: Sequence) -> int:
@@ -187,10 +187,10 @@ class StateGroup:
         for block in table.held[:-1]:
             self._cache.hold(self._group, block)
         live, own = table.blocks[-1], self._cache.take(self._group)
-        place = len(table.blocks) - 1
-        while place >= table.first and table.blocks[place] == live:
-            child.blocks[place] = own
-            place -= 1
+        index = len(table.blocks) - 1
+        while index >= table.first and table.blocks[index] == live:
+            child.blocks[index] = own
+            index -= 1
         if child.blocks[(parent.num_computed - 1) // self._block_size] == own:
             self._copies.append(BlockCopy(self._group, live, own))
         return child

@@ -77,13 +77,13 @@ class Step:
         self.prefill_budget -= chunk
         return chunk
 
-    def add_drafts(self, place: int, tokens: Iterable[int]) -> None:
-        """Add drafts to the sequence at index `place`, which lacks nothing else; `Scheduler.update` verifies them."""
-        seq = self.sequences[place]
+    def add_drafts(self, index: int, tokens: Iterable[int]) -> None:
+        """Add drafts to the sequence of this index, which lacks nothing else; `Scheduler.update` verifies them."""
+        seq = self.sequences[index]
         known = len(seq.tokens)
         seq.tokens.extend(tokens)
         seq.num_drafts = len(seq.tokens) - known
-        self.query_lens[place] += seq.num_drafts
+        self.query_lens[index] += seq.num_drafts
         self.budget -= seq.num_drafts
         self.trace.num_drafted += seq.num_drafts
 
@@ -136,8 +136,8 @@ class Step:
 
     def _branches(self) -> list[StateBranch]:
         return [
-            StateBranch(group, place, table.branch, count - seq.num_drafts)
-            for place, (seq, count) in enumerate(zip(self.sequences, self.query_lens, strict=True))
+            StateBranch(group, index, table.branch, count - seq.num_drafts)
+            for index, (seq, count) in enumerate(zip(self.sequences, self.query_lens, strict=True))
             for group, table in enumerate(seq.tables)
             if isinstance(table, StateTable) and table.branch != NO_BLOCK
         ]

@@ -34,7 +34,7 @@ class StepUpdate:
         self._searches: dict[str, BeamSearch] = {}  # searches with new candidates from the current step
 
     @property
-    def num_untold(self) -> int:
+    def num_unsent(self) -> int:
         """Endings that no step produced and `drain` has not returned."""
         return len(self._ended)
 
@@ -72,7 +72,7 @@ class StepUpdate:
         if step.num_prompt_logprobs:
             self._pass_on_prompt_logprobs(step, result.prompt_logprobs, outputs)
         if step.trace.num_drafted:
-            served = self._take_judged(step, result, outputs)
+            served = self._apply_drafted(step, result, outputs)
         else:
             served = step.sampled
             logprobs: Iterable[TokenLogprob | None] = result.logprobs or itertools.repeat(None, len(served))
@@ -99,28 +99,28 @@ class StepUpdate:
             if seq.siblings and seq.num_computed == len(seq.tokens) and seq.beams is None:
                 self._sequences.fork(seq)
 
-    def _take_judged(self, step: Step, result: StepResult, outputs: list[SequenceOutput]) -> list[Sequence]:
+    def _apply_drafted(self, step: Step, result: StepResult, outputs: list[SequenceOutput]) -> list[Sequence]:
         """Add the new tokens of a step with drafts; returns the sequence of each.
 
         A sequence's new tokens are its samples up to the first that differs from its draft, inclusive.
         """
         served: list[Sequence] = []
-        place, sampled = 0, step.sampled
-        while place < len(sampled):
-            seq = sampled[place]
-            end = kept = place + 1
+        index, sampled = 0, step.sampled
+        while index < len(sampled):
+            seq = sampled[index]
+            end = kept = index + 1
             if seq.num_drafts and seq.status is not Status.FINISHED:
                 end += seq.num_drafts
-                kept += self._judge(seq, result.token_ids[place:end])
-                step.trace.num_accepted += kept - place - 1
-            entries = result.logprobs[place:kept] if result.logprobs is not None else []
+                kept += self._verify_drafts(seq, result.token_ids[index:end])
+                step.trace.num_accepted += kept - index - 1
+            entries = result.logprobs[index:kept] if result.logprobs is not None else []
             logprobs = [entry for entry in entries if entry is not None]
-            tokens = [token for token in result.token_ids[place:kept] if token is not None]
+            tokens = [token for token in result.token_ids[index:kept] if token is not None]
             served += [seq] * self._take(seq, tokens, logprobs or None, outputs, result.endings.get(kept - 1))
-            place = end
+            index = end
         return served
 
-    def _judge(self, seq: Sequence, sampled: list[int | None]) -> int:
+    def _verify_drafts(self, seq: Sequence, sampled: list[int | None]) -> int:
         """Number of a sequence's drafts that equal the samples; removes all drafts from the tokens.
 
         The keys of accepted drafts stay, and may enter the prefix cache. Those of rejected ones are overwritten by the
@@ -139,10 +139,10 @@ class StepUpdate:
 
     def _pass_on_prompt_logprobs(self, step: Step, logprobs: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
         """Report prompt log-probabilities, and end the requests that request nothing else."""
-        place = 0
+        index = 0
         for seq, count in step.num_prompt_logprobs:
-            part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[place : place + count])
-            place += count
+            part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[index : index + count])
+            index += count
             seq.num_prompt_logprobs += count
             if any(math.isnan(entry.logprob) for entry in part.logprobs):
                 self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[Ending.NOT_FINITE])

@@ -2,7 +2,7 @@
 
 A message could still be in transit when the engine dies. Writing takes a microsecond or two per step.
 
-    [num_tokens: int64][num_requests: int64][places: int32 ...][length: int64][last words: bytes]
+    [num_tokens: int64][num_requests: int64][indices: int32 ...][length: int64][last words: bytes]
 """
 
 import mmap
@@ -35,9 +35,9 @@ class InFlightStep:
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _CAPACITY)
 
-    def begin_step(self, num_tokens: int, places: Sequence[int]) -> None:
-        """Record the start of a step of `num_tokens` tokens; `places` are its requests, indexed in order of arrival."""
-        listed = array("i", places[:_MAX_REQUESTS])
+    def begin_step(self, num_tokens: int, indices: Sequence[int]) -> None:
+        """Record the start of a step of `num_tokens` tokens; `indices`: its requests, numbered in order of arrival."""
+        listed = array("i", indices[:_MAX_REQUESTS])
         self._memory[_HEAD.size : _HEAD.size + 4 * len(listed)] = listed.tobytes()
         _HEAD.pack_into(self._memory, 0, num_tokens, len(listed))
 

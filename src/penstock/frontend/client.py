@@ -169,7 +169,7 @@ class AsyncEngine:
             self._journal.start(self.metrics)
         for entry, output_processor in self._replay.unfinished():
             self._take_up(entry, output_processor)
-        self._requests.hand_over()
+        self._requests.send_due()
 
     def _take_up(self, entry: Entry, output_processor: OutputProcessor) -> None:
         """Resume a journaled request, or end it with an error if this engine cannot accept it."""
@@ -321,7 +321,7 @@ class AsyncEngine:
         for one, arithmetic in zip_longest(accepted, begun):
             self._requests.begin_request(output_processors[one.request.request_id], [request_stream], arithmetic)
             self.history.accepted(one.request, alias)
-        self._requests.hand_over()
+        self._requests.send_due()
         return request_stream
 
     # ── what the journal holds ───────────────────────────────────────────────────────────────────────────────────────
@@ -368,7 +368,7 @@ class AsyncEngine:
             InvalidRequestError: there is no such call, or its requests were different.
         """
         asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
-        found, deltas = await self._replay.tell_again(name, accepted[0].request.tenant, asked)
+        found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
         output_processors = {output_processor.request.request_id: output_processor for output_processor in found}
         request_stream = RequestStream(
             self._requests.leave, output_processors, True, self._limits.max_unread_tokens, deltas
@@ -416,8 +416,8 @@ class AsyncEngine:
         self._meter.forget_place(place)
         self._places_changed()
 
-    async def one_less(self) -> None:
-        await self._requests.one_less()
+    async def wait_for_departure(self) -> None:
+        await self._requests.wait_for_departure()
 
     def _places_changed(self) -> None:
         self.info = self.fleet.info

@@ -1,9 +1,11 @@
 """The queue of a fleet: which request is handed over next, and what moves when an engine dies or drains.
 
-    add ──> queue ──due──> at a place ──outputs──> got ... remove        a place: an engine and its successors
-              ▲                │                                         (`placement.py` chooses it)
-              └─ died, drained ┘       of a dead engine: all requests but the suspects, which wait for the place's next
-                                       engine, unless that takes too long (`release`)
+    add_request ──> queue ──due──> at a place ──record_output──> ... remove_request
+                      ▲                │
+                      └─ died, drained ┘
+
+A place is an engine and its successors; `placement.py` chooses it. When an engine dies, all its requests are queued
+again but the suspects, which wait for the place's next engine, unless that takes too long (`release`).
 
 With one place all requests go to it at once, and its engine's queue is the queue. With several they wait here until an
 engine could soon run them. Engines with the same arithmetic (`Capacity.arithmetic`) continue each other's requests.
@@ -14,7 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
-from penstock.frontend.placement import Capacity, FleetRequest, Place, Placement
+from penstock.frontend.placement import Capacity, FleetRequest, Placement, PlaceStatus
 from penstock.frontend.recovery.crash_blame import CrashBlame
 from penstock.frontend.router import PlaceLoad, Router
 from penstock.request import BlockSource, Request, SequenceOutput
@@ -35,7 +37,9 @@ class Dispatcher:
         self._queue = _Queue()
         self._num_added = 0
         self._blame: dict[int, CrashBlame] = {}
-        self._begun: dict[int, dict[str, None]] = {}  # by prefill engine: had an output since `leaving` was last called
+        self._begun: dict[
+            int, dict[str, None]
+        ] = {}  # by prefill engine: had an output since `take_leaving` was last called
         self._touched: set[int] = set()  # places with requests to hand over, or with a suspect on trial
         self._overdue: set[int] = set()  # places whose next engine takes long
 
@@ -118,7 +122,7 @@ class Dispatcher:
                 self._leave(entry)
             self._placement.forget_route(entry, answers)
 
-    def got(self, place: int, output: SequenceOutput, step: int) -> bool:
+    def record_output(self, place: int, output: SequenceOutput, step: int) -> bool:
         """Note an output that the place's engine made in its step of this number.
 
         Returns whether it counts: False if the request has ended, or was taken from this place before.
@@ -153,7 +157,7 @@ class Dispatcher:
             if not blame.is_trying:
                 self._touched.discard(number)
 
-    def leaving(self, place: int) -> list[str]:
+    def take_leaving(self, place: int) -> list[str]:
         """Requests whose prompt a prefill engine has computed and that another place continues; each once."""
         at = self._places[place]
         if at.capacity.role != "prefill":
@@ -201,7 +205,9 @@ class Dispatcher:
         self._placement.add_place(place, capacity)
         self._move_stranded()
 
-    def died(self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
+    def engine_died(
+        self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False
+    ) -> str | None:
         """Note that a place's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
 
         Returns the request that is convicted, if one is; the caller removes it.
@@ -238,7 +244,7 @@ class Dispatcher:
             if not place.is_up:
                 self._move_from(number)
 
-    def up(self, place: int, capacity: Capacity) -> None:
+    def engine_up(self, place: int, capacity: Capacity) -> None:
         """Note that a new engine is up at a place; requests that it cannot continue are queued."""
         self._overdue.discard(place)
         self._placement.place_up(place, capacity)
@@ -287,14 +293,14 @@ class Dispatcher:
         """The requests of a place, in the order they came."""
         return [entry for entry in self._requests.values() if entry.place == place]
 
-    def _enter(self, place: Place, entry: FleetRequest) -> None:
+    def _enter(self, place: PlaceStatus, entry: FleetRequest) -> None:
         entry.place = place.number
         self._blame[place.number].add_request(entry.request.request_id, entry.case)
         entry.case = None
         self._touched.add(place.number)
         self._count(place, entry)
 
-    def _count(self, place: Place, entry: FleetRequest) -> None:
+    def _count(self, place: PlaceStatus, entry: FleetRequest) -> None:
         """Make a request part of its place's load, and charge its tenant for a prompt that is still to be computed."""
         if self._placement.count(place, entry) and entry.arithmetic is None and len(self._places) > 1:
             self._queue.charge(entry, PROMPT_WEIGHT * entry.pending)

@@ -65,7 +65,7 @@ class FleetOwner(Protocol):
     def place_is_gone(self, place: int) -> None:
         """A place was removed; others are left."""
 
-    async def one_less(self) -> None:
+    async def wait_for_departure(self) -> None:
         """Wait until a request has ended or left its place."""
 
     def engine_given_up(self, error: EngineDeadError) -> None:
@@ -107,7 +107,7 @@ class Place:
         if self._waiting is not None:
             self._waiting.cancel()
         self.info = info
-        self._fleet.dispatcher.up(self.number, capacity_of(info))
+        self._fleet.dispatcher.engine_up(self.number, capacity_of(info))
         self._fleet.owner.engine_is_up(self.number, info)
 
     def engine_given_up(self, error: EngineDeadError) -> None:
@@ -304,7 +304,7 @@ class Fleet:
             self.send_to(number, Finish(request_id, None, FinishReason.ABORT))
         self.owner.place_drains(number, moved)
         while number in self.places and self.dispatcher.is_needed(number):
-            await self.owner.one_less()
+            await self.owner.wait_for_departure()
         if number in self.places:  # otherwise its engine died meanwhile and could not be restarted
             await asyncio.shield(self._end(place))
 

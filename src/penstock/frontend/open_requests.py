@@ -1,6 +1,6 @@
 """The requests in flight, in an engine or queued, until each has ended for all its readers.
 
-begin_request ──> hand_over ─Add─> engine ──outputs──> deliver_outputs ──CompletionDelta──> RequestStream
+begin_request ──> send_due ─Add─> engine ──outputs──> deliver_outputs ──CompletionDelta──> RequestStream
 """
 
 import asyncio
@@ -210,7 +210,7 @@ class OpenRequests:
         self._dispatcher.add_request(request, arithmetic or None)
         self._meter.accepted(request)
 
-    def hand_over(self) -> None:
+    def send_due(self) -> None:
         """Send the requests that are due to engines."""
         now = time.monotonic()
         for place, request_id in self._dispatcher.due():
@@ -237,9 +237,9 @@ class OpenRequests:
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         while self._live:
-            await self.one_less()
+            await self.wait_for_departure()
 
-    async def one_less(self) -> None:
+    async def wait_for_departure(self) -> None:
         """Wait until a request has ended or left its place, or a place was removed."""
         self._one_less.clear()
         await self._one_less.wait()
@@ -261,19 +261,19 @@ class OpenRequests:
         """Process the outputs of a step of a place's engine; `step` is the engine's count of steps."""
         for output in outputs:
             live = self._live.get(output.request_id)
-            if live is not None and self._dispatcher.got(place, output, step):
+            if live is not None and self._dispatcher.record_output(place, output, step):
                 live.output_processor.arithmetic = self._dispatcher.arithmetic_of(output.request_id) or ""
                 for part in single_tokens(output) if live.by_token else (output,):
                     self._feed_or_drop(live, part)
-        for request_id in self._dispatcher.leaving(place):
+        for request_id in self._dispatcher.take_leaving(place):
             self._fleet.send_to(place, HandOver(request_id))
         if self._dispatcher.has_waiting:
-            self.hand_over()
+            self.send_due()
 
     def handed_over(self, place: int, message: HandedOver) -> bool:
         """Queue a request that a prefill engine gave up after its prompt; False if it was no longer the engine's."""
         goes_on = self._dispatcher.handed_over(place, message.request_id, message.source)
-        self._moved()
+        self._after_move()
         return goes_on
 
     def engine_died(self, place: int, death: Death) -> int:
@@ -282,7 +282,7 @@ class OpenRequests:
         Returns how many move to other places.
         """
         queued = self._dispatcher.num_queued
-        convict = self._dispatcher.died(place, death.request_indices, fault=death.fault, lost=death.lost)
+        convict = self._dispatcher.engine_died(place, death.request_indices, fault=death.fault, lost=death.lost)
         if death.lost:
             self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
@@ -291,7 +291,7 @@ class OpenRequests:
             live = self._live[convict]
             self._quarantine.append(_signature(live.request))
             self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")
-        self._moved()
+        self._after_move()
         return num_moved
 
     def place_stays_down(self, place: int) -> int:
@@ -299,7 +299,7 @@ class OpenRequests:
         queued = self._dispatcher.num_queued
         self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
-        self._moved()
+        self._after_move()
         return num_moved
 
     def places_changed(self) -> None:
@@ -307,11 +307,11 @@ class OpenRequests:
         for request_id in self._dispatcher.unservable():
             begun = self._dispatcher.has_begun(request_id)
             self._end(self._live[request_id], FinishReason.ERROR, ANOTHER_ARITHMETIC if begun else TOO_LONG_NOW)
-        self._moved()
+        self._after_move()
 
-    def _moved(self) -> None:
+    def _after_move(self) -> None:
         """Hand over requests that have left a place, and let a drained place be looked at again."""
-        self.hand_over()
+        self.send_due()
         self._one_less.set()
 
     def _feed_or_drop(self, live: _Live, output: SequenceOutput) -> None:

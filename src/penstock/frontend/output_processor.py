@@ -280,9 +280,9 @@ class ChoiceState:
         self._stop_token_ids = request.params.stop_token_ids
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
-            has_form = params.structured is not None
+            is_structured = params.structured is not None
             self._detokenizer = Detokenizer(
-                tokenizer, request.prompt_token_ids, params.shown_special_tokens, keeps_first_space=has_form
+                tokenizer, request.prompt_token_ids, params.shown_special_tokens, keeps_first_space=is_structured
             )
         self._stops = StopStrings(params.stop)
         self._texts: list[str] = []

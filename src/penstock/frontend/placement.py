@@ -74,7 +74,7 @@ class FleetRequest:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class PlaceStatus:
     """One engine at a time and its load."""
 
     capacity: Capacity
@@ -121,15 +121,15 @@ class Placement:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self.places: dict[int, Place] = {}
-        self._up: list[Place] = []
+        self.places: dict[int, PlaceStatus] = {}
+        self._up: list[PlaceStatus] = []
         self._are_alike = True  # whether all places take the same requests
 
     # ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_place(self, number: int, capacity: Capacity) -> None:
         """Add a place whose engine is up."""
-        self.places[number] = Place(capacity, PlaceLoad(number))
+        self.places[number] = PlaceStatus(capacity, PlaceLoad(number))
         self._router.add_place(number, capacity.num_blocks, capacity.block_size)
         self._note_places()
 
@@ -167,7 +167,7 @@ class Placement:
         draining = any(place.is_draining for place in self.places.values())
         self._are_alike = not draining and len(set(kinds.values())) == 1
 
-    def takers(self, entry: FleetRequest, besides: int | None = None) -> list[Place]:
+    def takers(self, entry: FleetRequest, besides: int | None = None) -> list[PlaceStatus]:
         """The places that could start or continue a request; draining ones only if there is no other.
 
         Args:
@@ -179,7 +179,9 @@ class Placement:
 
     # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def assign(self, queued: Iterable[FleetRequest], closed: Collection[int]) -> Iterator[tuple[Place, FleetRequest]]:
+    def assign(
+        self, queued: Iterable[FleetRequest], closed: Collection[int]
+    ) -> Iterator[tuple[PlaceStatus, FleetRequest]]:
         """Yield the queued requests that can be handed over now, each with its place.
 
         The caller calls `count` for each before it takes the next.
@@ -211,7 +213,7 @@ class Placement:
             load.pending -= tokens
             load.num_open -= sequences
 
-    def _choose(self, entry: FleetRequest, open_places: Sequence[Place]) -> Place | None:
+    def _choose(self, entry: FleetRequest, open_places: Sequence[PlaceStatus]) -> PlaceStatus | None:
         """The place that a request should go to, now or when it has room; None if there is none."""
         first = open_places[0] if open_places else None
         if first is not None and self._are_alike and first.takes(entry):  # spares asking each of a thousand places
@@ -231,7 +233,7 @@ class Placement:
             chosen = self._ask_router(entry, idle) if idle else chosen
         return chosen
 
-    def _of_role(self, entry: FleetRequest, places: Sequence[Place]) -> Sequence[Place]:
+    def _of_role(self, entry: FleetRequest, places: Sequence[PlaceStatus]) -> Sequence[PlaceStatus]:
         """The places whose role is the request's next phase, prefill or decode; all if there are none."""
         if all(place.capacity.role == "any" for place in places):
             return places
@@ -243,12 +245,12 @@ class Placement:
                 unwanted = "decode"
         return [place for place in places if place.capacity.role != unwanted] or places
 
-    def _ask_router(self, entry: FleetRequest, places: Sequence[Place]) -> Place:
+    def _ask_router(self, entry: FleetRequest, places: Sequence[PlaceStatus]) -> PlaceStatus:
         return self.places[self._router.choose(entry.request, [place.load for place in places])]
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def count(self, place: Place, entry: FleetRequest) -> bool:
+    def count(self, place: PlaceStatus, entry: FleetRequest) -> bool:
         """Add a request that is handed over to its place's load; False if it is counted already."""
         if entry.is_counted:
             return False
@@ -264,14 +266,14 @@ class Placement:
         place.pending[entry.account] = place.pending.get(entry.account, 0) + entry.pending
         return True
 
-    def has_output(self, place: Place, entry: FleetRequest, num_cached_tokens: int) -> None:
+    def has_output(self, place: PlaceStatus, entry: FleetRequest, num_cached_tokens: int) -> None:
         """Note a request's output; the first one says how many tokens of its prompt were cached."""
         if entry.pending:
             if entry.is_routed:
                 self._router.found(entry.request.request_id, num_cached_tokens)
             self._settle(place, entry)
 
-    def _settle(self, place: Place, entry: FleetRequest) -> None:
+    def _settle(self, place: PlaceStatus, entry: FleetRequest) -> None:
         """Take a prompt that is computed, or will not be, out of its place's load."""
         place.load.pending -= entry.pending
         left = place.pending[entry.account] - entry.pending
@@ -281,7 +283,7 @@ class Placement:
             del place.pending[entry.account]
         entry.pending = 0
 
-    def leave(self, place: Place, entry: FleetRequest) -> None:
+    def leave(self, place: PlaceStatus, entry: FleetRequest) -> None:
         """Take a request out of its place's load."""
         if entry.pending:
             self._settle(place, entry)

@@ -86,14 +86,14 @@ def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
     arguments = grammar.arguments or _json_arguments
     items = [
         (
-            f"call_{place}: {grammar.item(one.name, f'arguments_{place}', mark)}",
-            *arguments(one, place, forced or one.strict, mark),
+            f"call_{index}: {grammar.item(one.name, f'arguments_{index}', mark)}",
+            *arguments(one, index, forced or one.strict, mark),
         )
-        for place, one in enumerate(tools.callable)
+        for index, one in enumerate(tools.callable)
     ]
     return [
         f"call: {grammar.call('opening', 'item', mark, tools.parallel)}",
-        "item: " + " | ".join(f"call_{place}" for place in range(len(items))),
+        "item: " + " | ".join(f"call_{index}" for index in range(len(items))),
         *(rule for rules in items for rule in rules),
     ]
 
@@ -111,10 +111,10 @@ def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
     return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
 
 
-def _json_arguments(function: Function, place: int, valid: bool, mark: Mark) -> list[str]:
+def _json_arguments(function: Function, index: int, valid: bool, mark: Mark) -> list[str]:
     schema = function.schema if valid else {"type": "object"}
     check_exact(schema, "tools")
-    return [f"arguments_{place}: %json {json.dumps(schema)}"]
+    return [f"arguments_{index}: %json {json.dumps(schema)}"]
 
 
 def thought(open: str, close: str, opened: bool, mark: Mark) -> str:

@@ -191,11 +191,11 @@ def skip_spaces() -> Reader[str]:
 
 def expect(reading: Reading, text: str) -> Reader[bool]:
     """Consumes exactly this text; otherwise pushes back what was read and returns False."""
-    for place, wanted in enumerate(text):
+    for index, wanted in enumerate(text):
         character = yield
         if character != wanted:
             reading.back(character)
-            for one in reversed(text[:place]):
+            for one in reversed(text[:index]):
                 reading.back(one)
             return False
     return True

@@ -75,11 +75,11 @@ def _key(tags: Tags, key: str) -> str:
 def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]":
     end = json.dumps(("\n" if tags.own_lines else "") + tags.after_value + "\n")
 
-    def rules(function: Function, place: int, valid: bool, mark: Mark) -> list[str]:
+    def rules(function: Function, index: int, valid: bool, mark: Mark) -> list[str]:
         schema = function.schema
         if not valid:
             key = rf'"{tags.before_key}" /[^<>\n]{{1,64}}/ {json.dumps(_key(tags, "").removeprefix(tags.before_key))}'
-            return [f"arguments_{place}: any_{place}*", f"any_{place}[lazy]: {key} /(?s:.*)/ {end}"]
+            return [f"arguments_{index}: any_{index}*", f"any_{index}[lazy]: {key} /(?s:.*)/ {end}"]
         check_exact(schema, "tools")
         _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
         required = schema.get("required", ())
@@ -88,10 +88,10 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
         for missing in (one for one in required if one not in properties):
             raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties")
         for number, key in enumerate(properties):
-            name = f"value_{place}_{number}"
+            name = f"value_{index}_{number}"
             parts.append(f"({json.dumps(_key(tags, key))} {name}){'' if key in required else '?'}")
             made += _value(name, function, key, end)
-        return [f"arguments_{place}: {' '.join(parts) or chr(34) * 2}", *made]
+        return [f"arguments_{index}: {' '.join(parts) or chr(34) * 2}", *made]
 
     return rules
 

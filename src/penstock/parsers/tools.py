@@ -109,12 +109,12 @@ class Tools:
         return self.choice == "required" or strict or not self.parallel or self.names is not None
 
 
-def call_id(request_id: str, index: int, place: int) -> str:
+def call_id(request_id: str, index: int, call_index: int) -> str:
     """The id of a call, a function of request, answer and call, so that a resumed stream repeats it.
 
     Nine letters and digits, as Mistral's templates require; others accept any id.
     """
-    return _nine(f"{request_id}/{index}/{place}")
+    return _nine(f"{request_id}/{index}/{call_index}")
 
 
 def template_id(given: str) -> str:
@@ -124,7 +124,7 @@ def template_id(given: str) -> str:
 
 def _nine(text: str) -> str:
     number = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest(), "big")
-    return "".join(_DIGITS[number // 62**place % 62] for place in range(9))
+    return "".join(_DIGITS[number // 62**digit % 62] for digit in range(9))
 
 
 def called(name: str, arguments: str, id: str) -> dict[str, Any]:

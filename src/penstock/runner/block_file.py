@@ -68,7 +68,7 @@ class Layout:
 class ReadAt(Protocol):
     """Reads part of a file, local or remote."""
 
-    def __call__(self, place: int, room: memoryview, /) -> bool:
+    def __call__(self, offset: int, room: memoryview, /) -> bool:
         """Fill `room` from an offset of the file; False: the file ends before.
 
         Raises:
@@ -102,7 +102,7 @@ class BlockSlots:
         record, checksums = self._parse(slot, data)
         if record is None or record.digest != digest or record.key != key or not record.groups >> group & 1:
             return False
-        return self._read(self._place(slot, group), block) and checksum_of(block) == checksums[group]
+        return self._read(self._offset(slot, group), block) and checksum_of(block) == checksums[group]
 
     def _parse(self, slot: int, data: bytes | bytearray) -> tuple[Record | None, tuple[int, ...]]:
         """A record and its blocks' checksums; None if it is damaged or was never written."""
@@ -113,7 +113,7 @@ class BlockSlots:
         checksums = struct.unpack_from(f"<{len(self.layout.group_bytes)}Q", data, last)
         return Record(slot, digest, parent, depth, bytes(data[first:last]), tick, groups), checksums
 
-    def _place(self, slot: int, group: int) -> int:
+    def _offset(self, slot: int, group: int) -> int:
         layout = self.layout
         return layout.first_slot(self.num_slots) + slot * layout.stride + sum(layout.group_bytes[:group])
 
@@ -141,10 +141,10 @@ class BlockFile(BlockSlots):
             OSError: the write failed.
         """
         checksum = checksum_of(block)
-        place = self._place(slot, group)
+        offset = self._offset(slot, group)
         while block:
-            written = os.pwrite(self.descriptor, block, place)
-            block, place = block[written:], place + written
+            written = os.pwrite(self.descriptor, block, offset)
+            block, offset = block[written:], offset + written
         return checksum
 
     def write_record(self, record: Record, checksums: Sequence[int]) -> None:
@@ -166,12 +166,12 @@ class BlockFile(BlockSlots):
 def reading(descriptor: int) -> ReadAt:
     """Reads an open file."""
 
-    def read(place: int, room: memoryview) -> bool:
+    def read(offset: int, room: memoryview) -> bool:
         while room:
-            count = os.preadv(descriptor, [room], place)
+            count = os.preadv(descriptor, [room], offset)
             if not count:
                 return False
-            room, place = room[count:], place + count
+            room, offset = room[count:], offset + count
         return True
 
     return read

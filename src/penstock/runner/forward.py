@@ -141,7 +141,7 @@ def build_batch(
         if branch.group == group:
             if branches is None:
                 branches = np.full((2, len(plan.query_lens)), NO_BRANCH, np.int32)
-            branches[:, branch.place] = branch.block, branch.after
+            branches[:, branch.seq_index] = branch.block, branch.after
     return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device, branches)
 
 

@@ -141,7 +141,7 @@ class NixlMemory:
                 self._forget(mark)
                 peer = None
             if peer is None:
-                self._make_place()
+                self._make_room()
                 peer = self._peers[mark] = self._connect(memory)
             return peer
 
@@ -151,7 +151,7 @@ class NixlMemory:
         except Exception as error:
             raise ConnectionError(f"the engine cannot be reached: {type(error).__name__}: {error}") from error
 
-    def _make_place(self) -> None:
+    def _make_room(self) -> None:
         if len(self._peers) < MAX_PEERS:
             return
         idle = next((mark for mark, one in self._peers.items() if not one.num_transfers), None)
@@ -163,12 +163,12 @@ class NixlMemory:
         with contextlib.suppress(Exception):  # NIXL may have removed it by itself
             self._agent.invalidateRemoteMD(self._peers.pop(mark).name)
 
-    def _read(self, peer: _Peer, place: int, room: memoryview) -> bool:
+    def _read(self, peer: _Peer, offset: int, room: memoryview) -> bool:
         """See `ReadAt`."""
         if peer.failed is not None:
             raise OSError("the engine did not answer before")
         try:
-            self._transfer(peer, peer.address + place, room)
+            self._transfer(peer, peer.address + offset, room)
         except OSError as error:
             if peer.failed is None:
                 peer.failed = self._clock()

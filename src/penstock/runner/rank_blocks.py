@@ -115,8 +115,8 @@ def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> li
     plain = [group for group in blocks or () if isinstance(group, BytesInPlace)]
     is_plain = blocks is not None and len(plain) == len(blocks)
     known = exchange.columns(torch.tensor([[int(is_plain), len(plain), os.getpid()]]), 3 * exchange.ranks.size)
-    told = known.view(-1, 3).tolist()
-    if not all(reachable for reachable, _, _ in told):
+    gathered = known.view(-1, 3).tolist()
+    if not all(reachable for reachable, _, _ in gathered):
         return None
     facts = [fact for group in plain for fact in (group.address, group.stride, group.nbytes)]
     of_all = exchange.columns(torch.tensor([facts]), len(facts) * exchange.ranks.size).view(-1, len(plain), _FACTS)
@@ -124,7 +124,7 @@ def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> li
         return None
     parts = [
         [PartOfRank(pid, *group) for group in of_rank]
-        for (_, _, pid), of_rank in zip(told, of_all.tolist(), strict=True)
+        for (_, _, pid), of_rank in zip(gathered, of_all.tolist(), strict=True)
     ][1:]
     found = [RankedBytes(own, of_group) for own, of_group in zip(plain, zip(*parts, strict=True), strict=True)]
     try:

@@ -17,7 +17,7 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from penstock.errors import DeviceLostError
 from penstock.host import bracketed
-from penstock.ranks import Meeting
+from penstock.ranks import Rendezvous
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 POLL_MS = 500
@@ -28,7 +28,7 @@ _SIOCGIFADDR = 0x8915
 class PlanSource:
     """Rank 0's socket: the other ranks connect to it and receive their `RankOrder` and plans."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, rendezvous: Rendezvous) -> None:
         """
         Raises:
             zmq.ZMQError: the address is not this machine's, or its port is in use.
@@ -36,19 +36,19 @@ class PlanSource:
         self._context = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()  # before the socket listens: without it every peer would be admitted
-        self._authenticator.configure_curve_callback(_DOMAIN, _EngineKey(meeting.ranks_public))
+        self._authenticator.configure_curve_callback(_DOMAIN, _EngineKey(rendezvous.ranks_public))
         self._others: list[bytes] = []
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.curve_server = True
-        self._socket.curve_publickey = meeting.first_public.encode()
-        self._socket.curve_secretkey = meeting.first_secret.encode()
+        self._socket.curve_publickey = rendezvous.first_public.encode()
+        self._socket.curve_secretkey = rendezvous.first_secret.encode()
         self._socket.zap_domain = _DOMAIN.encode()
         self._socket.router_mandatory = True  # sending to a rank that is gone raises an error
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
         self._socket.linger = 0
-        self._socket.bind(f"tcp://{bracketed(meeting.host)}:{meeting.plans_port}")
+        self._socket.bind(f"tcp://{bracketed(rendezvous.host)}:{rendezvous.plans_port}")
 
     def await_rank(self) -> bool:
         """Wait a moment for the next rank to connect; False if none did."""
@@ -85,16 +85,16 @@ class PlanSource:
 class PlanSink:
     """The socket of a rank other than rank 0."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, rendezvous: Rendezvous) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.set_hwm(0)
         self._socket.linger = 0
-        self._socket.curve_serverkey = meeting.first_public.encode()
-        self._socket.curve_publickey = meeting.ranks_public.encode()
-        self._socket.curve_secretkey = meeting.ranks_secret.encode()
-        self._socket.connect(f"tcp://{bracketed(meeting.host)}:{meeting.plans_port}")
+        self._socket.curve_serverkey = rendezvous.first_public.encode()
+        self._socket.curve_publickey = rendezvous.ranks_public.encode()
+        self._socket.curve_secretkey = rendezvous.ranks_secret.encode()
+        self._socket.connect(f"tcp://{bracketed(rendezvous.host)}:{rendezvous.plans_port}")
         self._socket.send(b"here")
 
     def share(self, message: bytes) -> bytes:

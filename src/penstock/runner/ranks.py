@@ -7,7 +7,7 @@ On the CPUs of one machine ranks use shared memory; on GPUs, and without the nat
 through torch.distributed. When a rank ends, rank 0 raises DeviceLostError in its next step at the latest; when rank 0
 ends, so do the others.
 
-If the ranks span several nodes (`Settings.meeting`), each node's host starts its own (`frontend.cluster.host`); they
+If the ranks span several nodes (`Settings.rendezvous`), each node's host starts its own (`frontend.cluster.host`); they
 connect to rank 0, which sends them what to load. Plans are encrypted (`rank_network`), columns go through
 torch.distributed.
 """
@@ -39,7 +39,7 @@ from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Exchange
 from penstock.kernels.ranks.native import SharedExchange, shared_file
 from penstock.kernels.ranks.reference import DistributedExchange
-from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
+from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
@@ -90,13 +90,13 @@ class SharedGroup:
 class DistributedGroup:
     """Ranks that torch.distributed connects. See `Group`."""
 
-    def __init__(self, ranks: Ranks, meeting: str, backend: str) -> None:
+    def __init__(self, ranks: Ranks, rendezvous: str, backend: str) -> None:
         """
         Args:
-            meeting: rendezvous address, the `init_method` of `init_process_group`.
+            rendezvous: rendezvous address, the `init_method` of `init_process_group`.
             backend: for the layers' exchange; plans go through gloo.
         """
-        distributed.init_process_group(backend, init_method=meeting, rank=ranks.rank, world_size=ranks.size)
+        distributed.init_process_group(backend, init_method=rendezvous, rank=ranks.rank, world_size=ranks.size)
         world = distributed.group.WORLD
         assert world is not None
         self.exchange = DistributedExchange(world)
@@ -123,9 +123,9 @@ class DistributedGroup:
 class NetworkGroup(DistributedGroup):
     """Ranks on several nodes. See `Group`."""
 
-    def __init__(self, ranks: Ranks, meeting: Meeting, backend: str, plans: PlanSource | PlanSink) -> None:
-        use_interface_towards(meeting.host)
-        super().__init__(ranks, f"tcp://{bracketed(meeting.host)}:{meeting.tensors_port}", backend)
+    def __init__(self, ranks: Ranks, rendezvous: Rendezvous, backend: str, plans: PlanSource | PlanSink) -> None:
+        use_interface_towards(rendezvous.host)
+        super().__init__(ranks, f"tcp://{bracketed(rendezvous.host)}:{rendezvous.tensors_port}", backend)
         self._channel = plans
         self._is_loaded = False
 
@@ -152,7 +152,7 @@ class RankLaunch:
     seat: Seat
     shared: int | None
     """File descriptor of the ranks' shared memory; None: torch.distributed connects them."""
-    meeting: str
+    rendezvous: str
     """Rendezvous address for torch.distributed."""
     dies_with_thread: bool
     """Whether the thread that starts the rank lives as long as the engine."""
@@ -175,7 +175,7 @@ class RankLaunch:
     def group(self) -> Group:
         """Join the other ranks; over torch.distributed, wait for them."""
         if self.shared is None:
-            return DistributedGroup(self.ranks, self.meeting, self.backend)
+            return DistributedGroup(self.ranks, self.rendezvous, self.backend)
         library = native.library()
         assert library is not None
         return SharedGroup(SharedExchange(library, self.ranks, self.shared))
@@ -206,7 +206,7 @@ class RankOrder:
                 f"rank {join.ranks.rank} would not compute as rank 0 does: all nodes of an engine need the same "
                 "instruction set, versions of penstock and torch, and files of the model"
             )
-        own = join.meeting.of_node(join.meeting.node_of(join.ranks), join.ranks.size)
+        own = join.rendezvous.of_node(join.rendezvous.node_of(join.ranks), join.ranks.size)
         index = own.index(join.ranks.rank)
         return RankLaunch(
             model=checkpoint.path,
@@ -214,7 +214,7 @@ class RankOrder:
             ranks=join.ranks,
             seat=seats(len(own))[index] if self.settings.device == "cpu" else Seat(),
             shared=None,
-            meeting="",
+            rendezvous="",
             dies_with_thread=True,
         )
 
@@ -254,10 +254,10 @@ class RankedRunner:
         """Changes not yet sent to the other ranks; appended by the thread that loads adapters."""
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
-            if settings.meeting is None:
+            if settings.rendezvous is None:
                 first, self._group = self._start_here(checkpoint, settings)
             else:
-                first, self._group = self._start_on_nodes(checkpoint, settings, settings.meeting)
+                first, self._group = self._start_on_nodes(checkpoint, settings, settings.rendezvous)
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group)
@@ -284,7 +284,7 @@ class RankedRunner:
                 ranks=Ranks(rank, size),
                 seat=places[rank],
                 shared=shared,
-                meeting=f"file://{self._folder}/meeting",
+                rendezvous=f"file://{self._folder}/rendezvous",
                 dies_with_thread=threading.current_thread() is threading.main_thread(),
             )
             for rank in range(size)
@@ -298,24 +298,26 @@ class RankedRunner:
             if shared is not None:
                 os.close(shared)
 
-    def _start_on_nodes(self, checkpoint: Checkpoint, settings: Settings, meeting: Meeting) -> tuple[RankLaunch, Group]:
+    def _start_on_nodes(
+        self, checkpoint: Checkpoint, settings: Settings, rendezvous: Rendezvous
+    ) -> tuple[RankLaunch, Group]:
         """Start the other ranks of this node, wait for those of all nodes, and send each its `RankOrder`."""
         size = settings.tensor_parallel_size
-        own = meeting.of_node(0, size)
+        own = rendezvous.of_node(0, size)
         if settings.device != "cpu":
             _check_gpus(settings.device, len(own), torch.cuda.device_count())
-        order = RankOrder(replace(settings, meeting=None), arithmetic(checkpoint.path, settings))
+        order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint.path, settings))
         for rank in own[1:]:
-            join = RankJoin(meeting, str(checkpoint.path), Ranks(rank, size))
+            join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size))
             self._processes.append(start_child(RANK_PROCESS, join.encode()))
-        self._plans = PlanSource(meeting)
+        self._plans = PlanSource(rendezvous)
         for index in range(size - 1):
             while not self._plans.await_rank():
                 if any(process.poll() is not None for process in self._processes):
                     raise DeviceLostError("a rank of the engine ended while it started")
             self._plans.send(index, pickle.dumps(order))
-        first = order.launch(RankJoin(meeting, str(checkpoint.path), Ranks(0, size)), checkpoint)
-        return first, NetworkGroup(first.ranks, meeting, first.backend, self._plans)
+        first = order.launch(RankJoin(rendezvous, str(checkpoint.path), Ranks(0, size)), checkpoint)
+        return first, NetworkGroup(first.ranks, rendezvous, first.backend, self._plans)
 
     def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
         return ranked_blocks(self._runner.blocks, group.exchange)
@@ -473,9 +475,9 @@ def join_engine(join: RankJoin) -> None:
     Raises:
         ConfigError: this node would not compute exactly as the first one does.
     """
-    plans = PlanSink(join.meeting)
+    plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)
     checkpoint = open_checkpoint(join.model)
     launch = order.launch(join, checkpoint)
-    run_rank(launch, checkpoint, NetworkGroup(join.ranks, join.meeting, launch.backend, plans))
+    run_rank(launch, checkpoint, NetworkGroup(join.ranks, join.rendezvous, launch.backend, plans))

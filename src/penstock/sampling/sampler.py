@@ -89,9 +89,9 @@ class _Edits:
         assert self.logits.is_contiguous()
         return self.logits.view(-1)
 
-    def change(self, places: Integers, operands: Floats, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Put `change(logits, operands)` at these places of the flat tensor, each named once."""
-        index, values = (torch.from_numpy(column).to(self._flat.device) for column in (places, operands))
+    def change(self, indices: Integers, operands: Floats, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Put `change(logits, operands)` at these indices of the flat tensor, each named once."""
+        index, values = (torch.from_numpy(column).to(self._flat.device) for column in (indices, operands))
         before = self._flat[index]
         self._flat[index] = change(before, values)
         self.to_undo.append(functools.partial(self._flat.index_put_, (index,), before))
@@ -107,8 +107,8 @@ class _Edits:
 def _bias(edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
     if rows:
         tables = [_bias_table(batch.sequences[row].params.logit_bias) for row in rows]
-        places = np.concatenate([table[0] + row * edits.vocab for row, table in zip(rows, tables, strict=True)])
-        edits.change(places, np.concatenate([table[1] for table in tables]), torch.add)
+        indices = np.concatenate([table[0] + row * edits.vocab for row, table in zip(rows, tables, strict=True)])
+        edits.change(indices, np.concatenate([table[1] for table in tables]), torch.add)
 
 
 def _penalize(ops: Ops, edits: _Edits, batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
@@ -124,12 +124,12 @@ def _penalize(ops: Ops, edits: _Edits, batch: SampleBatch, states: SlotStates, s
 
 
 def _ban(edits: _Edits, batch: SampleBatch, state: BatchState) -> None:
-    places = [_completing(batch, row) + row * edits.vocab for row in state.banned]
+    indices = [_completing(batch, row) + row * edits.vocab for row in state.banned]
     for row, first_end in state.first_ends:
         if batch.positions[row] < first_end:
-            places.append(_token_array(batch.sequences[row].params.stop_token_ids) + row * edits.vocab)
-    if places:
-        banned = np.unique(np.concatenate(places))
+            indices.append(_token_array(batch.sequences[row].params.stop_token_ids) + row * edits.vocab)
+    if indices:
+        banned = np.unique(np.concatenate(indices))
         edits.change(banned, np.full(len(banned), -np.inf, np.float32), lambda x, none: none.where(x < torch.inf, x))
 
 

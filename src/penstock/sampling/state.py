@@ -36,21 +36,21 @@ class TokenCounts:
     def add(self, token: int) -> None:
         """Count one more token of the answer."""
         tokens, totals, answers = self.table
-        place = bisect_left(tokens, token)
-        if place == len(tokens) or tokens[place] != token:
-            tokens.insert(place, token)
-            totals.insert(place, 0)
-            answers.insert(place, 0)
-        totals[place] += 1
-        answers[place] += 1
+        index = bisect_left(tokens, token)
+        if index == len(tokens) or tokens[index] != token:
+            tokens.insert(index, token)
+            totals.insert(index, 0)
+            answers.insert(index, 0)
+        totals[index] += 1
+        answers[index] += 1
         self.num_counted += 1
 
     def remove(self, token: int) -> None:
         """Remove the answer's last token, which was this one."""
         tokens, totals, answers = self.table
-        place = bisect_left(tokens, token)
-        totals[place] -= 1
-        answers[place] -= 1
+        index = bisect_left(tokens, token)
+        totals[index] -= 1
+        answers[index] -= 1
         self.num_counted -= 1
 
     def extend(self, history: "array[int]", end: int) -> None:

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.frontend.client import AsyncEngine
 from penstock.request import FinishReason, RequestOutput
-from penstock.server.call_context import CallContext, context_of, is_open
+from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.dialects import error_response
 from penstock.server.errors import reason_of_status
 from penstock.server.logs import FIELDS
@@ -96,7 +96,7 @@ class AccessLog:
             return
         context = context_of(scope)
         began = time.monotonic()
-        span = None if self._tracer is None or is_open(scope) else self._tracer.begin_span(scope)
+        span = None if self._tracer is None or is_public(scope) else self._tracer.begin_span(scope)
         status: int | None = None
 
         async def send_and_look(message: Message) -> None:
@@ -125,7 +125,7 @@ class AccessLog:
     def _log(
         self, scope: Scope, context: CallContext, status: int | None, seconds: float, outputs: list[RequestOutput]
     ) -> None:
-        level = logging.DEBUG if is_open(scope) else logging.INFO
+        level = logging.DEBUG if is_public(scope) else logging.INFO
         if not access_logger.isEnabledFor(level):
             return
         facts: dict[str, Any] = {

@@ -44,7 +44,7 @@ def create_app(
     if config.metrics_names == "vllm":
         collectors.append(VllmNames(engine.metrics, model_name, lambda: engine.info, engine.adapter_use))
     app.add_middleware(HeadRequests)
-    app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.gate)
+    app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)
 

@@ -90,15 +90,15 @@ def check_all_text(content: object) -> None:
     Raises:
         InvalidRequestError: one contains an unpaired surrogate; `param` is its field.
     """
-    waiting: list[tuple[object, _Place | None]] = [(content, None)]
+    waiting: list[tuple[object, _FieldPath | None]] = [(content, None)]
     while waiting:
-        value, place = waiting.pop()
+        value, path = waiting.pop()
         items: Iterable[tuple[Any, Any]] = enumerate(value) if isinstance(value, list) else ()
         for name, item in value.items() if isinstance(value, dict) else items:
             if isinstance(item, (dict, list)):
-                waiting.append((item, _Place(name, place)))
+                waiting.append((item, _FieldPath(name, path)))
             if not (_is_text(item) and _is_text(name)):
-                field = str(_Place(name, place))
+                field = str(_FieldPath(name, path))
                 raise InvalidRequestError(f"{field} contains an unpaired surrogate, so it is not text", field)
 
 
@@ -116,11 +116,11 @@ def _is_text(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _FieldPath:
     """Location of a value in a body; as text, in the caller's notation: `messages[0].content`."""
 
     name: str | int
-    within: "_Place | None"
+    within: "_FieldPath | None"
 
     def __str__(self) -> str:
         path, at = "", self

@@ -15,7 +15,7 @@ from penstock.frontend.open_requests import RequestStream
 from penstock.server.errors import ErrorReply
 
 _KEY = "call_context"
-_OPEN_PATHS = frozenset(
+_PUBLIC_PATHS = frozenset(
     ("/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect")
 ) | {"/openapi.json"}
 
@@ -67,6 +67,6 @@ async def _context(request: Request) -> CallContext:
 ContextOf = Annotated[CallContext, Depends(_context)]
 
 
-def is_open(scope: Scope) -> bool:
+def is_public(scope: Scope) -> bool:
     """Whether a path needs no API key and no log line: health, metrics, documentation."""
-    return scope["path"] in _OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+    return scope["path"] in _PUBLIC_PATHS and scope["method"] in ("GET", "HEAD")

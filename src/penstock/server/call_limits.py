@@ -15,7 +15,7 @@ from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestE
 from penstock.frontend.limits import SharedLimit
 from penstock.host import trim_heaps
 from penstock.server.body import LARGE_BODY
-from penstock.server.call_context import CallContext, context_of, is_open
+from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
@@ -108,7 +108,7 @@ class CallLimits:
         self._bodies = HeldBodies(limits.max_held_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope):
+        if scope["type"] != "http" or is_public(scope):
             await self._app(scope, receive, send)
             return
         holder: KeyHolder | None = None

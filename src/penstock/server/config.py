@@ -148,7 +148,7 @@ class ServerConfig:
         False,
         "give each API key its own prefix cache, so that response times reveal nothing about other keys' prompts",
     )
-    gate: CallLimitsConfig = field(default_factory=CallLimitsConfig)
+    call_limits: CallLimitsConfig = field(default_factory=CallLimitsConfig)
     queue: QueueLimits = field(default_factory=QueueLimits)
 
     def __post_init__(self) -> None:
@@ -204,11 +204,13 @@ class ServerConfig:
         Raises:
             ConfigError: an option does not accept its value.
         """
-        parsed: dict[str, dict[str, Any]] = {"": {}, "gate": {}, "queue": {}}
+        parsed: dict[str, dict[str, Any]] = {"": {}, "call_limits": {}, "queue": {}}
         for section, f in iter_server_options():
             if f.name in options:
                 parsed[section][f.name] = parse_value(f, options[f.name])
-        return cls(**parsed[""], gate=CallLimitsConfig(**parsed["gate"]), queue=QueueLimits(**parsed["queue"]))
+        return cls(
+            **parsed[""], call_limits=CallLimitsConfig(**parsed["call_limits"]), queue=QueueLimits(**parsed["queue"])
+        )
 
     def options(self) -> dict[str, Any]:
         """Every option's value, flat."""
@@ -219,7 +221,7 @@ class ServerConfig:
 
 def iter_server_options() -> "Iterator[tuple[str, Field[Any]]]":
     """Each server option, as (section of `ServerConfig`, "" for its own; dataclass field)."""
-    for section, cls in (("", ServerConfig), ("gate", CallLimitsConfig), ("queue", QueueLimits)):
+    for section, cls in (("", ServerConfig), ("call_limits", CallLimitsConfig), ("queue", QueueLimits)):
         for f in fields(cls):
             if f.metadata:
                 yield section, f

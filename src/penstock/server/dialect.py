@@ -113,14 +113,14 @@ ANY_MODEL = ("tgi", "dummy")
 class Serving:
     """An engine, and its model's served name."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str, tells_origins: bool = False) -> None:
+    def __init__(self, engine: AsyncEngine, model_name: str, resumable_streams: bool = False) -> None:
         """
         Args:
-            tells_origins: whether stream event ids contain what another server needs to resume the stream.
+            resumable_streams: whether stream event ids contain what another server needs to resume the stream.
         """
         self.engine = engine
         self.model_name = model_name
-        self.tells_origins = tells_origins
+        self.resumable_streams = resumable_streams
         self.created = int(time.time())
 
     @functools.cached_property
@@ -310,7 +310,7 @@ class Call:
             cursor = StreamCursor.parse(last, sizes)
             return await self._reopen(cursor, accepted), cursor
         request_stream, call = await self._open(accepted, stream=True), accepted[0].request.request_id
-        if self._serving.tells_origins:
+        if self._serving.resumable_streams:
             seeds = tuple(one.request.params.seed for one in accepted)
             return request_stream, StreamCursor(
                 call, sizes, origin=lambda: Origin(seeds, tuple(request_stream.arithmetics), self._adapter_digest)
@@ -402,7 +402,7 @@ class Prepared:
     params: SamplingParams
     parsers: Parsers
     guarded: bool
-    """Whether its form is the grammar of its calls, and no other."""
+    """Whether the grammar comes from the tools alone, so that errors name `tools`."""
 
 
 async def accept_conversation(

@@ -30,12 +30,12 @@ class HttpServer(uvicorn.Server):
 
         settings = uvicorn.Config(
             app,
-            http=protocol_within(config.gate, count_refusal),
+            http=protocol_within(config.call_limits, count_refusal),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
-            timeout_keep_alive=config.gate.keep_alive_timeout,
+            timeout_keep_alive=config.call_limits.keep_alive_timeout,
             timeout_graceful_shutdown=closing_seconds,
             server_header=False,
             ssl_certfile=config.tls_cert,

@@ -105,7 +105,7 @@ def cells(options: dict[str, Any]) -> serve.Application:
         serve.ingress()(Cell),
         name="Cell",
         ray_actor_options={"num_cpus": each["CPU"] * config.engines, "num_gpus": each.get("GPU", 0) * config.engines},
-        max_ongoing_requests=config.gate.max_connections,
+        max_ongoing_requests=config.call_limits.max_connections,
         graceful_shutdown_timeout_s=config.drain_timeout,
     )
     return deployment.bind(options)

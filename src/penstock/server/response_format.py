@@ -1,4 +1,4 @@
-"""The form that an answer must have, as the dialects write it in bodies."""
+"""Response-format fields of the dialects, converted to `Structured`."""
 
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 
 @with_config(_STRICT)
 class NamedSchema(TypedDict):
-    """OpenAI's; its name and description are for people. It is always obeyed, `strict` or not."""
+    """OpenAI's named schema. Always enforced, whatever `strict` says; name and description have no effect."""
 
     name: NotRequired[str]
     schema: NotRequired[dict[str, Any] | None]
@@ -31,13 +31,13 @@ class ResponseFormat(Body):
     json_schema: NamedSchema | None = None
     value: Any = None
 
-    def form(self) -> Structured | None:
+    def structured(self) -> Structured | None:
         """
         Raises:
             InvalidRequestError: there is no schema where there should be one, or the other way round.
         """
         if self.value is not None or self.type in ("json", "regex"):
-            return self._form_of_value()
+            return self._structured_of_value()
         if (self.type == "json_schema") is not (self.json_schema is not None):
             raise InvalidRequestError(
                 "response_format.json_schema is required for type json_schema, and only for it", "response_format"
@@ -47,19 +47,19 @@ class ResponseFormat(Body):
             return Structured.json_object() if schema is None else Structured.json_schema(schema)
         return Structured.json_object() if self.type == "json_object" else None
 
-    def _form_of_value(self) -> Structured:
+    def _structured_of_value(self) -> Structured:
         if self.type == "text" or self.json_schema is not None:
             raise InvalidRequestError(
                 "response_format.value goes with the types json, json_object, json_schema and regex, and without "
                 "json_schema",
                 "response_format",
             )
-        return form_of_tgi_grammar({"type": self.type, "value": self.value}, "response_format")
+        return structured_of_tgi_grammar({"type": self.type, "value": self.value}, "response_format")
 
 
 @with_config(_STRICT)
 class StructuredOutputs(TypedDict):
-    """vLLM's: one of these."""
+    """vLLM's `structured_outputs`: exactly one field is set."""
 
     json: NotRequired[dict[str, Any] | str | None]
     regex: NotRequired[str | None]
@@ -68,7 +68,7 @@ class StructuredOutputs(TypedDict):
     json_object: NotRequired[bool | None]
 
 
-def form_of_structured_outputs(given: StructuredOutputs) -> Structured:
+def structured_of_structured_outputs(given: StructuredOutputs) -> Structured:
     """
     Raises:
         InvalidRequestError: it is not exactly one.
@@ -102,23 +102,24 @@ class FormatBody(Body):
         description="vLLM's: a JSON schema, a regular expression, a list of choices, or a grammar in Lark's notation.",
     )
 
-    def form(self) -> Structured | None:
+    def structured(self) -> Structured | None:
         """
         Raises:
-            InvalidRequestError: there are two forms, or one that says nothing.
+            InvalidRequestError: both fields define a format, or one of them is incomplete.
         """
-        form = None if self.response_format is None else self.response_format.form()
+        structured = None if self.response_format is None else self.response_format.structured()
         if self.structured_outputs is None:
-            return form
-        if form is not None:
+            return structured
+        if structured is not None:
             raise InvalidRequestError(
-                "response_format and structured_outputs both define a form: leave one of them out", "structured_outputs"
+                "response_format and structured_outputs both define a format: leave one of them out",
+                "structured_outputs",
             )
-        return form_of_structured_outputs(self.structured_outputs)
+        return structured_of_structured_outputs(self.structured_outputs)
 
     @property
-    def form_field(self) -> str:
-        """The field that says the form, for refusals."""
+    def structured_field(self) -> str:
+        """The body field that sets the format, for error messages."""
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
 
@@ -141,7 +142,7 @@ class TextFormat(TypedDict):
     strict: NotRequired[bool | None]
 
 
-def form_of_text_format(given: TextFormat) -> Structured | None:
+def structured_of_text_format(given: TextFormat) -> Structured | None:
     """
     Raises:
         InvalidRequestError: there is no schema where there should be one, or the other way round.
@@ -161,10 +162,10 @@ class TgiGrammar(TypedDict):
     value: Any
 
 
-def form_of_tgi_grammar(given: TgiGrammar, field: str = "grammar") -> Structured:
+def structured_of_tgi_grammar(given: TgiGrammar, field: str = "grammar") -> Structured:
     """
     Args:
-        field: what a refusal calls it.
+        field: its name in error messages.
 
     Raises:
         InvalidRequestError: the value is not of its type.

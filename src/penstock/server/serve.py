@@ -59,7 +59,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     stop = _Stop()
     for number in SIGNALS:  # until the event loop handles them; an exception could be lost during imports
         signal.signal(number, stop.on_signal)
-    _allow_files(server_config.gate.max_connections + OTHER_FILES)
+    _allow_files(server_config.call_limits.max_connections + OTHER_FILES)
     _check_tls_files(server_config)
     listener = _bind(server_config)
     with _launched(engine_config, server_config, stop) as links:

@@ -274,7 +274,7 @@ class Simulation:
         is_first, is_last = one.first_token is None, output.finish_reason is not None
         one.steps_reported += 1
         if one.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
-            self._dispatcher.got(engine.place, output, engine.counts.steps)
+            self._dispatcher.record_output(engine.place, output, engine.counts.steps)
         if output.error_reason is ErrorReason.EXPIRED:
             self._end(output.request_id, "waited too long")
             return True
@@ -294,7 +294,7 @@ class Simulation:
             if others_wait or one.steps_reported < REPORTED_STEPS:
                 one.steps_reported += num_steps
                 output = SequenceOutput(seq.request_id, 0, [0] * num_steps)
-                self._dispatcher.got(engine.place, output, engine.counts.steps)
+                self._dispatcher.record_output(engine.place, output, engine.counts.steps)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -306,7 +306,7 @@ class Simulation:
         for request_id, sampled in tokens.items():
             self._open[request_id].tokens = sampled
             self._open[request_id].steps_reported = 0
-        convict = self._dispatcher.died(place, computing, fault=False)
+        convict = self._dispatcher.engine_died(place, computing, fault=False)
         if convict is not None:
             self._end(convict, "its engine died again and again")
         self._outcome.moved += sum(self._dispatcher.place_of(one) is None for one in tokens if one in self._open)
@@ -316,5 +316,5 @@ class Simulation:
 
     def _restart(self, place: int) -> None:
         self._engines[place].start()
-        self._dispatcher.up(place, self._capacity)
+        self._dispatcher.engine_up(place, self._capacity)
         self._hand_over()

@@ -7,7 +7,7 @@ the same text, and the model decides: each is still sampled under its mask.
 from array import array
 
 from penstock.core.sequence import INT32, Sequence
-from penstock.core.speculation import NO_IDEA, Draft
+from penstock.core.speculation import NO_DRAFT, Draft
 from penstock.structured.masks import Grammars
 
 
@@ -24,7 +24,7 @@ class JumpAhead:
 
     def _guess(self, seq: Sequence, limit: int) -> Draft:
         if seq.params.structured is None:
-            return NO_IDEA
+            return NO_DRAFT
         answer = seq.tokens[len(seq.request.prompt_token_ids) :]
         return array(INT32, self._grammars.forced(seq.sequence_id, answer)[:limit])
 

@@ -30,7 +30,7 @@ KEPT_GRAMMARS = 256
 _ALL = np.uint32(0xFFFFFFFF)
 
 
-class _Place:
+class _LazyMatcher:
     """A sequence's matcher, made when it is first needed."""
 
     def __init__(self, grammar: "Future[Grammar]") -> None:
@@ -51,7 +51,7 @@ class _Place:
 class _Job(NamedTuple):
     """A row to mask."""
 
-    place: _Place
+    lazy: _LazyMatcher
     history: "array[int]"
     prompt_len: int
     position: int
@@ -99,7 +99,7 @@ class Masks:
 
     def _fill(self, job: _Job, line: NDArray[np.uint32]) -> Ending | None:
         """Write a row's mask; returns the sequence's ending, if it ends here."""
-        matcher = job.place.matcher
+        matcher = job.lazy.matcher
         if not matcher.follow(job.history[job.prompt_len : job.position]):
             if job.drafted:  # a forbidden guess: rows after it are rejected anyway
                 line[:] = _ALL
@@ -131,12 +131,12 @@ class Grammars:
         """
         self._load = load
         self._vocab_size = vocab_size
-        self._kept_places = 2 * max_num_seqs
+        self._max_matchers = 2 * max_num_seqs
         self._vocabulary: Vocabulary | None = None
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._grammars: OrderedDict[Structured, Future[Grammar]] = OrderedDict()
-        self._places: OrderedDict[int, _Place] = OrderedDict()
+        self._matchers: OrderedDict[int, _LazyMatcher] = OrderedDict()
         self._latest: Masks | None = None
 
     def compile(self, structured: Structured) -> "Future[Grammar]":
@@ -167,7 +167,7 @@ class Grammars:
             seq = samples.sequences[row]
             jobs.append(
                 _Job(
-                    self._place(seq.sequence_id, forms[row]),
+                    self._matcher(seq.sequence_id, forms[row]),
                     seq.tokens,
                     seq.prompt_len,
                     samples.positions[row],
@@ -176,25 +176,25 @@ class Grammars:
                 )
             )
             before = seq.sequence_id
-        while len(self._places) > self._kept_places:
-            self._places.popitem(last=False)
+        while len(self._matchers) > self._max_matchers:
+            self._matchers.popitem(last=False)
         self._latest = Masks(rows, jobs, self._vocab_size, self._masker)
         return self._latest
 
-    def _place(self, sequence_id: int, structured: Structured | None) -> _Place:
+    def _matcher(self, sequence_id: int, structured: Structured | None) -> _LazyMatcher:
         assert structured is not None
-        place = self._places.get(sequence_id)
-        if place is None:
-            place = self._places[sequence_id] = _Place(self.compile(structured))
-        self._places.move_to_end(sequence_id)
-        return place
+        lazy = self._matchers.get(sequence_id)
+        if lazy is None:
+            lazy = self._matchers[sequence_id] = _LazyMatcher(self.compile(structured))
+        self._matchers.move_to_end(sequence_id)
+        return lazy
 
     def forced(self, sequence_id: int, answer: "array[int]") -> list[int]:
         """Tokens that the sequence's grammar forces next; none before its first mask."""
-        place = self._places.get(sequence_id)
-        if place is None or not self._masker_is_idle() or not place.matcher.follow(answer):
+        lazy = self._matchers.get(sequence_id)
+        if lazy is None or not self._masker_is_idle() or not lazy.matcher.follow(answer):
             return []
-        return place.matcher.forced()
+        return lazy.matcher.forced()
 
     def _masker_is_idle(self) -> bool:
         """Whether matchers may be used outside the thread: it is busy between steps only if one failed."""
@@ -202,7 +202,7 @@ class Grammars:
 
     def forget_sequence(self, sequence_id: int) -> None:
         """The sequence has ended."""
-        self._places.pop(sequence_id, None)
+        self._matchers.pop(sequence_id, None)
 
     def close(self) -> None:
         """Stop the threads without waiting for running work."""

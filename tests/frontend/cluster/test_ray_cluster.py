@@ -36,7 +36,7 @@ def test_a_host_is_asked_for_the_size_of_a_step_only_while_nothing_is_heard(monk
     assert (step.num_tokens(), asked) == (0, [])
     now[0] += 3
     assert (step.num_tokens(), step.num_tokens(), asked) == (0, 0, [103.0])
-    step.tokens_told(512)
+    step.set_tokens(512)
     assert step.num_tokens() == 512
     step.heard()
     assert (step.num_tokens(), asked) == (0, [103.0])

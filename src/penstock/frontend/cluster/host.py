@@ -18,11 +18,11 @@ from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.protocol import Launch
 from penstock.errors import ConfigError
-from penstock.frontend.cluster.secure import make_meeting
+from penstock.frontend.cluster.secure import make_rendezvous
 from penstock.frontend.engine_process import EngineProcess
 from penstock.frontend.link import describe_exit
 from penstock.host import free_memory, start_child
-from penstock.ranks import RANK_PROCESS, Meeting, RankJoin, Ranks
+from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +64,17 @@ class EngineHost:
         order = protocol.decode_launch(launch)
         config = share_memory(order.config, num_cpus, cpus_of_this_node(), num_nodes)
         if num_nodes > 1:
-            config = replace(config, meeting=make_meeting(address_of_this_node(), num_nodes))
-        self._meeting = config.meeting
+            config = replace(config, rendezvous=make_rendezvous(address_of_this_node(), num_nodes))
+        self._rendezvous = config.rendezvous
         self._process = EngineProcess(lambda folder: msgspec.structs.replace(order, folder=folder, config=config))
 
     def whereabouts(self) -> tuple[str, int]:
         """The node (its address and the beginning of its Ray id) and the engine's process id."""
         return this_node(), self._process.pid
 
-    def meeting(self) -> Meeting | None:
+    def rendezvous(self) -> Rendezvous | None:
         """The address that ranks on other nodes connect to; None if the engine has a single node."""
-        return self._meeting
+        return self._rendezvous
 
     def num_tokens(self) -> int:
         """Tokens of the engine's current step."""
@@ -95,7 +95,7 @@ class EngineHost:
 class RankHost:
     """Starts and watches an engine's ranks on one of its further nodes. They live as long as the actor."""
 
-    def __init__(self, version: str, meeting: Meeting, model: str | None, node: int, num_ranks: int) -> None:
+    def __init__(self, version: str, rendezvous: Rendezvous, model: str | None, node: int, num_ranks: int) -> None:
         """
         Args:
             version: of the server's package.
@@ -109,8 +109,8 @@ class RankHost:
         _check_version(version)
         leave_niceness()
         self._processes = {
-            rank: start_child(RANK_PROCESS, RankJoin(meeting, model, Ranks(rank, num_ranks)).encode())
-            for rank in meeting.of_node(node, num_ranks)
+            rank: start_child(RANK_PROCESS, RankJoin(rendezvous, model, Ranks(rank, num_ranks)).encode())
+            for rank in rendezvous.of_node(node, num_ranks)
         }
 
     def one_ended(self) -> str:

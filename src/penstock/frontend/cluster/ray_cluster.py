@@ -110,7 +110,7 @@ class RayCluster:
         model = launch.config.model
         others = tuple(
             self._in_bundle(group, node, RankHost).remote(
-                version, host.meeting.remote(), model.model, node, model.tensor_parallel_size
+                version, host.rendezvous.remote(), model.model, node, model.tensor_parallel_size
             )
             for node in range(1, count)
         )
@@ -224,7 +224,7 @@ class RayLink:
     async def _live(self) -> int:
         try:
             placed = await asyncio.wrap_future(self._placing)
-            self.node, self.pid = await self._told_if_long(_result(placed.host.whereabouts.remote()))
+            self.node, self.pid = await self._warn_if_slow(_result(placed.host.whereabouts.remote()))
             self._placed.set()
             ended, cut = asyncio.ensure_future(_result(placed.host.exited.remote())), asyncio.ensure_future(self._cut())
             others = [asyncio.ensure_future(_result(one.one_ended.remote())) for one in placed.others]
@@ -257,7 +257,7 @@ class RayLink:
             self._why_killed = lost.result() if error is None else f"a node of its ranks is gone: {_shortened(error)}"
             logger.error("%s", self._why_killed)
 
-    async def _told_if_long(self, work: "Coroutine[Any, Any, Any]") -> Any:
+    async def _warn_if_slow(self, work: "Coroutine[Any, Any, Any]") -> Any:
         waiting = asyncio.ensure_future(work)
         done, _ = await asyncio.wait({waiting}, timeout=WAITING_SECONDS)
         if not done:
@@ -277,7 +277,7 @@ class RayLink:
         """Ask the host for the size of the engine's step; the answer goes to `in_flight`."""
         if self._placed.is_set() and self._following is not None and not self._following.done():
             asked = self._placing.result().host.num_tokens.remote()
-            _tell(asked, lambda done: None if done.exception() else self.in_flight.tokens_told(done.result()))
+            _when_done(asked, lambda done: None if done.exception() else self.in_flight.set_tokens(done.result()))
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -311,7 +311,7 @@ class RemoteStep:
     def __init__(self, ask: Callable[[], None]) -> None:
         """
         Args:
-            ask: requests the size of the step; the answer is passed to `tokens_told`.
+            ask: requests the size of the step; the answer is passed to `set_tokens`.
         """
         self._ask = ask
         self._since = time.monotonic()  # when the engine last reported, or was last asked
@@ -322,7 +322,7 @@ class RemoteStep:
         """Note that a step is done."""
         self._since, self._tokens = time.monotonic(), 0
 
-    def tokens_told(self, tokens: int) -> None:
+    def set_tokens(self, tokens: int) -> None:
         """Note the number of tokens of the current step."""
         self._tokens = tokens
 
@@ -343,7 +343,7 @@ async def _result(reference: Any) -> Any:
     """Await the result of a call to an actor."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def told(done: "Future[Any]") -> None:
+    def then(done: "Future[Any]") -> None:
         if answer.done():
             return
         error = done.exception()
@@ -352,17 +352,17 @@ async def _result(reference: Any) -> Any:
         else:
             answer.set_result(done.result())
 
-    _tell(reference, told)
+    _when_done(reference, then)
     return await answer
 
 
-def _tell(reference: Any, told: "Callable[[Future[Any]], None]") -> None:
-    """Call `told` on the event loop once a call to an actor has returned or failed."""
+def _when_done(reference: Any, then: "Callable[[Future[Any]], None]") -> None:
+    """Call `then` on the event loop once a call to an actor has returned or failed."""
     loop = asyncio.get_running_loop()
 
     def done(future: "Future[Any]") -> None:  # by one of Ray's threads
         with contextlib.suppress(RuntimeError):  # the loop is closed: the result is not needed
-            loop.call_soon_threadsafe(told, future)
+            loop.call_soon_threadsafe(then, future)
 
     reference.future().add_done_callback(done)
 

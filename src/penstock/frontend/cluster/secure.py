@@ -20,7 +20,7 @@ from penstock.engine.protocol import FromEngine, Remote, ToEngine
 from penstock.errors import ConfigError
 from penstock.frontend.link import LAST_OUTPUTS_MS
 from penstock.host import bracketed
-from penstock.ranks import Meeting
+from penstock.ranks import Rendezvous
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 """Interval of heartbeats to an engine's machine, and the time it has to answer one."""
@@ -113,7 +113,7 @@ class SecureChannel:
         self._dealer.close(linger=0)
 
 
-def make_meeting(host: str, num_nodes: int) -> Meeting:
+def make_rendezvous(host: str, num_nodes: int) -> Rendezvous:
     """Create the addresses on this machine and the keys with which an engine's ranks connect to rank 0.
 
     Raises:
@@ -125,7 +125,7 @@ def make_meeting(host: str, num_nodes: int) -> Meeting:
             one.bind((host, 0))
         ports = plans.getsockname()[1], tensors.getsockname()[1]
     keys = (key.decode() for pair in (zmq.curve_keypair(), zmq.curve_keypair()) for key in pair)
-    return Meeting(host, *ports, num_nodes, *keys)
+    return Rendezvous(host, *ports, num_nodes, *keys)
 
 
 class _OneConnection:

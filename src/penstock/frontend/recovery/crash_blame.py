@@ -28,7 +28,7 @@ DEATHS = 3
 class Case:
     """The evidence on a request that is not proven."""
 
-    place: int = -1
+    index: int = -1
     first_step: int | None = None
     suspect: bool = False
     faults: int = 0
@@ -44,7 +44,7 @@ class CrashBlame:
         self._waiting: dict[str, Case] = {}
         self._engine: dict[str, Case] = {}
         self._unproven: dict[str, Case] = {}  # a subset of the requests in the engine
-        self._places: dict[int, str] = {}
+        self._by_index: dict[int, str] = {}
         self._num_handed_over = 0
         self._trial: str | None = None  # the suspect in the engine
 
@@ -77,7 +77,7 @@ class CrashBlame:
         if request_id in self._engine:
             case = self._engine.pop(request_id)
             self._unproven.pop(request_id, None)
-            del self._places[case.place]
+            del self._by_index[case.index]
         if self._trial == request_id:
             self._trial = None
         return case if case is not None and case.suspect else None
@@ -90,9 +90,9 @@ class CrashBlame:
             if case.suspect and (self._engine if case.deaths else self._unproven):
                 break
             del self._waiting[request_id]
-            case.place, case.first_step = self._num_handed_over, None
+            case.index, case.first_step = self._num_handed_over, None
             self._num_handed_over += 1
-            self._places[case.place] = request_id
+            self._by_index[case.index] = request_id
             self._engine[request_id] = self._unproven[request_id] = case
             self._trial = request_id if case.suspect else None
             due.append(request_id)
@@ -139,7 +139,7 @@ class CrashBlame:
             for kind in ((True, True), (False, False), (False, True))
         )
         self._waiting = {**marked, **cleared, **doubted, **self._waiting}
-        self._engine, self._unproven, self._places = {}, {}, {}
+        self._engine, self._unproven, self._by_index = {}, {}, {}
         self._num_handed_over, self._trial = 0, None
         if convict is not None:
             self.remove_request(convict)
@@ -158,5 +158,5 @@ class CrashBlame:
     def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, Case]:
         if request_indices is None:
             return dict(self._unproven)
-        request_ids = {self._places.get(place) for place in request_indices}  # some may have ended meanwhile
+        request_ids = {self._by_index.get(index) for index in request_indices}  # some may have ended meanwhile
         return {request_id: case for request_id, case in self._unproven.items() if request_id in request_ids}

@@ -68,7 +68,7 @@ class RequestReplay:
             request_id = entry.record.request.request_id
             raise JournalDamagedError(f"the journal's record of request {request_id} is damaged: {error!r}") from None
 
-    async def tell_again(
+    async def catch_up_call(
         self, name: str, tenant: str, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]
     ) -> tuple[list[OutputProcessor], list[tuple[int, CompletionDelta]]]:
         """A call's output processors, and the deltas that bring a new reader up to them.

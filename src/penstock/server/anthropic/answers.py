@@ -126,8 +126,8 @@ def _thinking(text: str) -> ThinkingAnswer:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def _tool_use(message: str, place: int, name: str, input: dict[str, Any]) -> ToolUseAnswer:
-    return {"type": "tool_use", "id": call_id(message, 0, place), "name": name, "input": input}
+def _tool_use(message: str, call_index: int, name: str, input: dict[str, Any]) -> ToolUseAnswer:
+    return {"type": "tool_use", "id": call_id(message, 0, call_index), "name": name, "input": input}
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
         InvalidRequestError: a turn is no text or not its role's, or what is said of tools or reasoning is not obeyed.
     """
     messages = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
-    for place, turn in enumerate(body.messages):
-        for message in _messages(turn, f"messages[{place}].content"):
+    for index, turn in enumerate(body.messages):
+        for message in _messages(turn, f"messages[{index}].content"):
             last = messages[-1] if messages else {}
             if last.get("role") == message["role"] != "tool" and "tool_calls" not in last:
                 _join(last, message)
@@ -54,9 +54,9 @@ def _messages(turn: Turn, field: str) -> list[dict[str, Any]]:
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": check_text(turn.content, field)}]
     messages: list[dict[str, Any]] = []
-    for place, block in enumerate(turn.content):
+    for index, block in enumerate(turn.content):
         if _WHOSE.get(block.type, turn.role) != turn.role:
-            raise InvalidRequestError(f"{field}[{place}]: a {turn.role} has no {block.type} block", f"{field}[{place}]")
+            raise InvalidRequestError(f"{field}[{index}]: a {turn.role} has no {block.type} block", f"{field}[{index}]")
         if isinstance(block, ToolResultBlock):
             messages.append(_result(block, field))
             continue

@@ -47,12 +47,12 @@ async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
 
 
 def _params(body: MessagesBody) -> SamplingParams:
-    form = (body.output_config and body.output_config.format) or body.output_format
+    output_format = (body.output_config and body.output_config.format) or body.output_format
     return SamplingParams(
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences or (),
-        structured=None if form is None else Structured.json_schema(form["schema"]),
+        structured=None if output_format is None else Structured.json_schema(output_format["schema"]),
     )

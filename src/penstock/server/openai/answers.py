@@ -153,10 +153,10 @@ class ChatAnswer(Chunks):
             return {"reasoning_content": piece.text}
         if isinstance(piece, CallArguments):
             return {"tool_calls": [{"index": self._calls[index] - 1, "function": {"arguments": piece.text}}]}
-        place = self._calls[index]
+        call_index = self._calls[index]
         self._calls[index] += 1
-        id, function = call_id(self._head.id, index, place), FunctionDelta(name=piece.name, arguments="")
-        return {"tool_calls": [{"index": place, "id": id, "type": "function", "function": function}]}
+        id, function = call_id(self._head.id, index, call_index), FunctionDelta(name=piece.name, arguments="")
+        return {"tool_calls": [{"index": call_index, "id": id, "type": "function", "function": function}]}
 
     def _chunk(
         self, index: int, delta: Delta, logprobs: ChatLogprobs | None, reason: ChatFinishedBy | None
@@ -220,11 +220,11 @@ class ChatAnswer(Chunks):
         if calls:
             message["tool_calls"] = [
                 {
-                    "id": call_id(self._head.id, index, place),
+                    "id": call_id(self._head.id, index, call_index),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
-                for place, call in enumerate(calls)
+                for call_index, call in enumerate(calls)
             ]
         return message
 

@@ -76,16 +76,16 @@ def calls_made(calls: Sequence[ToolCallMade], field: str) -> list[dict[str, Any]
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
 
 
-def in_words_of_chat(body: ChatBody) -> contextlib.AbstractContextManager[None]:
+def chat_param_names(body: ChatBody) -> contextlib.AbstractContextManager[None]:
     """Let refusals name the fields of this body."""
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", "structured": body.form_field}
+    names = {"prompt": "messages", "max_tokens": limit, "logprobs": "top_logprobs", "structured": body.structured_field}
     return renamed_params(names)
 
 
-def in_words_of_completion(body: CompletionBody) -> contextlib.AbstractContextManager[None]:
+def completion_param_names(body: CompletionBody) -> contextlib.AbstractContextManager[None]:
     """Let refusals name the fields of this body."""
-    return renamed_params({"structured": body.form_field})
+    return renamed_params({"structured": body.structured_field})
 
 
 def chat_params(body: ChatBody) -> SamplingParams:
@@ -155,7 +155,7 @@ def _params(
         num_beams=_num_beams(body),
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         early_stopping=body.early_stopping or False,
-        structured=body.form(),
+        structured=body.structured(),
     )
     if body.stream:
         params.check_streamable()

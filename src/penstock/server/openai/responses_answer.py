@@ -78,11 +78,11 @@ class ResponsesAnswer:
         return closing + opening + event
 
     def _open(self) -> bytes:
-        place, part = len(self._parts) - 1, self._parts[-1]
-        item = self._item(place, part, "in_progress", [])
+        index, part = len(self._parts) - 1, self._parts[-1]
+        item = self._item(index, part, "in_progress", [])
         if item["type"] == "function_call":
-            return self._event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
-        added = self._event("response.output_item.added", output_index=place, item={**item, "content": []})
+            return self._event("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+        added = self._event("response.output_item.added", output_index=index, item={**item, "content": []})
         empty = _content(type(part)(""), []) if isinstance(part, Text | Reasoning) else None
         return added + self._part_event("response.content_part.added", part=empty)
 
@@ -96,9 +96,9 @@ class ResponsesAnswer:
             done = self._part_event("response.reasoning_text.done", text=part.text)
         if not isinstance(part, ToolCall):
             done += self._part_event("response.content_part.done", part=_content(part, logprobs))
-        place = len(self._parts) - 1
-        item = self._item(place, part, status, logprobs)
-        return done + self._event("response.output_item.done", output_index=place, item=item)
+        index = len(self._parts) - 1
+        item = self._item(index, part, status, logprobs)
+        return done + self._event("response.output_item.done", output_index=index, item=item)
 
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         response = self.complete_body(outputs)
@@ -118,8 +118,8 @@ class ResponsesAnswer:
         parts = self._parsers.parts(answer) or [Text("")]
         logprobs, last = self._logprobs(answer), len(parts) - 1
         items = [
-            self._item(place, part, status if place == last else "completed", logprobs)
-            for place, part in enumerate(parts)
+            self._item(index, part, status if index == last else "completed", logprobs)
+            for index, part in enumerate(parts)
         ]
         return self._response(status, items, self._usage(output), reason)
 
@@ -145,20 +145,20 @@ class ResponsesAnswer:
         return self._item_event(kind, content_index=0, **data)
 
     def _item_event(self, kind: str, **data: object) -> bytes:
-        place = len(self._parts) - 1
-        return self._event(kind, item_id=self._item_id(place, self._parts[-1]), output_index=place, **data)
+        index = len(self._parts) - 1
+        return self._event(kind, item_id=self._item_id(index, self._parts[-1]), output_index=index, **data)
 
     def _event(self, kind: str, **data: object) -> bytes:
         self._sequence_number += 1
         return event({"type": kind, "sequence_number": self._sequence_number, **data}, kind)
 
-    def _item_id(self, place: int, part: Part) -> str:
+    def _item_id(self, index: int, part: Part) -> str:
         """The same in every event."""
         kind = "fc" if isinstance(part, ToolCall) else "rs" if isinstance(part, Reasoning) else "msg"
-        return f"{kind}_{self._head.id.removeprefix('resp_')}{place:02x}"
+        return f"{kind}_{self._head.id.removeprefix('resp_')}{index:02x}"
 
-    def _item(self, place: int, part: Part, status: Status, logprobs: list[ChatTokenLogprob]) -> OutputItem:
-        id = self._item_id(place, part)
+    def _item(self, index: int, part: Part, status: Status, logprobs: list[ChatTokenLogprob]) -> OutputItem:
+        id = self._item_id(index, part)
         if isinstance(part, Text):
             text = _output_text(part, logprobs)
             return {"id": id, "type": "message", "role": "assistant", "status": status, "content": [text]}
@@ -169,7 +169,7 @@ class ResponsesAnswer:
             "id": id,
             "type": "function_call",
             "status": status,
-            "call_id": call_id(self._head.id, 0, place),
+            "call_id": call_id(self._head.id, 0, index),
             "name": part.name,
             "arguments": part.arguments,
         }

@@ -21,7 +21,7 @@ from penstock.server.openai.responses_schema import (
     TextItem,
     ToolChoiceObject,
 )
-from penstock.server.response_format import form_of_text_format
+from penstock.server.response_format import structured_of_text_format
 
 
 def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
@@ -41,7 +41,7 @@ def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
         top_p=body.top_p,
         max_tokens=body.max_output_tokens,
         logprobs=body.top_logprobs or 0 if wanted else None,
-        structured=form_of_text_format(body.text.format) if body.text and body.text.format else None,
+        structured=structured_of_text_format(body.text.format) if body.text and body.text.format else None,
     )
 
 
@@ -57,8 +57,8 @@ def conversation(body: ResponsesBody, known: ChatFormat) -> Conversation:
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": check_text(body.input, "input")})
     else:
-        for place, item in enumerate(body.input):
-            _add(messages, item, f"input[{place}]")
+        for index, item in enumerate(body.input):
+            _add(messages, item, f"input[{index}]")
     add_names(messages)
     effort = None if body.reasoning is None else body.reasoning.effort
     return Conversation(messages, _tools(body), {} if effort is None else known.effort(effort))

@@ -14,12 +14,12 @@ from penstock.server.body import LargeBodyRoute
 from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
+    chat_param_names,
     chat_params,
+    completion_param_names,
     completion_params,
     conversation,
     echoes_logprobs,
-    in_words_of_chat,
-    in_words_of_completion,
     prompts,
     stream_usage,
 )
@@ -73,7 +73,7 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.choose_model(body.model)
     head = Head.new("chatcmpl-", call.model_name)
-    with in_words_of_chat(body):
+    with chat_param_names(body):
         accepted, parsers = await accept_conversation(
             call, partial(conversation, body), chat_params(body), request_id=head.id, priority=body.priority
         )
@@ -88,7 +88,7 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
     call.choose_model(body.model)
     engine, head = call.engine, Head.new("cmpl-", call.model_name)
     accepted = []
-    with in_words_of_completion(body):
+    with completion_param_names(body):
         params = completion_params(body)
         for position, prompt in enumerate(prompts(body)):
             await asyncio.sleep(0)  # there may be thousands: others come between them

@@ -34,7 +34,7 @@ class Question:
     details: bool
     seed: int | None
     """None if nothing is drawn."""
-    has_form: bool
+    is_structured: bool
     """Whether a grammar says what the answer is like."""
     top_tokens: bool
     received: float
@@ -175,7 +175,7 @@ class _Tokens:
 
     def __init__(self, tokenizer: Tokenizer, question: Question) -> None:
         self._tokenizer = tokenizer
-        self._texts = Detokenizer(tokenizer, question.token_ids, keeps_first_space=question.has_form)
+        self._texts = Detokenizer(tokenizer, question.token_ids, keeps_first_space=question.is_structured)
 
     def next(self, entry: TokenLogprob) -> Token:
         special = not self._tokenizer.is_shown(entry.token_id)

@@ -175,7 +175,7 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
         full_text=bool(given.return_full_text),
         details=given.details or given.decoder_input_details,
         seed=accepted.request.params.seed if is_sampled(given) else None,
-        has_form=given.grammar is not None,
+        is_structured=given.grammar is not None,
         top_tokens=bool(given.top_n_tokens),
         received=received,
         accepted=time.monotonic(),

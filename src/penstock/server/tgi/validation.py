@@ -7,7 +7,7 @@ fulfil is checked once for all dialects, by `engine.intake`.
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError, PromptTooLongError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
-from penstock.server.response_format import form_of_tgi_grammar
+from penstock.server.response_format import structured_of_tgi_grammar
 from penstock.server.tgi.schema import GenerateParameters
 
 
@@ -65,7 +65,7 @@ def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) ->
         stop=given.stop,
         logprobs=given.top_n_tokens or 0,  # each token comes with its own
         prompt_logprobs=0 if given.decoder_input_details else None,
-        structured=None if given.grammar is None else form_of_tgi_grammar(given.grammar),
+        structured=None if given.grammar is None else structured_of_tgi_grammar(given.grammar),
     )
 
 

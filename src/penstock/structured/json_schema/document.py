@@ -55,7 +55,7 @@ def strings(value: Json) -> Iterator[tuple[str, str]]:
         if isinstance(one, str):
             yield pointer, one
         elif isinstance(one, list):
-            pending += [(child(pointer, place), item) for place, item in enumerate(one)]
+            pending += [(child(pointer, index), item) for index, item in enumerate(one)]
         elif isinstance(one, dict):
             yield from ((pointer, name) for name in one)
             pending += [(child(pointer, name), item) for name, item in one.items()]

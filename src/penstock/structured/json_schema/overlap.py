@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator
 
 from penstock.structured.json_schema.document import Json, number
 from penstock.structured.json_schema.numbers import Number
-from penstock.structured.json_schema.places import IN_PLACE, Place, References
+from penstock.structured.json_schema.subschema import IN_PLACE, References, Subschema
 
 TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 """An integer is a number."""
@@ -43,12 +43,12 @@ class Overlap:
         self._references = references
         self._comparisons = 0
 
-    def types(self, place: Place, depth: int = 0) -> frozenset[str]:
+    def types(self, schema: Subschema, depth: int = 0) -> frozenset[str]:
         """The types that a value may have."""
-        if place.schema is False:
+        if schema.value is False:
             return frozenset()
         types = TYPES
-        for one in self.parts(place):
+        for one in self.parts(schema):
             types &= _declared_types(one)
             if depth < _DEPTH:
                 for keyword in ("anyOf", "oneOf"):
@@ -56,32 +56,32 @@ class Overlap:
                         types &= frozenset().union(*(self.types(branch, depth + 1) for branch in branches))
         return types
 
-    def values(self, place: Place, depth: int = 0) -> frozenset[Value] | None:
+    def values(self, schema: Subschema, depth: int = 0) -> frozenset[Value] | None:
         """All values that are allowed, or a few more; None if they are too many to list."""
         found: frozenset[Value] | None = None
-        for one in self.parts(place):
+        for one in self.parts(schema):
             for listed in (_declared_values(one), *(self._values_of_branches(one, depth))):
                 if listed is not None:
                     found = listed if found is None else found & listed
-        types = self.types(place)
+        types = self.types(schema)
         if found is None:
-            found = _values_of_types(types) or _whole_numbers(list(self.parts(place)))
+            found = _values_of_types(types) or _whole_numbers(list(self.parts(schema)))
         return None if found is None else frozenset(value for value in found if value[0] in types)
 
-    def _values_of_branches(self, place: Place, depth: int) -> "Iterator[frozenset[Value] | None]":
+    def _values_of_branches(self, schema: Subschema, depth: int) -> "Iterator[frozenset[Value] | None]":
         for keyword in ("anyOf", "oneOf"):
-            branches = place.listed(keyword)
+            branches = schema.listed(keyword)
             if branches and depth < _DEPTH:
                 each = [self.values(branch, depth + 1) for branch in branches]
                 few = [values for values in each if values is not None]
                 yield frozenset().union(*few) if len(few) == len(each) else None
 
-    def disjoint(self, first: Place, second: Place) -> bool:
+    def disjoint(self, first: Subschema, second: Subschema) -> bool:
         """Whether it can be shown that no value is of both."""
         self._comparisons = 0
         return self._disjoint(first, second, 0)
 
-    def _disjoint(self, first: Place, second: Place, depth: int) -> bool:
+    def _disjoint(self, first: Subschema, second: Subschema, depth: int) -> bool:
         self._comparisons += 1
         if depth > _DEPTH or self._comparisons > _COMPARISONS:
             return False
@@ -95,7 +95,7 @@ class Overlap:
             return _ranges_disjoint([*self.parts(first), *self.parts(second)])
         return types == {"object"} and self._objects_disjoint(first, second, depth)
 
-    def _branches_disjoint(self, first: Place, second: Place, depth: int) -> bool:
+    def _branches_disjoint(self, first: Subschema, second: Subschema, depth: int) -> bool:
         """Whether all branches of one exclude the other."""
         return any(
             all(self._disjoint(branch, second, depth + 1) for branch in branches)
@@ -104,7 +104,7 @@ class Overlap:
             if (branches := part.listed(keyword))
         )
 
-    def _objects_disjoint(self, first: Place, second: Place, depth: int) -> bool:
+    def _objects_disjoint(self, first: Subschema, second: Subschema, depth: int) -> bool:
         """Whether a property that one demands cannot be of both."""
         firsts, seconds = list(self.parts(first)), list(self.parts(second))
         required = {name: None for part in (*firsts, *seconds) for name in part.names("required")}
@@ -115,10 +115,10 @@ class Overlap:
             for other in seconds
         )
 
-    def parts(self, place: Place, branches: bool = False) -> Iterator[Place]:
+    def parts(self, schema: Subschema, branches: bool = False) -> Iterator[Subschema]:
         """All schemas that a value of this one must satisfy; with `branches`, those also that it may satisfy."""
         seen: set[str] = set()
-        pending = [place]
+        pending = [schema]
         while pending:
             one = pending.pop()
             if one.pointer in seen:
@@ -131,33 +131,35 @@ class Overlap:
                 pending.append(self._references.resolve(one))
 
 
-def _property(place: Place, name: str) -> Place:
+def _property(schema: Subschema, name: str) -> Subschema:
     """A schema's constraints on one property, `patternProperties` aside."""
-    properties = place.named("properties")
+    properties = schema.named("properties")
     if name in properties:
         return properties[name]
     return (
-        place.one("additionalProperties") if "patternProperties" not in place.keywords else Place(place.pointer, True)
+        schema.one("additionalProperties")
+        if "patternProperties" not in schema.keywords
+        else Subschema(schema.pointer, True)
     )
 
 
-def _declared_types(place: Place) -> frozenset[str]:
-    if place.schema is False:
+def _declared_types(schema: Subschema) -> frozenset[str]:
+    if schema.value is False:
         return frozenset()
-    listed = place.keywords.get("type", sorted(TYPES))
+    listed = schema.keywords.get("type", sorted(TYPES))
     names = [listed] if isinstance(listed, str) else listed
     declared = {"number" if name == "integer" else name for name in names} if isinstance(names, list) else TYPES
-    values = _declared_values(place)
+    values = _declared_values(schema)
     return TYPES & declared if values is None else TYPES & declared & {kind for kind, _ in values}
 
 
-def _declared_values(place: Place) -> frozenset[Value] | None:
+def _declared_values(schema: Subschema) -> frozenset[Value] | None:
     found = None
-    listed = place.keywords.get("enum")
+    listed = schema.keywords.get("enum")
     if isinstance(listed, list):
         found = frozenset(map(value_of, listed))
-    if "const" in place.keywords:
-        only = frozenset([value_of(place.keywords["const"])])
+    if "const" in schema.keywords:
+        only = frozenset([value_of(schema.keywords["const"])])
         found = only if found is None else found & only
     return found
 
@@ -168,7 +170,7 @@ def _values_of_types(types: frozenset[str]) -> frozenset[Value] | None:
     return frozenset(value for name in types for value in few[name]) if types <= few.keys() else None
 
 
-def _whole_numbers(parts: list[Place]) -> frozenset[Value] | None:
+def _whole_numbers(parts: list[Subschema]) -> frozenset[Value] | None:
     if not any(part.keywords.get("type") == "integer" for part in parts):
         return None
     low, high = _range(parts)
@@ -181,20 +183,20 @@ Bound = tuple[Number, bool]
 """A number, and whether it is excluded."""
 
 
-def _range(parts: list[Place]) -> tuple[Bound | None, Bound | None]:
+def _range(parts: list[Subschema]) -> tuple[Bound | None, Bound | None]:
     lows = [*_bounds(parts, "minimum", False), *_bounds(parts, "exclusiveMinimum", True)]
     highs = [*_bounds(parts, "maximum", False), *_bounds(parts, "exclusiveMaximum", True)]
     return max(lows, default=None), min(highs, key=lambda bound: (bound[0], not bound[1]), default=None)
 
 
-def _bounds(parts: list[Place], keyword: str, excluded: bool) -> Iterator[Bound]:
+def _bounds(parts: list[Subschema], keyword: str, excluded: bool) -> Iterator[Bound]:
     for part in parts:
         value = number(part.keywords.get(keyword))
         if value is not None:
             yield value, excluded
 
 
-def _ranges_disjoint(parts: list[Place]) -> bool:
+def _ranges_disjoint(parts: list[Subschema]) -> bool:
     low, high = _range(parts)
     if low is None or high is None:
         return False

@@ -4,13 +4,13 @@ from penstock.structured.json_schema.document import SchemaError, show
 from penstock.structured.json_schema.formats import find_format
 from penstock.structured.json_schema.overlap import Overlap
 from penstock.structured.json_schema.patterns import translate
-from penstock.structured.json_schema.places import Place
 from penstock.structured.json_schema.sizes import sizes, string
+from penstock.structured.json_schema.subschema import Subschema
 
 _HARD = ("anyOf", "oneOf")
 
 
-def allowed_names(rule: Place, overlap: Overlap) -> list[str] | str | None:
+def allowed_names(rule: Subschema, overlap: Overlap) -> list[str] | str | None:
     """All names that may be, or a regular expression of them; None if any may be.
 
     Raises:
@@ -32,27 +32,27 @@ def allowed_names(rule: Place, overlap: Overlap) -> list[str] | str | None:
     return patterns[0] if patterns else None
 
 
-def _listed(place: Place) -> list[str]:
-    listed = place.keywords.get("enum", [])
-    values = [*(listed if isinstance(listed, list) else []), place.keywords.get("const")]
+def _listed(schema: Subschema) -> list[str]:
+    listed = schema.keywords.get("enum", [])
+    values = [*(listed if isinstance(listed, list) else []), schema.keywords.get("const")]
     return [value for value in values if isinstance(value, str)]
 
 
-def _patterns(place: Place) -> list[str]:
+def _patterns(schema: Subschema) -> list[str]:
     """Regular expressions that a name must match, searched for in it."""
     patterns = []
-    lengths = sizes(place, "minLength", "maxLength")
-    if "format" in place.keywords:
-        name = string(place, "format")
-        known = find_format(name, place.path("format"))
+    lengths = sizes(schema, "minLength", "maxLength")
+    if "format" in schema.keywords:
+        name = string(schema, "format")
+        known = find_format(name, schema.path("format"))
         if known.of_library:
-            raise SchemaError(place.path("format"), f"names of the format {show(name)} are not held")
+            raise SchemaError(schema.path("format"), f"names of the format {show(name)} are not held")
         if known.pattern is not None:
             patterns.append(f"^(?:{known.pattern})$")
         if known.max_length is not None:
             lengths["maxLength"] = min(known.max_length, lengths.get("maxLength", known.max_length))
-    if "pattern" in place.keywords:
-        patterns.append(translate(string(place, "pattern"), place.path("pattern")))
+    if "pattern" in schema.keywords:
+        patterns.append(translate(string(schema, "pattern"), schema.path("pattern")))
     if lengths:
         most = lengths.get("maxLength", "")
         patterns.append(f"^[\\x{{0}}-\\x{{10ffff}}]{{{lengths.get('minLength', 0)},{most}}}$")

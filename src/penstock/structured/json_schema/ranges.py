@@ -12,7 +12,7 @@ from penstock.structured.json_schema.numbers import (
     negative,
     next_number,
 )
-from penstock.structured.json_schema.places import Place
+from penstock.structured.json_schema.subschema import Subschema
 
 Bound = tuple[Number, bool]
 """A number, and whether it is excluded."""
@@ -20,48 +20,48 @@ _MAX_OPEN = 10**18
 """From here on the library needs the other end of a range too."""
 
 
-def integer_range(place: Place) -> dict[str, int]:
+def integer_range(schema: Subschema) -> dict[str, int]:
     """The keywords for the integers that a schema allows.
 
     Raises:
         SchemaError: the library can hold none of them, or a bound is none.
     """
-    lows, highs = _bounds(place, "minimum", "exclusiveMinimum"), _bounds(place, "maximum", "exclusiveMaximum")
+    lows, highs = _bounds(schema, "minimum", "exclusiveMinimum"), _bounds(schema, "maximum", "exclusiveMaximum")
     made = {}
     if lows:
-        made["minimum"] = max(least_integer(*bound, place.pointer) for bound in lows)
+        made["minimum"] = max(least_integer(*bound, schema.pointer) for bound in lows)
     if highs:
-        made["maximum"] = -max(least_integer(*bound, place.pointer) for bound in _mirrored(highs))
+        made["maximum"] = -max(least_integer(*bound, schema.pointer) for bound in _mirrored(highs))
     if made.get("minimum", 0) >= _MAX_OPEN:
         made.setdefault("maximum", MAX_INTEGER)
     if made.get("maximum", 0) <= -_MAX_OPEN:
         made.setdefault("minimum", -MAX_INTEGER)
     if lows and highs and made["minimum"] > made["maximum"] and _holds_integers(lows, highs):
-        raise _too_narrow(place)
+        raise _too_narrow(schema)
     return made
 
 
-def number_range(place: Place) -> dict[str, int | float]:
+def number_range(schema: Subschema) -> dict[str, int | float]:
     """The keywords for the numbers that a schema allows.
 
     Raises:
         SchemaError: the library can hold none of them, or a bound is none.
     """
-    lows, highs = _bounds(place, "minimum", "exclusiveMinimum"), _bounds(place, "maximum", "exclusiveMaximum")
+    lows, highs = _bounds(schema, "minimum", "exclusiveMinimum"), _bounds(schema, "maximum", "exclusiveMaximum")
     made: dict[str, int | float] = {}
     lows, highs = _beyond(lows, highs), _mirrored(_beyond(_mirrored(highs), _mirrored(lows)))
     for value, excluded in lows:
-        bound, same = least_number(value, place.pointer)
+        bound, same = least_number(value, schema.pointer)
         name = "exclusiveMinimum" if excluded and same else "minimum"
         made[name] = max(bound, made.get(name, bound))
     for value, excluded in _mirrored(highs):
-        bound, same = least_number(value, place.pointer)
+        bound, same = least_number(value, schema.pointer)
         name = "exclusiveMaximum" if excluded and same else "maximum"
         made[name] = min(-bound, made.get(name, -bound))
     low = max((made[name] for name in ("minimum", "exclusiveMinimum") if name in made), default=-math.inf)
     high = min((made[name] for name in ("maximum", "exclusiveMaximum") if name in made), default=math.inf)
     if low > high and max(value for value, _ in lows) <= min(value for value, _ in highs):
-        raise _too_narrow(place)
+        raise _too_narrow(schema)
     return made
 
 
@@ -79,20 +79,20 @@ def _beyond(lows: Sequence[Bound], highs: Sequence[Bound]) -> list[Bound]:
     ]
 
 
-def _bounds(place: Place, keyword: str, exclusive: str) -> list[Bound]:
+def _bounds(schema: Subschema, keyword: str, exclusive: str) -> list[Bound]:
     """What both keywords for one end say. In draft 4 the second one is true or false, of the first one."""
     given = []
-    if keyword in place.keywords:
-        given.append((_number(place, keyword), place.keywords.get(exclusive) is True))
-    if not isinstance(place.keywords.get(exclusive, False), bool):
-        given.append((_number(place, exclusive), True))
+    if keyword in schema.keywords:
+        given.append((_number(schema, keyword), schema.keywords.get(exclusive) is True))
+    if not isinstance(schema.keywords.get(exclusive, False), bool):
+        given.append((_number(schema, exclusive), True))
     return given
 
 
-def _number(place: Place, keyword: str) -> Number:
-    value = number(place.keywords[keyword])
+def _number(schema: Subschema, keyword: str) -> Number:
+    value = number(schema.keywords[keyword])
     if value is None:
-        raise SchemaError(place.path(keyword), f"it must be a number, not {show(place.keywords[keyword])}")
+        raise SchemaError(schema.path(keyword), f"it must be a number, not {show(schema.keywords[keyword])}")
     return value
 
 
@@ -106,8 +106,8 @@ def _holds_integers(lows: Sequence[Bound], highs: Sequence[Bound]) -> bool:
     return first <= last
 
 
-def _too_narrow(place: Place) -> SchemaError:
+def _too_narrow(schema: Subschema) -> SchemaError:
     return SchemaError(
-        place.pointer,
+        schema.pointer,
         "no double (53 bits, some 15 digits) is within the bounds, and others would not be written exactly",
     )

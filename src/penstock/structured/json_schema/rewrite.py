@@ -2,7 +2,7 @@
 
 Each keyword has one handler. Numbers become doubles, formats and ECMA's regular expressions such as the library has,
 `oneOf` becomes `anyOf` where its branches exclude each other, references lead to definitions by number. Annotations and
-unknown keywords are left out, and what cannot be obeyed is refused with its place.
+unknown keywords are left out, and what cannot be obeyed is refused with its JSON pointer.
 """
 
 import itertools
@@ -16,11 +16,11 @@ from penstock.structured.json_schema.formats import find_format
 from penstock.structured.json_schema.numbers import constant, have_common_multiple, multiple
 from penstock.structured.json_schema.overlap import Overlap
 from penstock.structured.json_schema.patterns import translate
-from penstock.structured.json_schema.places import Place, References
 from penstock.structured.json_schema.property_names import allowed_names
 from penstock.structured.json_schema.ranges import integer_range, number_range
 from penstock.structured.json_schema.sizes import sizes, string
 from penstock.structured.json_schema.spots import Spot, spots_of
+from penstock.structured.json_schema.subschema import References, Subschema
 
 NOT_OBEYED = frozenset(
     {
@@ -59,7 +59,7 @@ class Rewritten:
     few_keys: bool = False
     """Whether the keys of some object match a pattern, so that they may be used up."""
     spots: Mapping[str, Spot] = field(default_factory=dict)
-    """Facts of each place, to find arrays with `uniqueItems`; empty if there are none."""
+    """Facts of each schema, to find arrays with `uniqueItems`; empty if there are none."""
 
 
 def rewrite(text: str) -> Rewritten:
@@ -67,7 +67,7 @@ def rewrite(text: str) -> Rewritten:
     Raises:
         SchemaError: the text is no schema, or one that cannot be obeyed.
     """
-    root = Place("", parse(text))
+    root = Subschema("", parse(text))
     try:
         return _Rewriting(root, several_multiples=text.count('"multipleOf"') > 1).run()
     except RecursionError:
@@ -75,112 +75,112 @@ def rewrite(text: str) -> Rewritten:
 
 
 class _Rewriting:
-    def __init__(self, root: Place, several_multiples: bool) -> None:
+    def __init__(self, root: Subschema, several_multiples: bool) -> None:
         self._root = root
         self._several_multiples = several_multiples
         self._references = References(root)
         self._overlap = Overlap(self._references)
         self._definitions: dict[str, str] = {}
-        self._pending: list[Place] = []
+        self._pending: list[Subschema] = []
         self._open = False
         self._unique = False
         self._few_keys = False
 
     def run(self) -> Rewritten:
-        schema = self._schema(self._root)
+        whole = self._schema(self._root)
         definitions = {}
         while self._pending:
-            place = self._pending.pop()
-            definitions[self._definitions[place.pointer]] = self._schema(place)
-        made: Keywords = schema if isinstance(schema, dict) else {"allOf": [schema]}
+            schema = self._pending.pop()
+            definitions[self._definitions[schema.pointer]] = self._schema(schema)
+        made: Keywords = whole if isinstance(whole, dict) else {"allOf": [whole]}
         made = {**made, "$defs": definitions, "x-guidance": _OPTIONS}
         spots = spots_of(self._root, self._references, self._overlap) if self._unique else {}
         return Rewritten(made, self._open, self._few_keys, spots)
 
-    def _schema(self, place: Place) -> bool | Keywords:
-        if not place.keywords:
-            self._open = self._open or place.schema is not False
-            return place.schema is not False
-        self._check_keywords(place)
+    def _schema(self, schema: Subschema) -> bool | Keywords:
+        if not schema.keywords:
+            self._open = self._open or schema.value is not False
+            return schema.value is not False
+        self._check_keywords(schema)
         if self._several_multiples:
-            self._check_multiples(place)
+            self._check_multiples(schema)
         made: Keywords = {}
         also: list[Keywords] = []
-        for handler in dict.fromkeys(_HANDLERS[name] for name in place.keywords if name in _HANDLERS):
-            handler(self, place, made, also)
+        for handler in dict.fromkeys(_HANDLERS[name] for name in schema.keywords if name in _HANDLERS):
+            handler(self, schema, made, also)
         if also:
             made["allOf"] = [*made.get("allOf", []), *also]
-        self._open = self._open or self._is_open(place)
+        self._open = self._open or self._is_open(schema)
         return made
 
-    def _check_keywords(self, place: Place) -> None:
-        missing = sorted(NOT_OBEYED & place.keywords.keys())
+    def _check_keywords(self, schema: Subschema) -> None:
+        missing = sorted(NOT_OBEYED & schema.keywords.keys())
         if missing:
-            raise SchemaError(place.pointer, f"these keywords are not supported: {', '.join(missing)}")
-        if place.pointer and isinstance(place.keywords.get("$id"), str):
-            raise SchemaError(place.path("$id"), "a schema within a schema cannot have an $id of its own")
+            raise SchemaError(schema.pointer, f"these keywords are not supported: {', '.join(missing)}")
+        if schema.pointer and isinstance(schema.keywords.get("$id"), str):
+            raise SchemaError(schema.path("$id"), "a schema within a schema cannot have an $id of its own")
 
-    def _check_multiples(self, place: Place) -> None:
+    def _check_multiples(self, schema: Subschema) -> None:
         """Refuse multiples of several numbers at once that the library gets wrong."""
-        parts = self._overlap.parts(place, branches=True)
+        parts = self._overlap.parts(schema, branches=True)
         given = {value for one in parts if (value := number(one.keywords.get("multipleOf"))) is not None}
         if len(given) > 1 and not have_common_multiple(given):
-            raise SchemaError(place.pointer, "multiples of all of several numbers cannot be held: they are too large")
+            raise SchemaError(schema.pointer, "multiples of all of several numbers cannot be held: they are too large")
 
-    def _is_open(self, place: Place) -> bool:
+    def _is_open(self, schema: Subschema) -> bool:
         """Whether it lets objects have keys that it does not name, or arrays items of any kind.
 
         Where something else applies to the same value, that says whether it does.
         """
-        if not {"const", "enum", "$ref", "allOf", "anyOf", "oneOf", "propertyNames"}.isdisjoint(place.keywords):
+        if not {"const", "enum", "$ref", "allOf", "anyOf", "oneOf", "propertyNames"}.isdisjoint(schema.keywords):
             return False
-        types = self._overlap.types(place)
-        if "array" in types and "items" not in place.keywords:
+        types = self._overlap.types(schema)
+        if "array" in types and "items" not in schema.keywords:
             return True
-        closed = place.keywords.get("additionalProperties") is False and not place.keywords.get("patternProperties")
+        closed = schema.keywords.get("additionalProperties") is False and not schema.keywords.get("patternProperties")
         return "object" in types and not closed
 
     # ── what any value may be ────────────────────────────────────────────────────────────────────────────────────────
 
-    def _type(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        listed = place.keywords["type"]
+    def _type(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        listed = schema.keywords["type"]
         names = [listed] if isinstance(listed, str) else listed
         if not isinstance(names, list) or not names or not all(name in TYPES for name in names):
-            raise SchemaError(place.path("type"), f"it must be one or some of {', '.join(TYPES)}, not {show(listed)}")
+            raise SchemaError(schema.path("type"), f"it must be one or some of {', '.join(TYPES)}, not {show(listed)}")
         if "number" in names:
             names = [name for name in names if name != "integer"]
         made["type"] = names[0] if len(names) == 1 else list(dict.fromkeys(map(str, names)))
 
-    def _const(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        made["const"] = _literal(place.keywords["const"], place.path("const"))
+    def _const(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        made["const"] = _literal(schema.keywords["const"], schema.path("const"))
 
-    def _enum(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        values = place.keywords["enum"]
+    def _enum(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        values = schema.keywords["enum"]
         if not isinstance(values, list) or not values:
-            raise SchemaError(place.path("enum"), f"it must be a list of values, and not empty; not {show(values)}")
-        made["enum"] = [_literal(value, place.path("enum", at)) for at, value in enumerate(values)]
+            raise SchemaError(schema.path("enum"), f"it must be a list of values, and not empty; not {show(values)}")
+        made["enum"] = [_literal(value, schema.path("enum", at)) for at, value in enumerate(values)]
 
-    def _reference(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        target = self._references.resolve(place)
+    def _reference(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        target = self._references.resolve(schema)
         if target.pointer not in self._definitions:
             self._definitions[target.pointer] = str(len(self._definitions))
             self._pending.append(target)
         made["$ref"] = "#/$defs/" + self._definitions[target.pointer]
 
-    def _all_of(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        made["allOf"] = [self._schema(one) for one in place.listed("allOf")]
+    def _all_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        made["allOf"] = [self._schema(one) for one in schema.listed("allOf")]
 
-    def _any_of(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        made["anyOf"] = [self._schema(one) for one in place.listed("anyOf")]
+    def _any_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        made["anyOf"] = [self._schema(one) for one in schema.listed("anyOf")]
 
-    def _one_of(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        branches = place.listed("oneOf")
-        beside = {name: value for name, value in place.keywords.items() if name != "oneOf"}
-        whole = [Place(one.path(""), {"allOf": [one.schema, beside]}) for one in branches]
+    def _one_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        branches = schema.listed("oneOf")
+        beside = {name: value for name, value in schema.keywords.items() if name != "oneOf"}
+        whole = [Subschema(one.path(""), {"allOf": [one.value, beside]}) for one in branches]
         for (at, first), (other, second) in itertools.combinations(enumerate(whole), 2):
             if not self._overlap.disjoint(first, second):
                 raise SchemaError(
-                    place.path("oneOf"),
+                    schema.path("oneOf"),
                     f"a value might be of branches {at} and {other} at once, which oneOf forbids and no grammar "
                     "holds: use anyOf, or give the branches a property or type that tells them apart",
                 )
@@ -188,33 +188,33 @@ class _Rewriting:
 
     # ── numbers and strings ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _numbers(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        types = _types_of(place)
+    def _numbers(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        types = _types_of(schema)
         if "number" in types:
-            made.update(number_range(place))
+            made.update(number_range(schema))
         elif "integer" in types:
-            made.update(integer_range(place))
-        if "multipleOf" in place.keywords:
-            value = number(place.keywords["multipleOf"])
+            made.update(integer_range(schema))
+        if "multipleOf" in schema.keywords:
+            value = number(schema.keywords["multipleOf"])
             if value is None:
-                raise SchemaError(place.path("multipleOf"), f"it must be a number, not {show(value)}")
-            made["multipleOf"] = multiple(value, place.path("multipleOf"))
+                raise SchemaError(schema.path("multipleOf"), f"it must be a number, not {show(value)}")
+            made["multipleOf"] = multiple(value, schema.path("multipleOf"))
 
-    def _strings(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        if "string" not in _types_of(place):
+    def _strings(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        if "string" not in _types_of(schema):
             return
-        lengths = sizes(place, "minLength", "maxLength")
+        lengths = sizes(schema, "minLength", "maxLength")
         patterns = []
-        if "pattern" in place.keywords:
-            patterns.append(translate(string(place, "pattern"), place.path("pattern")))
-        if "format" in place.keywords:
-            known = find_format(string(place, "format"), place.path("format"))
+        if "pattern" in schema.keywords:
+            patterns.append(translate(string(schema, "pattern"), schema.path("pattern")))
+        if "format" in schema.keywords:
+            known = find_format(string(schema, "format"), schema.path("format"))
             if known.pattern is not None:
                 patterns.append(f"^(?:{known.pattern})$")
             if known.max_length is not None:
                 lengths["maxLength"] = min(known.max_length, lengths.get("maxLength", known.max_length))
             if known.of_library:
-                made["format"] = place.keywords["format"]
+                made["format"] = schema.keywords["format"]
         made.update(lengths)
         for pattern in patterns:
             if "pattern" in made:
@@ -224,34 +224,34 @@ class _Rewriting:
 
     # ── arrays ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _arrays(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        if "array" not in _types_of(place):
+    def _arrays(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        if "array" not in _types_of(schema):
             return
-        made.update(sizes(place, "minItems", "maxItems"))
-        if isinstance(place.keywords.get("items"), list):
-            made["prefixItems"] = [self._schema(one) for one in place.listed("items")]
-            made["items"] = self._schema(place.one("additionalItems"))
+        made.update(sizes(schema, "minItems", "maxItems"))
+        if isinstance(schema.keywords.get("items"), list):
+            made["prefixItems"] = [self._schema(one) for one in schema.listed("items")]
+            made["items"] = self._schema(schema.one("additionalItems"))
         else:
-            if "prefixItems" in place.keywords:
-                self._check_draft(place)
-                made["prefixItems"] = [self._schema(one) for one in place.listed("prefixItems")]
-            if "items" in place.keywords:
-                made["items"] = self._schema(place.one("items"))
-        if place.keywords.get("uniqueItems", False) is not False:
-            self._unique_items(place, made)
+            if "prefixItems" in schema.keywords:
+                self._check_draft(schema)
+                made["prefixItems"] = [self._schema(one) for one in schema.listed("prefixItems")]
+            if "items" in schema.keywords:
+                made["items"] = self._schema(schema.one("items"))
+        if schema.keywords.get("uniqueItems", False) is not False:
+            self._unique_items(schema, made)
 
-    def _check_draft(self, place: Place) -> None:
+    def _check_draft(self, schema: Subschema) -> None:
         draft = self._root.keywords.get("$schema")
         if isinstance(draft, str) and any(old in draft for old in _BEFORE_2020):
             raise SchemaError(
-                place.path("prefixItems"), f"it is no keyword of {draft}: leave $schema out, or use items"
+                schema.path("prefixItems"), f"it is no keyword of {draft}: leave $schema out, or use items"
             )
 
-    def _unique_items(self, place: Place, made: Keywords) -> None:
-        pointer = place.path("uniqueItems")
-        if place.keywords["uniqueItems"] is not True:
-            raise SchemaError(pointer, f"it must be true or false, not {show(place.keywords['uniqueItems'])}")
-        item = place.one("items")
+    def _unique_items(self, schema: Subschema, made: Keywords) -> None:
+        pointer = schema.path("uniqueItems")
+        if schema.keywords["uniqueItems"] is not True:
+            raise SchemaError(pointer, f"it must be true or false, not {show(schema.keywords['uniqueItems'])}")
+        item = schema.one("items")
         if "prefixItems" in made or self._overlap.types(item) & {"array", "object"}:
             raise SchemaError(
                 pointer,
@@ -264,31 +264,31 @@ class _Rewriting:
 
     # ── objects ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _objects(self, place: Place, made: Keywords, also: list[Keywords]) -> None:
-        if "object" not in _types_of(place):
+    def _objects(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        if "object" not in _types_of(schema):
             return
-        if "properties" in place.keywords:
-            made["properties"] = {name: self._schema(one) for name, one in place.named("properties").items()}
-        if "required" in place.keywords:
-            made["required"] = list(dict.fromkeys(place.names("required")))
-        made.update(sizes(place, "minProperties", "maxProperties"))
+        if "properties" in schema.keywords:
+            made["properties"] = {name: self._schema(one) for name, one in schema.named("properties").items()}
+        if "required" in schema.keywords:
+            made["required"] = list(dict.fromkeys(schema.names("required")))
+        made.update(sizes(schema, "minProperties", "maxProperties"))
         patterns = {}
-        for pattern, one in place.named("patternProperties").items():
-            written = translate(pattern, place.path("patternProperties", pattern))
+        for pattern, one in schema.named("patternProperties").items():
+            written = translate(pattern, schema.path("patternProperties", pattern))
             if written in patterns:
                 raise SchemaError(one.pointer, "another pattern matches the same names")
             patterns[written] = self._schema(one)
         if patterns:
             made["patternProperties"] = patterns
             self._few_keys = True
-        if "additionalProperties" in place.keywords:
-            made["additionalProperties"] = self._schema(place.one("additionalProperties"))
-        if "propertyNames" in place.keywords:
-            self._property_names(place, also)
+        if "additionalProperties" in schema.keywords:
+            made["additionalProperties"] = self._schema(schema.one("additionalProperties"))
+        if "propertyNames" in schema.keywords:
+            self._property_names(schema, also)
 
-    def _property_names(self, place: Place, also: list[Keywords]) -> None:
+    def _property_names(self, schema: Subschema, also: list[Keywords]) -> None:
         """Names that are listed become properties, those that match an expression a pattern; no others are allowed."""
-        names = allowed_names(place.one("propertyNames"), self._overlap)
+        names = allowed_names(schema.one("propertyNames"), self._overlap)
         self._open = self._open or not isinstance(names, list)
         if isinstance(names, str):
             self._few_keys = True
@@ -297,7 +297,7 @@ class _Rewriting:
             also.append({"properties": dict.fromkeys(names, True), "additionalProperties": False})
 
 
-_Handler = Callable[[_Rewriting, Place, Keywords, list[Keywords]], None]
+_Handler = Callable[[_Rewriting, Subschema, Keywords, list[Keywords]], None]
 _HANDLERS: dict[str, _Handler] = {
     "type": _Rewriting._type,
     "const": _Rewriting._const,
@@ -324,9 +324,9 @@ _HANDLERS: dict[str, _Handler] = {
 }
 
 
-def _types_of(place: Place) -> set[str]:
+def _types_of(schema: Subschema) -> set[str]:
     """The types that a schema itself allows."""
-    listed = place.keywords.get("type", list(TYPES))
+    listed = schema.keywords.get("type", list(TYPES))
     return {str(name) for name in (listed if isinstance(listed, list) else [listed])}
 
 

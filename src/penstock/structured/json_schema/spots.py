@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from penstock.structured.json_schema.overlap import Overlap, Value
-from penstock.structured.json_schema.places import IN_PLACE, Place, References
+from penstock.structured.json_schema.subschema import IN_PLACE, References, Subschema
 
 ANYTHING = "anything"
 """Stands for the pointer to a schema that says nothing; pointers begin with a slash."""
@@ -31,7 +31,7 @@ class Spot:
     items_after: str = ANYTHING
 
 
-def spots_of(root: Place, references: References, overlap: Overlap) -> dict[str, Spot]:
+def spots_of(root: Subschema, references: References, overlap: Overlap) -> dict[str, Spot]:
     """What each schema of a document says, by its pointer; that of the whole is empty.
 
     Raises:
@@ -40,27 +40,27 @@ def spots_of(root: Place, references: References, overlap: Overlap) -> dict[str,
     spots = {ANYTHING: Spot()}
     pending = [root]
     while pending:
-        place = pending.pop()
-        if place.pointer not in spots:
-            spots[place.pointer], below = _spot(place, references, overlap)
+        schema = pending.pop()
+        if schema.pointer not in spots:
+            spots[schema.pointer], below = _spot(schema, references, overlap)
             pending += below
     return spots
 
 
-def _spot(place: Place, references: References, overlap: Overlap) -> tuple[Spot, list[Place]]:
+def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[Spot, list[Subschema]]:
     """What a schema says, and the schemas in it."""
-    if not place.keywords:
+    if not schema.keywords:
         return Spot(), []
-    also = [one for keyword in IN_PLACE for one in place.listed(keyword)]
-    if "$ref" in place.keywords:
-        also.append(references.resolve(place))
-    properties = place.named("properties")
-    patterns = [*place.named("patternProperties").values()]
-    additional = place.one("additionalProperties")
-    fixed = isinstance(place.keywords.get("items"), list)  # before draft 2020-12
-    prefix = place.listed("items" if fixed else "prefixItems")
-    item = place.one("additionalItems" if fixed else "items")
-    unique = place.keywords.get("uniqueItems") is True
+    also = [one for keyword in IN_PLACE for one in schema.listed(keyword)]
+    if "$ref" in schema.keywords:
+        also.append(references.resolve(schema))
+    properties = schema.named("properties")
+    patterns = [*schema.named("patternProperties").values()]
+    additional = schema.one("additionalProperties")
+    fixed = isinstance(schema.keywords.get("items"), list)  # before draft 2020-12
+    prefix = schema.listed("items" if fixed else "prefixItems")
+    item = schema.one("additionalItems" if fixed else "items")
+    unique = schema.keywords.get("uniqueItems") is True
     spot = Spot(
         unique=unique,
         values=_written(overlap.values(item)) if unique else None,
@@ -74,8 +74,8 @@ def _spot(place: Place, references: References, overlap: Overlap) -> tuple[Spot,
     return spot, [*also, *properties.values(), *patterns, additional, *prefix, item]
 
 
-def _pointers(places: list[Place]) -> tuple[str, ...]:
-    return tuple(place.pointer for place in places)
+def _pointers(schemas: list[Subschema]) -> tuple[str, ...]:
+    return tuple(schema.pointer for schema in schemas)
 
 
 def _written(values: frozenset[Value] | None) -> tuple[bytes, ...] | None:

@@ -1,4 +1,4 @@
-"""The schemas in a schema, each with where it stands, and where references between them lead."""
+"""The schemas within a schema, each with its JSON pointer, and the targets of references between them."""
 
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -10,7 +10,7 @@ IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Subschema:
     """A schema, and its JSON pointer in the whole.
 
     Raises:
@@ -18,26 +18,26 @@ class Place:
     """
 
     pointer: str
-    schema: Json
+    value: Json
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schema, (bool, dict)):
-            raise SchemaError(self.pointer, f"a schema is an object, true or false, not {show(self.schema)}")
+        if not isinstance(self.value, (bool, dict)):
+            raise SchemaError(self.pointer, f"a schema is an object, true or false, not {show(self.value)}")
 
     @property
     def keywords(self) -> dict[str, Json]:
         """None, if it is true or false."""
-        return self.schema if isinstance(self.schema, dict) else {}
+        return self.value if isinstance(self.value, dict) else {}
 
     def path(self, *steps: str | int) -> str:
         """The pointer to something in it."""
         return child(self.pointer, *steps)
 
-    def one(self, keyword: str) -> "Place":
+    def one(self, keyword: str) -> "Subschema":
         """The schema under a keyword; true if the keyword is missing."""
-        return Place(self.path(keyword), self.keywords.get(keyword, True))
+        return Subschema(self.path(keyword), self.keywords.get(keyword, True))
 
-    def listed(self, keyword: str) -> "list[Place]":
+    def listed(self, keyword: str) -> "list[Subschema]":
         """The schemas in the list under a keyword; none if it is missing.
 
         Raises:
@@ -48,9 +48,9 @@ class Place:
         items = self.keywords[keyword]
         if not isinstance(items, list) or not items:
             raise SchemaError(self.path(keyword), f"it must be a list of schemas, not {show(items)}")
-        return [Place(self.path(keyword, place), item) for place, item in enumerate(items)]
+        return [Subschema(self.path(keyword, schema), item) for schema, item in enumerate(items)]
 
-    def named(self, keyword: str) -> "dict[str, Place]":
+    def named(self, keyword: str) -> "dict[str, Subschema]":
         """The schemas in the object under a keyword, by their names; none if it is missing.
 
         Raises:
@@ -59,7 +59,7 @@ class Place:
         schemas = self.keywords.get(keyword, {})
         if not isinstance(schemas, dict):
             raise SchemaError(self.path(keyword), f"it must be an object of schemas, not {show(schemas)}")
-        return {name: Place(self.path(keyword, name), schema) for name, schema in schemas.items()}
+        return {name: Subschema(self.path(keyword, name), schema) for name, schema in schemas.items()}
 
     def names(self, keyword: str) -> list[str]:
         """The strings in the list under a keyword; none if it is missing.
@@ -76,19 +76,19 @@ class Place:
 class References:
     """Where references within one schema lead."""
 
-    def __init__(self, root: Place) -> None:
+    def __init__(self, root: Subschema) -> None:
         self._root = root
         base = root.keywords.get("$id")
         self._document = base.partition("#")[0] if isinstance(base, str) else ""
-        self._anchors = _anchors(root.schema)
+        self._anchors = _anchors(root.value)
 
-    def resolve(self, place: Place) -> Place:
+    def resolve(self, schema: Subschema) -> Subschema:
         """The schema that the `$ref` of one leads to.
 
         Raises:
             SchemaError: there is no schema, or it is in another document.
         """
-        reference, pointer = place.keywords["$ref"], place.path("$ref")
+        reference, pointer = schema.keywords["$ref"], schema.path("$ref")
         if not isinstance(reference, str):
             raise SchemaError(pointer, f"a reference is a string, not {show(reference)}")
         document, _, fragment = reference.partition("#")
@@ -102,10 +102,10 @@ class References:
                     pointer, f"{show(reference)} leads to {len(targets)} anchors of this name, not to one"
                 )
             fragment = targets[0]
-        return Place(fragment, self._find(fragment, SchemaError(pointer, f"{show(reference)} leads nowhere")))
+        return Subschema(fragment, self._find(fragment, SchemaError(pointer, f"{show(reference)} leads nowhere")))
 
     def _find(self, target: str, error: SchemaError) -> Json:
-        value = self._root.schema
+        value = self._root.value
         for step in target.split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
             if isinstance(value, dict) and name in value:
@@ -124,7 +124,7 @@ def _anchors(root: Json) -> dict[str, list[str]]:
     while pending:
         pointer, value = pending.pop()
         if isinstance(value, list):
-            pending += [(child(pointer, place), item) for place, item in enumerate(value)]
+            pending += [(child(pointer, schema), item) for schema, item in enumerate(value)]
         elif isinstance(value, dict):
             if isinstance(anchor := value.get("$anchor"), str):
                 found.setdefault(anchor, []).append(pointer)
