@@ -1,7 +1,7 @@
 """Requests and outputs: the plain data that every other part passes along.
 
-SamplingParams ──accept──> Request(ResolvedParams) ──engine──> SequenceOutput ──> RequestOutput
-(what a user writes)       (what the engine is sent)           (per step)         (what a user reads)
+SamplingParams ──make_request──> Request(ResolvedParams) ──engine──> SequenceOutput ──> RequestOutput
+(what a user writes)             (what the engine is sent)           (per step)         (what a user reads)
 """
 
 from dataclasses import dataclass, field
@@ -27,9 +27,11 @@ class ErrorReason(str, Enum):
 
     EXPIRED = "expired"
     """Its time in the queue exceeded the limit."""
+    NO_TOKEN_ALLOWED = "no_token_allowed"
+    """Its grammar or its other controls allow no next token."""
 
 
-EXPIRED = "the request waited in the queue for as long as it may"
+EXPIRED = "the request exceeded its time limit in the queue"
 """The message that goes with `ErrorReason.EXPIRED`."""
 
 
@@ -38,13 +40,13 @@ class Adapter:
     """A low-rank adapter (LoRA) of the model: its path, and its digest."""
 
     name: str
-    """By which requests choose it."""
+    """Name that requests use to select it."""
     path: str
-    """Its folder, where the engine finds it."""
+    """Path of its folder on the engine's machine."""
     digest: str
-    """Of its files: equal for adapters that are equal."""
+    """Digest of its files."""
     num_elements: int
-    """Of its weights."""
+    """Total number of weight elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,15 @@ class Request:
     namespace: str = ""
     """Prefix-cache namespace: requests of different namespaces never share a block."""
     tenant: str = ""
-    """On whose account it runs: the `fair` policy shares the engine between tenants."""
+    """Tenant: the `fair` policy shares the engine between tenants."""
     adapter: Adapter | None = None
-    """What is added to the model."""
+    """LoRA adapter; None: the base model."""
     second_text: int = 0
-    """Where, in the prompt of a pair of texts, the tokens of the second type begin; 0: nowhere."""
+    """Position of the first token of type 1 in the prompt of a pair of texts; 0: there is none."""
 
 
 Resumed = tuple[tuple[int, ...] | None, ...]
-"""How far a request's sequences got in an engine that is gone: their tokens; None for one that ended; () if fresh."""
+"""Tokens so far of each sequence, from a previous engine; None for a sequence that ended; () for a new request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +81,21 @@ class RemoteMemory:
     agent: bytes
     """Metadata of its agent: name, addresses, and keys of the memory."""
     address: int
-    """Where its file of blocks begins, as that process counts."""
+    """Address of the block file's mapping in that process."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """Where the blocks of a text are that another engine has computed."""
+    """Location of a text's KV blocks that another engine computed."""
 
     file: str
     """A path that every process of the machine can open while that engine lives."""
     mark: str
-    """What the file calls itself, as the path may lead to another one later, or on another machine."""
+    """Identity stored in the file: the path may later name another file, or one on another machine."""
     slots: tuple[tuple[int, int], ...]
-    """Of the text's blocks, from the first on, each with the cache groups that it is there of: a bit each."""
+    """(slot, bit mask of the cache groups present) per block, from the first block on."""
     memory: RemoteMemory | None = None
-    """To which the file is mapped; None: others read the file."""
+    """Memory that maps the file, for NIXL reads; None: read the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class PromptPart:
     """Log-probabilities of a stretch of a prompt, each token's given those before it."""
 
     start: int
-    """Place in the prompt of the first; 1 at least, as nothing is before a prompt's first token."""
+    """Prompt position of the first entry; at least 1, as the first token has no predecessor."""
     logprobs: list[TokenLogprob]
 
 
@@ -133,10 +135,10 @@ class SequenceOutput:
     prompt: PromptPart | None = None
     """Prompt log-probabilities that the step computed, if asked for; all are sent before the first token."""
     score: float | None = None
-    """Of a hypothesis of beam search."""
+    """Beam-search score."""
     error_reason: ErrorReason | None = None
     vector: bytes | None = None
-    """What an encoder made of the text: float32, as this machine has it."""
+    """Embedding, or logits of a scored pair, as float32 bytes in native byte order."""
 
     @property
     def is_sign_of_life(self) -> bool:
@@ -166,13 +168,14 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it; None if none did."""
     error: str | None = None
+    error_reason: ErrorReason | None = None
     score: float | None = None
-    """Of a hypothesis of beam search: its log-probability by its length to the power of `length_penalty`."""
+    """Beam-search score: log-probability / length ** length_penalty."""
 
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All that is known of a request: while it runs as far as it got, at its end complete."""
+    """Outputs of a request, partial while it runs."""
 
     request_id: str
     prompt: str | None
@@ -182,8 +185,8 @@ class RequestOutput:
     times: RequestTimes
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """If asked for, an entry a token of the prompt: None for the first. While it runs, as many as are computed."""
+    """One entry per prompt token (None for the first) if requested; grows while the request runs."""
     num_generated_tokens: int = 0
-    """Of all answers, also those that `best_of` leaves out."""
+    """Tokens of all answers, including those that `best_of` discards."""
     vector: bytes | None = None
-    """What an encoder made of the text: float32, as this machine has it."""
+    """Embedding, or logits of a scored pair, as float32 bytes in native byte order."""

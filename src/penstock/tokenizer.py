@@ -228,14 +228,11 @@ class Tokenizer:
     async def apply_chat_template_from_loop(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **variables: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
     ) -> str:
         """Like `apply_chat_template`, without blocking the event loop."""
-        given = [dict(message) for message in messages]
-        return await self._templates.render_from_loop(given, tools, add_generation_prompt, variables)
+        return await self._templates.render_from_loop([dict(m) for m in messages], tools, True, variables)
 
     def encode_chat(
         self,

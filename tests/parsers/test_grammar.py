@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import FORMATS, GEMMA, HARMONY, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
-from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, call_id, called, template_id
+from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, arguments_text, call_id, called, template_id
 from penstock.sampling_params import SamplingParams, Structured
 from penstock.structured.vocabulary import Pieces
 from tests.parsers.test_formats import TAGGED, call, write
@@ -344,3 +344,15 @@ def test_what_cannot_be_enforced_between_tags_is_refused_by_name(format, schema,
 
 def test_every_grammar_lets_a_call_through():
     assert all(told(write(one, [PARIS]).removeprefix("<|python_tag|>"), grammar(one, CITY)) for one in ENFORCED)
+
+
+def test_arguments_that_are_nested_too_deeply_stay_text_or_are_refused():
+    deep = "[" * 5000 + "]" * 5000
+    assert called("f", deep, "id")["function"]["arguments"] == deep
+    nested: dict[str, object] = {}
+    for _ in range(5000):
+        nested = {"a": nested}
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        arguments_text(nested, "messages[0].tool_calls")
+    with pytest.raises(InvalidRequestError, match="nested too deeply"):
+        Function("f", parameters={"type": "object", "default": nested})

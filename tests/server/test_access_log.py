@@ -59,6 +59,21 @@ def test_failures_are_told_and_counted_by_their_reason(tmp_path, caplog):
     assert failures == {reason: reasons.count(reason) for reason in reasons}
 
 
+def test_a_failure_of_the_server_itself_is_told_and_counted(tmp_path, caplog):
+    async def fail():
+        raise RuntimeError("a bug")
+
+    async def run(http, engine, app):
+        app.add_api_route("/fails", fail)
+        assert (await http.get("/fails")).status_code == 500
+        assert dict(engine.metrics.failures.values) == {"server_error": 1}
+
+    caplog.set_level("INFO", "penstock.access")
+    with_app(run, tmp_path)
+    (facts,) = facts_of(caplog)
+    assert (facts["status"], facts["failure"]) == (500, "server_error")
+
+
 def test_a_client_that_leaves_is_counted_as_gone(tmp_path, caplog):
     async def talk(http, engine):
         body = HELLO | {"prompt": [SLOW], "max_tokens": 500}

@@ -155,6 +155,9 @@ def test_each_parameter_that_anthropic_documents_is_obeyed_or_refused_by_name():
         assert names <= set(body.model_fields) | set(body.NOT_OBEYED)
 
 
+ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -173,6 +176,12 @@ def test_each_parameter_that_anthropic_documents_is_obeyed_or_refused_by_name():
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
         ({"thinking": {"type": "adaptive"}}, "this model does not reason"),
         ({"stop_sequences": [""]}, "stop"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),
+        ({"messages": [{"role": "assistant", "content": "7"}]}, "no user message"),
+        (
+            {"output_format": ANY_OBJECT, "output_config": {"format": ANY_OBJECT}},
+            "output_config.format and output_format both define a format",
+        ),
         ({"max_token": 3}, "did you mean 'max_tokens'?"),
         ({"max_tokens": 600}, "512"),
         ({"messages": [{"role": "user", "content": "日" * 600}]}, "512"),

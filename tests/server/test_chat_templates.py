@@ -65,3 +65,10 @@ def test_other_dialects_refuse_it_likewise(server):
     assert server.post("/chat_tokenize", messages=body["messages"]).status_code in (400, 422)
     assert server.post("/v1/responses", input="loop").status_code == 400
     assert chat(server, "hello").status_code == 200
+
+
+def test_a_variable_of_the_template_may_have_any_name(server):
+    asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    names = {"self": 1, "tokenizer": 1, "conversation": 1, "variables": 1}
+    assert server.post("/v1/chat/completions", **asked, chat_template_kwargs=names).status_code == 200
+    assert server.post("/chat_tokenize", messages=asked["messages"], chat_template_kwargs=names).status_code == 200

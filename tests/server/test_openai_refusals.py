@@ -74,7 +74,12 @@ REFUSED_CHAT = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].image_url",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
+    ({"max_completion_tokens": 600}, "max_completion_tokens"),
     ({"messages": [{"role": "user", "content": "x", "cache_control": "ephemeral"}]}, "messages[0].cache_control"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -121,6 +126,22 @@ def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong
     error = refusal(server.post("/v1/completions", prompt="x", structured_outputs={"regex": "(a"}))
     assert error["param"] == "structured_outputs"
     assert "unclosed group" in error["message"]
+
+
+def test_each_caller_of_an_impossible_schema_is_told_its_own_field(server):
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+    asked = {"messages": HELLO, "max_tokens": 2, "output_format": {"type": "json_schema", "schema": schema}}
+    assert server.post("/v1/messages", **asked).status_code == 400
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert refusal(server.post("/v1/chat/completions", messages=HELLO, response_format=form))["param"] == (
+        "response_format"
+    )
+
+
+def test_controls_that_contradict_the_grammar_are_the_callers_mistake(server):
+    asked = {"structured_outputs": {"choice": ["a"]}, "allowed_token_ids": [5]}
+    error = refusal(server.post("/v1/completions", prompt="x", **asked))
+    assert "rule out" in error["message"]
 
 
 @pytest.mark.parametrize(("change", "param"), REFUSED + REFUSED_CHAT)
@@ -197,6 +218,18 @@ def test_an_unknown_model_is_not_found(client):
 def test_a_body_that_is_no_request_is_refused(server, content, kind):
     answer = fetch.post(f"{server.url}/v1/completions", content=content, headers={"content-type": kind})
     assert refusal(answer)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"model": "tiny", "prompt": "\xe9"}', "not UTF-8"),
+        (b'{"model": "tiny", "prompt": "a", "seed": ' + b"9" * 5000 + b"}", "digits"),
+    ],
+)
+def test_a_body_that_python_cannot_read_is_refused_with_the_reason(server, content, words):
+    answer = fetch.post(f"{server.url}/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert words in refusal(answer)["message"]
 
 
 def test_a_body_that_is_nested_too_deeply_is_refused_with_that_reason(server):

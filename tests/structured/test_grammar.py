@@ -23,6 +23,7 @@ def keyword(**schema):
             "/properties/a~1b: these keywords are not supported: if, not",
         ),
         (keyword(**{"x-guidance": {"lenient": True}, "not": {}}), "not supported: not"),
+        (keyword(propertyNames={"not": {"const": "x"}}), "/propertyNames: these keywords are not supported: not"),
         (keyword(oneOf=[{"type": "integer"}, {"type": "number"}]), "oneOf"),
         (keyword(type="string", format="idn-email"), "idn-email"),
         (keyword(type="string", pattern="a(?=b)"), "look-around"),

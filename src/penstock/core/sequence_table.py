@@ -1,8 +1,8 @@
 """Live sequences and their states: running, waiting, or dependent on another sequence.
 
-    add ──> waiting ──start──> running ──end──> gone
-               ▲                 │  │
-               └───── preempt ───┘  └─ fork, rearrange: others continue from its position, sharing its blocks
+    add_request ──> waiting ──start──> running ──end_sequence──> gone
+                       ▲                 │  │
+                       └───── preempt ───┘  └─ fork, rearrange: others continue from its position, sharing its blocks
 
 A request's first sequence computes the prompt for all. The others of n > 1 are independent from there: those with a
 reserved slot fork from the first, the others wait and find the prompt in the prefix cache, like a preempted sequence.
@@ -42,7 +42,7 @@ class SequenceTable:
         return (sequences[0].request for sequences in self._requests.values())
 
     def add_request(self, request: Request, resumed: Resumed, ordinal: int | None) -> list[Sequence]:
-        """Queue a request's sequences; see `Scheduler.add`."""
+        """Queue a request's sequences; see `Scheduler.add_request`."""
         assert request.request_id not in self._requests, f"request id {request.request_id!r} is live already"
         ordinal = self._num_accepted if ordinal is None else ordinal
         self._num_accepted = max(self._num_accepted, ordinal + 1)
@@ -175,7 +175,7 @@ class SequenceTable:
             del self._requests[seq.request_id]
 
     def keep_slots(self, seq: Sequence, most: int) -> None:
-        """Release slots that a sequence reserves for its siblings, down to `count`."""
+        """Release slots that a sequence reserves for its siblings, down to `most`."""
         given_back = max(0, seq.num_slots - most)
         seq.num_slots -= given_back
         if seq.status is Status.RUNNING:

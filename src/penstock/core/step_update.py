@@ -21,6 +21,10 @@ FAILURES = {
     Ending.NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
     Ending.GRAMMAR_FAILED: "the form that the answer must have became too complex to follow, or leaves no token here",
 }
+FAILURE_REASONS = {
+    Ending.NO_TOKEN_LEFT: ErrorReason.NO_TOKEN_ALLOWED,
+    Ending.GRAMMAR_FAILED: ErrorReason.NO_TOKEN_ALLOWED,
+}
 
 
 class StepUpdate:
@@ -46,7 +50,7 @@ class StepUpdate:
         error: str | None = None,
         error_reason: ErrorReason | None = None,
     ) -> None:
-        """See `Scheduler.finish`."""
+        """See `Scheduler.finish_request`."""
         for seq in self._sequences.of(request_id):
             if index is None or seq.index == index or seq.beams is not None:
                 self._end(seq)
@@ -175,7 +179,8 @@ class StepUpdate:
             outputs.append(self._append(seq, token_ids, logprobs, ending))
             return len(outputs[-1].token_ids)
         if ending is not None:
-            self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[ending])
+            reason = FAILURE_REASONS.get(ending)
+            self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[ending], reason)
             outputs += self.drain()
             return 0
         assert logprobs is not None, "a beam asks for its candidates"
@@ -220,7 +225,7 @@ class StepUpdate:
         else:
             if ending is not None:
                 output.finish_reason = FinishReason.ERROR if ending in FAILURES else FinishReason.STOP
-                output.error = FAILURES.get(ending)
+                output.error, output.error_reason = FAILURES.get(ending), FAILURE_REASONS.get(ending)
         if output.finish_reason is not None:
             added = len(tokens) - before
             output.token_ids = token_ids[:added]

@@ -1,9 +1,9 @@
 """The asynchronous client of the engines: requests in, streams of text out, across restarts of engine processes.
 
-    accept() ──Accepted──> open() ──RequestStream──> async for deltas ...       (one consumer per call)
-                              │ OpenRequests: Add, Finish    ▲ CompletionDelta
-                              ▼                              │
-                            Fleet ───────StepOutputs──> one OutputProcessor per request
+    accept_request() ──Accepted──> open() ──RequestStream──> async for deltas ...       (one consumer per call)
+                                      │ OpenRequests: Add, Finish    ▲ CompletionDelta
+                                      ▼                              │
+                                    Fleet ───────StepOutputs──> one OutputProcessor per request
 
 Tokens become text as they arrive, whether or not they are read: a stop string ends its sequence at once, and a slow
 consumer gets everything that arrived meanwhile in one delta. When an engine dies, its successor or another engine gets
@@ -272,7 +272,10 @@ class AsyncEngine:
         """
         if params.structured is not None:
             verdict = self._inspector.submit(params.structured)
-            await asyncio.shield(asyncio.wrap_future(verdict))  # other callers may wait for the same grammar
+            try:
+                await asyncio.shield(asyncio.wrap_future(verdict))  # other callers may wait for the same grammar
+            except InvalidRequestError as error:  # kept for later callers, whose dialects may name another field
+                raise InvalidRequestError(str(error), error.param) from None
 
     def open(
         self,

@@ -50,7 +50,12 @@ class PromptEncoder:
         return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text))
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, prefill: str = "", **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        *,
+        prefill: str = "",
     ) -> list[int]:
         """Token ids of a conversation in the checkpoint's chat template; `prefill` is the beginning of the answer.
 
@@ -59,12 +64,21 @@ class PromptEncoder:
                 its time or memory limit.
         """
         tokenizer = self.need_tokenizer()
-        text = await self.render_chat(messages, **options) + prefill
+        text = await self.render_chat(messages, tools, variables) + prefill
         return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
 
-    async def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Text of a conversation in the checkpoint's chat template. Raises the same errors as `encode_chat`."""
-        return await self.need_tokenizer().apply_chat_template_from_loop(messages, **options)
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Text of a conversation in the checkpoint's chat template. Raises the same errors as `encode_chat`.
+
+        Args:
+            variables: further variables of the template.
+        """
+        return await self.need_tokenizer().apply_chat_template_from_loop(messages, tools, variables)
 
     async def _off_loop_if_long(self, size: int, work: Callable[[], T]) -> T:
         return await self._large_work.run(size, work) if size >= LONG_TEXT else work()

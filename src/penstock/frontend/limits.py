@@ -1,6 +1,6 @@
 """Limits on queued and open requests, overall and per tenant; requests above a limit are refused immediately.
 
-CallLimits (HTTP) ──Caller──> AsyncEngine.accept ──> Admission.enter ──> queue
+CallLimits (HTTP) ──Caller──> AsyncEngine.open ──> Admission.enter ──> queue
 """
 
 import asyncio

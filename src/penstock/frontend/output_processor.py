@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from penstock.request import (
     CompletionOutput,
+    ErrorReason,
     FinishReason,
     PromptPart,
     Request,
@@ -163,6 +164,7 @@ class CompletionDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_reason: ErrorReason | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     """Log-probabilities of the next prompt tokens, from the second on; if requested, all come before the answer."""
     engine_goes_on: bool = False
@@ -291,17 +293,19 @@ class ChoiceState:
         self._shows_logprobs = params.logprobs is not None
         self._stop_reason: str | int | None = None
         self._error: str | None = None
+        self._error_reason: ErrorReason | None = None
         self._score: float | None = None
 
     def add_output(self, output: SequenceOutput) -> CompletionDelta:
         text, count = self._read(output.token_ids, output.finish_reason)
         delta = CompletionDelta(self._index, text, output.token_ids[:count], error=output.error)
+        delta.error_reason = output.error_reason
         self._texts.append(text)
         if self._logprobs is not None and output.logprobs is not None:
             logprobs = output.logprobs[:count]
             self._logprobs += logprobs
             delta.logprobs = logprobs if self._shows_logprobs else None
-        self._error, self._score = output.error, output.score
+        self._error, self._error_reason, self._score = output.error, output.error_reason, output.score
         delta.finish_reason, delta.stop_reason = self.finish_reason, self._stop_reason
         delta.engine_goes_on = self.finish_reason is not None and output.finish_reason is None
         return delta
@@ -322,6 +326,7 @@ class ChoiceState:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             error=self._error,
+            error_reason=self._error_reason,
             score=self._score,
         )
 

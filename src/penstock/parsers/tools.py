@@ -43,6 +43,8 @@ class Function:
             json.dumps([self.description, self.parameters], ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(f"the tool {self.name} contains an unpaired surrogate", "tools") from None
+        except RecursionError:
+            raise InvalidRequestError(f"the tool {self.name} is nested too deeply", "tools") from None
         if self.parameters is not None and self.parameters.get("type", "object") != "object":
             raise InvalidRequestError(f"the parameters of {self.name} must be a schema of type object", "tools")
 
@@ -127,11 +129,23 @@ def _nine(text: str) -> str:
     return "".join(_DIGITS[number // 62**digit % 62] for digit in range(9))
 
 
+def arguments_text(arguments: object, field: str) -> str:
+    """The arguments of a call of an earlier turn, as JSON.
+
+    Raises:
+        InvalidRequestError: they are nested too deeply; `param` is `field`.
+    """
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequestError(f"{field}: the arguments are nested too deeply", field) from None
+
+
 def called(name: str, arguments: str, id: str) -> dict[str, Any]:
     """A call of an earlier turn as chat templates expect it, with its arguments as an object."""
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = arguments  # malformed, as the model wrote it
     return {
         "id": template_id(id),

@@ -13,7 +13,7 @@ from penstock.frontend.client import AsyncEngine
 from penstock.request import FinishReason, RequestOutput
 from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.dialects import error_response
-from penstock.server.errors import reason_of_status
+from penstock.server.errors import reason_of_status, reply_to_error
 from penstock.server.logs import FIELDS
 
 if TYPE_CHECKING:
@@ -109,6 +109,10 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, send_and_look)
+        except Exception as error:  # `RequestId` answers it
+            reply = reply_to_error(error)
+            context.failure, status = context.failure or reply.reason, status or reply.status
+            raise
         finally:
             if context.refusal is not None:
                 context.record_failure(context.refusal)

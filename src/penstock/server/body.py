@@ -24,6 +24,7 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequestError
 from penstock.frontend.large_work import LargeWork
 from penstock.sampling_params import RoundedNumber
+from penstock.server.errors import refused_field
 
 T = TypeVar("T")
 
@@ -51,12 +52,12 @@ class Body(BaseModel):
         for name, value in data.items():
             if name in cls.NOT_OBEYED:
                 if value is not None and not _is_one_of(value, cls.NOT_OBEYED[name]):
-                    raise InvalidRequestError(f"{name} is not supported here{_neutral(cls.NOT_OBEYED[name])}", name)
+                    raise refused_field(name, f"{{}} is not supported here{_neutral(cls.NOT_OBEYED[name])}")
             elif name not in cls.model_fields:
                 name = str(name)[:_LONGEST_NAME]
                 close = difflib.get_close_matches(name, [*cls.model_fields, *cls.NOT_OBEYED], n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise InvalidRequestError(f"unknown parameter {name!r}{hint}", name)
+                raise refused_field(name, f"unknown parameter '{{}}'{hint}")
         return {name: value for name, value in data.items() if name in cls.model_fields}
 
 
@@ -145,11 +146,18 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_check_metadata)]
 
 @contextlib.contextmanager
 def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
-    """Make errors name the caller's field where the engine has another name for it."""
+    """Make errors name the caller's field where the engine has another name for it.
+
+    In a message the name is replaced where it cannot be an ordinary word: at the beginning, or with an underscore.
+    """
     try:
         yield
     except InvalidRequestError as error:
-        error.param = names.get(error.param or "", error.param)
+        name = error.param or ""
+        if name in names:
+            error.param = names[name]
+            pattern = rf"(?<![\w.]){re.escape(name)}\b" if "_" in name else rf"^{re.escape(name)}\b"
+            error.args = (re.sub(pattern, lambda _: names[name], str(error)), *error.args[1:])
         raise
 
 

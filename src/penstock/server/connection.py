@@ -53,7 +53,7 @@ class _Beyond(h11.RemoteProtocolError):
 
 
 class BoundedConnection(h11.Connection):
-    """h11's parser, which also refuses requests above the limits. `fault` is the error."""
+    """h11's parser, which also refuses requests above the limits. `reply` is the error reply."""
 
     def __init__(self, limits: CallLimitsConfig) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)

@@ -31,7 +31,7 @@ from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.request import Adapter, CompletionOutput, FinishReason, RequestOutput
+from penstock.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import LARGE_BODY, renamed_params
 from penstock.server.call_context import CallContext, ContextOf
@@ -291,7 +291,8 @@ class Call:
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
         """Why an answer, or the rest of it, will not come."""
         if part.finish_reason is FinishReason.ERROR:
-            return EngineError(part.error or "the request failed")
+            refused = part.error_reason is ErrorReason.NO_TOKEN_ALLOWED
+            return (InvalidRequestError if refused else EngineError)(part.error or "the request failed")
         if part.finish_reason is FinishReason.ABORT:  # the server's drain ended; it says when to retry
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
         return None
@@ -442,10 +443,11 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     tools = conversation.tools
     token_ids = await call.engine.prompts.encode_chat(
         conversation.messages,
-        tools=conversation.template_tools(known),
+        conversation.template_tools(known),
+        conversation.variables,
         prefill=conversation.prefill,
-        **conversation.variables,
     )
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
-    params = constrain(params, known, tokenizer, token_ids, tools)
+    with renamed_params({"structured": "tools"} if guarded else {}):
+        params = constrain(params, known, tokenizer, token_ids, tools)
     return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -96,6 +97,10 @@ def reply_to_error(error: Exception) -> ErrorReply:
     if isinstance(error, HTTPException):
         if isinstance(error.__cause__, RecursionError):
             return ErrorReply(400, "the body is nested too deeply")
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            return ErrorReply(400, "the body is not UTF-8")
+        if isinstance(error.__cause__, ValueError):  # of Python's limit of digits
+            return ErrorReply(400, f"the body is not valid JSON: {error.__cause__}")
         return ErrorReply(error.status_code, str(error.detail), headers=error.headers or {})
     kind = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), None)
     if kind is None:
@@ -111,12 +116,25 @@ def render_reply(reply: ErrorReply, shape: Shape) -> Response:
     return Response(msgspec.json.encode(body), status, dict(reply.headers), "application/json")
 
 
+_REFUSED_FIELD = "refused_field"
+
+
+def refused_field(name: str, message: str) -> PydanticCustomError:
+    """A validator's error for an unknown or unsupported field of its object; `{}` in `message` becomes its path."""
+    name = name if name.isprintable() else repr(name)[1:-1]
+    return PydanticCustomError(_REFUSED_FIELD, "refused", {"name": name, "message": message})
+
+
 def _reply_to_bad_body(error: RequestValidationError) -> ErrorReply:
     errors = error.errors()
     first = _most_telling(errors)
     if first["type"] == "json_invalid":
         return ErrorReply(400, f"the body is not valid JSON: {first['ctx']['error']}")
     param = param_of(first["loc"])
+    if first["type"] == _REFUSED_FIELD:
+        name = first["ctx"]["name"]
+        path = f"{param}.{name}" if param else name
+        return ErrorReply(400, first["ctx"]["message"].replace("{}", path, 1), path)
     if param is None:
         return ErrorReply(400, "the body must be a JSON object, sent as application/json")
     alternatives = [kind for one in errors if param_of(one["loc"]) == param and (kind := _kind_wanted(one))]
@@ -134,7 +152,7 @@ def _progress(error: Mapping[str, Any]) -> tuple[bool, int, list[int], bool]:
     location = error["loc"]
     indices = [part for part in location if isinstance(part, int)]
     came_in = error["type"] == "literal_error" or _kind_wanted(error) is None
-    return error["type"] == "too_long", len(location), indices, came_in
+    return error["type"] in ("too_long", _REFUSED_FIELD), len(location), indices, came_in
 
 
 def param_of(location: Sequence[int | str]) -> str | None:

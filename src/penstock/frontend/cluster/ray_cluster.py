@@ -100,7 +100,7 @@ class RayCluster:
         return self._thread.submit(call)
 
     def place(self, launch: Launch) -> "Placed":
-        """Reserve an engine's resources and create its hosts once there is room. To be run by `_submit`."""
+        """Reserve an engine's resources and create its hosts once there is room. To be run by `submit`."""
         count, version = self.nodes_per_engine, own_version()
         strategy = "STRICT_SPREAD" if count > 1 else "PACK"
         group = self.ray.util.placement_group([self.resources] * count, strategy=strategy)
@@ -129,7 +129,7 @@ class RayCluster:
         )
 
     def give_back(self, placed: "Placed") -> None:
-        """End an engine's hosts, and with them its processes, and free its resources. To be run by `_submit`."""
+        """End an engine's hosts, and with them its processes, and free its resources. To be run by `submit`."""
         for host in (placed.host, *placed.others):
             self.ray.kill(host)
         self.ray.util.remove_placement_group(placed.group)

@@ -1,8 +1,10 @@
 """Crash blame: which requests the engine has, which wait for it, and which are suspected of its death. Pure state.
 
-    add ──> waiting ──due──> in the engine: unproven ──tokens in two steps──> proven        remove: from anywhere
-               ▲                     │                                          │
-               └──── died: suspect ──┴────────────── died ─────────────────────┘
+    add_request ──> waiting ──due──> in the engine: unproven ──tokens in two steps──> proven
+                       ▲                     │                                          │
+                       └──── died: suspect ──┴────────────── died ─────────────────────┘
+
+    remove_request: from anywhere
 
 When an engine dies, its requests go to the next one. Requests that got tokens in two steps (a prompt and a decode) are
 proven: they cannot have killed the engine at once, and are handed over together. The other requests of the fatal step

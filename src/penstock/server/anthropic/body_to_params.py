@@ -1,12 +1,11 @@
 """From Anthropic's bodies to the words of chat templates."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
-from penstock.parsers.tools import Function, Tools, add_names, called, template_id
+from penstock.parsers.tools import Function, Tools, add_names, arguments_text, called, template_id
 from penstock.server.anthropic.schema import (
     Block,
     PromptBody,
@@ -46,6 +45,8 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
                 "the last assistant message ends with a call or thinking; only text can be continued", "messages"
             )
         prefill = messages.pop()["content"]
+    if not any(message["role"] != "system" for message in messages):
+        raise InvalidRequestError("there is no user message before the assistant's: add one", "messages")
     return Conversation(messages, _tools(body.tools, body.tool_choice), _variables(body.thinking, known), prefill)
 
 
@@ -72,7 +73,7 @@ def _add(message: dict[str, Any], block: Block, field: str) -> None:
     elif isinstance(block, ThinkingBlock):
         message["reasoning_content"] = message.get("reasoning_content", "") + check_text(block.thinking, field)
     elif isinstance(block, ToolUseBlock):
-        arguments = check_text(json.dumps(block.input, ensure_ascii=False), field)
+        arguments = check_text(arguments_text(block.input, field), field)
         made = called(check_text(block.name, field), arguments, check_text(block.id, field))
         message.setdefault("tool_calls", []).append(made)
 

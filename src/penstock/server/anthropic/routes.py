@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from penstock.errors import InvalidRequestError
 from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.body_to_params import conversation
@@ -33,8 +34,8 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
             request_id=f"msg_{uuid.uuid4().hex}",
             priority=body.priority,
         )
-    answer = MessagesAnswer(call.model_name, accepted.request, parsers)
-    return await call.answer([accepted], answer, stream=bool(body.stream))
+        answer = MessagesAnswer(call.model_name, accepted.request, parsers)
+        return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
 @router.post("/count_tokens", responses=ERRORS)
@@ -47,7 +48,12 @@ async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
 
 
 def _params(body: MessagesBody) -> SamplingParams:
-    output_format = (body.output_config and body.output_config.format) or body.output_format
+    output_format = body.output_config and body.output_config.format
+    if output_format is not None and body.output_format is not None:
+        raise InvalidRequestError(
+            "output_config.format and output_format both define a format: leave one of them out", "output_format"
+        )
+    output_format = output_format or body.output_format
     return SamplingParams(
         temperature=body.temperature,
         top_k=body.top_k,

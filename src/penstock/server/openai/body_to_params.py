@@ -1,14 +1,13 @@
 """Converts OpenAI request bodies to sampling parameters and conversations."""
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
-from penstock.parsers.tools import Choice, Function, Tools, add_names, called, template_id
+from penstock.parsers.tools import Choice, Function, Tools, add_names, arguments_text, called, template_id
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, renamed_params
 from penstock.server.openai.answers import StreamUsage
@@ -66,7 +65,7 @@ def calls_made(calls: Sequence[ToolCallMade], field: str) -> list[dict[str, Any]
     made = []
     for call in calls:
         arguments = call.function.arguments
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text = arguments if isinstance(arguments, str) else arguments_text(arguments, field)
         for said in (call.id, call.function.name, text):
             check_text(said, field)
         made.append(called(call.function.name, text, call.id))

@@ -35,5 +35,5 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
         accepted, parsers = await accept_conversation(
             call, partial(conversation, body), params, request_id=head.id, priority=body.priority
         )
-    answer = ResponsesAnswer(head, body, accepted.request.params, call.engine.prompts.need_tokenizer(), parsers)
-    return await call.answer([accepted], answer, stream=bool(body.stream))
+        answer = ResponsesAnswer(head, body, accepted.request.params, call.engine.prompts.need_tokenizer(), parsers)
+        return await call.answer([accepted], answer, stream=bool(body.stream))

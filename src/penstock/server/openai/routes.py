@@ -77,9 +77,9 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
         accepted, parsers = await accept_conversation(
             call, partial(conversation, body), chat_params(body), request_id=head.id, priority=body.priority
         )
-    usage = stream_usage(body, [accepted.request.prompt_token_ids])
-    answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), parsers, usage)
-    return await call.answer([accepted], answer, stream=bool(body.stream))
+        usage = stream_usage(body, [accepted.request.prompt_token_ids])
+        answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), parsers, usage)
+        return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
 @router.post("/completions", response_class=Response, responses=answers_or_errors(Completion))
@@ -99,11 +99,11 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
             accepted.append(
                 await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)
             )
-    echoed = [_echo(engine, one) for one in accepted] if body.echo else None
-    usage = stream_usage(body, [one.request.prompt_token_ids for one in accepted])
-    shown = Shown(params.n, usage, echoed, echoes_logprobs(body))
-    answer = CompletionAnswer(head, engine.tokenizer, shown)
-    return await call.answer(accepted, answer, stream=bool(body.stream))
+        echoed = [_echo(engine, one) for one in accepted] if body.echo else None
+        usage = stream_usage(body, [one.request.prompt_token_ids for one in accepted])
+        shown = Shown(params.n, usage, echoed, echoes_logprobs(body))
+        answer = CompletionAnswer(head, engine.tokenizer, shown)
+        return await call.answer(accepted, answer, stream=bool(body.stream))
 
 
 def _echo(engine: AsyncEngine, accepted: Accepted) -> Echo:

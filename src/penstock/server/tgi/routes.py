@@ -104,7 +104,7 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     call.choose_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
-    text = check_text(await call.engine.prompts.render_chat(asked.messages, tools=tools, **asked.variables), "messages")
+    text = check_text(await call.engine.prompts.render_chat(asked.messages, tools, asked.variables), "messages")
     tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")

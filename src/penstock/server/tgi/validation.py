@@ -1,7 +1,7 @@
 """TGI's checks of a request, in its order and its words (`Validation::validate` of router/src/validation.rs).
 
 What TGI does and this server cannot is refused where TGI would have taken it. Everything else that a request must
-fulfil is checked once for all dialects, by `engine.intake`.
+fulfil is checked once for all dialects, by `frontend.input_processor`.
 """
 
 from penstock.engine.info import EngineInfo

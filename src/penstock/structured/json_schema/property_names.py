@@ -18,6 +18,7 @@ def allowed_names(rule: Subschema, overlap: Overlap) -> list[str] | str | None:
     """
     parts = list(overlap.parts(rule))
     for part in parts:
+        part.check_keywords()
         if any(keyword in part.keywords for keyword in _HARD):
             raise SchemaError(part.pointer, f'"propertyNames" with one of {show(list(_HARD))} is not held: use enum')
     patterns = [pattern for part in parts for pattern in _patterns(part)]

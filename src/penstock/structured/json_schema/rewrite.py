@@ -22,14 +22,6 @@ from penstock.structured.json_schema.sizes import sizes, string
 from penstock.structured.json_schema.spots import Spot, spots_of
 from penstock.structured.json_schema.subschema import References, Subschema
 
-NOT_OBEYED = frozenset(
-    {
-        *("not", "if", "then", "else", "contains", "minContains", "maxContains"),
-        *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
-        *("$dynamicRef", "$recursiveRef"),
-    }
-)
-"""Keywords that no grammar enforces."""
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that would need a numeric escape, which keys must not contain."""
@@ -114,9 +106,7 @@ class _Rewriting:
         return made
 
     def _check_keywords(self, schema: Subschema) -> None:
-        missing = sorted(NOT_OBEYED & schema.keywords.keys())
-        if missing:
-            raise SchemaError(schema.pointer, f"these keywords are not supported: {', '.join(missing)}")
+        schema.check_keywords()
         if schema.pointer and isinstance(schema.keywords.get("$id"), str):
             raise SchemaError(schema.path("$id"), "a schema within a schema cannot have an $id of its own")
 

@@ -7,6 +7,14 @@ from penstock.structured.json_schema.document import Json, SchemaError, child, s
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 """Keywords whose schemas apply to the same value as the one that they are in."""
+_NOT_OBEYED = frozenset(
+    {
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains"),
+        *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+        *("$dynamicRef", "$recursiveRef"),
+    }
+)
+"""Keywords that no grammar enforces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,15 @@ class Subschema:
     def keywords(self) -> dict[str, Json]:
         """None, if it is true or false."""
         return self.value if isinstance(self.value, dict) else {}
+
+    def check_keywords(self) -> None:
+        """
+        Raises:
+            SchemaError: it has keywords that no grammar enforces.
+        """
+        missing = sorted(_NOT_OBEYED & self.keywords.keys())
+        if missing:
+            raise SchemaError(self.pointer, f"these keywords are not supported: {', '.join(missing)}")
 
     def path(self, *steps: str | int) -> str:
         """The pointer to something in it."""
