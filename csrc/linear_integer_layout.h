@@ -29,12 +29,6 @@ inline int64_t stored_bytes(int32_t type) {
     return type == kNone ? 0 : type == kFloat32 ? 4 : type == kInt8 || type == kUInt8 ? 1 : 2;
 }
 
-inline float stored_value(const uint8_t* values, int32_t type, int64_t at) {
-    if (type == kInt8) return static_cast<int8_t>(values[at]);
-    if (type == kUInt8) return values[at];
-    return value_of(values, type, at);
-}
-
 // Calls body(load), where load(i) reads 16 stored values from values[i] on.
 template <class Body>
 inline void with_stored(const uint8_t* values, int32_t type, const Body& body) {

@@ -93,7 +93,8 @@ def _set(writer: GGUFWriter, key: str, value: Any) -> None:
         data.pop(key, None)
     if value is None:
         return
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    integer = writer.add_int32 if isinstance(value, int) and value < 0 else writer.add_uint32
+    kinds = {bool: writer.add_bool, int: integer, float: writer.add_float32, str: writer.add_string}
     kinds.get(type(value), writer.add_array)(key, value)  # type: ignore[operator]
 
 

@@ -68,6 +68,8 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
+        ({"seed": 2**64}, "seed must be from 0 to 18446744073709551615, not 18446744073709551616"),
+        ({"seed": "-1"}, "seed must be from 0 to 18446744073709551615, not -1"),
         ({"threads": 100_000}, "threads must be at most 1024"),
         ({"max_model_len": 4096}, "from 1 to 2048"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "raise the first or lower the second"),
@@ -83,6 +85,8 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"speculation": "ngram", "speculative_model": "small"}, "leave one of the two out"),
         ({"speculation": "ngram", "num_speculative_tokens": 0}, "at least 1"),
         ({"num_speculative_tokens": 4}, "has no effect without speculation"),
+        ({"packed_cache": ""}, "auto, off or a folder"),
+        ({"packed_cache": "~nobody-of-this-name/x"}, "auto, off or a folder"),
     ],
 )
 def test_what_cannot_work_is_refused_with_words_that_help(options: dict[str, object], words: str) -> None:

@@ -126,3 +126,8 @@ def test_a_process_whose_output_cannot_be_written_ends_as_the_interpreter_does()
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", ENDS], stdout=full, stderr=subprocess.PIPE, env=buffered)
     assert (done.returncode, done.stderr) == (120, b"")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        done = subprocess.run([sys.executable, "-c", ENDS], stdout=pipe, stderr=subprocess.PIPE, env=buffered)
+    assert (done.returncode, done.stderr) == (141, b"")  # as if SIGPIPE had killed it

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import native
+from penstock.errors import ConfigError
 
 CHOICES = """
 import json, os
@@ -36,11 +37,12 @@ def test_an_instruction_set_is_the_one_asked_for_or_refused_and_one_openmp_runti
     assert answers["avx2"] == "avx2"
     assert answers[""] in native.INSTRUCTION_SETS
     for name in ("sse9", *native.INSTRUCTION_SETS):
+        present = [one for one in native.INSTRUCTION_SETS if answers[one] == one]
         refusal = (
             f"PENSTOCK_ISA={name}: this machine does not have it; leave it unset, or choose from "
-            f"{', '.join(native.INSTRUCTION_SETS)}"
+            f"{', '.join([*present, 'reference'])}"
         )
-        assert answers[name] in ((refusal,) if name == "sse9" else (name, refusal))
+        assert answers[name] == (name if name in present else refusal)
     assert len(runtimes) == 1, runtimes
 
 
@@ -53,8 +55,23 @@ def test_the_reference_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: py
 def test_a_missing_library_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_LIBRARY", str(tmp_path / "libpenstock.so"))
+    monkeypatch.delenv("PENSTOCK_LIBRARY", raising=False)
+    monkeypatch.delenv("PENSTOCK_ISA", raising=False)
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
     library = functools.cache(native.library.__wrapped__)
     assert library() is library() is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "not built" in caplog.text
+
+
+def test_a_library_that_the_environment_names_must_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "libpenstock.so"
+    monkeypatch.delenv("PENSTOCK_ISA", raising=False)
+    monkeypatch.setenv("PENSTOCK_LIBRARY", str(path))
+    with pytest.raises(
+        ConfigError, match=r"PENSTOCK_LIBRARY=.*libpenstock\.so cannot be loaded: there is no such file"
+    ):
+        native.library.__wrapped__()
+    path.write_text("no library")
+    with pytest.raises(ConfigError, match=r"PENSTOCK_LIBRARY=.* cannot be loaded: .*leave it unset"):
+        native.library.__wrapped__()

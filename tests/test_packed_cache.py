@@ -29,11 +29,11 @@ def write(cache: PackedCache, key: str = KEY, seed: int = 0, size: int = 3 * 409
 def write_entries(cache: PackedCache, made: dict[str, Entry], key: str = KEY) -> bool:
     with cache.locked(key) as is_mine:
         assert is_mine
-        draft = cache.begin(key, sum(part.nbytes for entry in made.values() for part in entry.parts))
-        if draft is None:
+        writer = cache.begin(key, sum(part.nbytes for entry in made.values() for part in entry.parts))
+        if writer is None:
             return False
-        with closing(draft):
-            return draft.finish(made)
+        with closing(writer):
+            return writer.finish(made)
 
 
 def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
@@ -64,19 +64,19 @@ def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
     cache = PackedCache(tmp_path / "folder")
     made = {}
     with cache.locked(KEY):
-        draft = cache.begin(KEY, room)
-        assert draft is not None
+        writer = cache.begin(KEY, room)
+        assert writer is not None
         for i, size in enumerate(sizes):
             content = rng.integers(0, 256, size, np.uint8)
-            part = draft.arena.take(size)
+            part = writer.arena.take(size)
             if part is None:
                 part = content
             else:
                 assert not part.any()
                 part[:] = content
             made[str(i)] = Entry("1", (part,))
-        with closing(draft):
-            assert draft.finish(made)
+        with closing(writer):
+            assert writer.finish(made)
     found = find(cache, KEY)
     assert found is not None
     for name, entry in made.items():
@@ -86,17 +86,17 @@ def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
     assert found.path.stat().st_size <= 2 * 2**20 + sum(-(-size // 4096) * 4096 for size in sizes) + 4096
 
 
-def test_a_draft_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
     cache = PackedCache(tmp_path / "folder")
     with cache.locked(KEY):
         left = tmp_path / "folder" / f"{KEY}.tmp"
         left.write_text("its owner died")
-        draft = cache.begin(KEY, 5000)
-        assert draft is not None
-        part = draft.arena.take(5000)
+        writer = cache.begin(KEY, 5000)
+        assert writer is not None
+        part = writer.arena.take(5000)
         assert part is not None
         assert left.stat().st_size > 2**20
-        draft.close()
+        writer.close()
         part[:] = 1  # it is still memory
     assert [path.suffix for path in (tmp_path / "folder").iterdir()] == [".lock"]
 
@@ -123,16 +123,16 @@ def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
     sizes = [1_300_000 + 77 * i for i in range(8)]
     cache = PackedCache(tmp_path / "folder")
     with cache.locked(KEY):
-        draft = cache.begin(KEY, sum(sizes) + 2**20)
-        assert draft is not None
+        writer = cache.begin(KEY, sum(sizes) + 2**20)
+        assert writer is not None
         made = {}
         for size in sizes:
-            part = draft.arena.take(size)
+            part = writer.arena.take(size)
             assert part is not None
             part[:] = 1
             made[str(size)] = Entry("1", (part,))
-        with closing(draft):
-            assert draft.finish(made)
+        with closing(writer):
+            assert writer.finish(made)
     found = find(cache, KEY)
     assert found is not None
     for name in made:
@@ -163,14 +163,14 @@ def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:
     assert fresh.parts[0].any()
 
 
-@pytest.mark.parametrize("place", [0, 9, 20, 60, 200, 2**20, 2 * 2**20, 2 * 2**20 + 7096, -1])
-def test_a_changed_byte_anywhere_sets_it_aside(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("offset", [0, 9, 20, 60, 200, 2**20, 2 * 2**20, 2 * 2**20 + 7096, -1])
+def test_a_changed_byte_anywhere_sets_it_aside(offset: int, tmp_path: Path) -> None:
     cache = PackedCache(tmp_path)
     tmp_path.chmod(0o700)
     assert write(cache)
     path = tmp_path / f"{KEY}.packed"
     content = bytearray(path.read_bytes())
-    content[place] ^= 0x10
+    content[offset] ^= 0x10
     path.write_bytes(content)
     assert find(cache, KEY) is None
     assert not path.exists()
@@ -201,7 +201,7 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(packed_cache, "_MOST_BYTES", 7 * 2**20)
+    monkeypatch.setattr(packed_cache, "_MAX_BYTES", 7 * 2**20)
     cache = PackedCache(tmp_path)
     keys = [f"{number:032x}" for number in range(4)]
     for age, key in enumerate(keys[:3]):
@@ -241,6 +241,26 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
         assert not is_mine
 
 
+def test_a_folder_that_cannot_be_entered_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = PackedCache(tmp_path / ("long" * 100))
+    assert find(cache, KEY) is None
+    with cache.locked(KEY) as is_mine:
+        assert not is_mine
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path)
+    left, being_written = tmp_path / f"{'ef' * 16}.tmp", tmp_path / f"{OTHER}.tmp"
+    for file in (left, being_written):
+        file.write_bytes(b"half a model")
+    with cache.locked(OTHER) as is_mine:
+        assert is_mine
+        assert write(cache)
+        assert being_written.exists()
+    assert not left.exists()
+
+
 def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
     cache = PackedCache(tmp_path / "folder")
     found = []
@@ -255,10 +275,10 @@ def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
         thread.start()
         thread.join(0.2)
         assert found == []
-        draft = cache.begin(KEY, 2**20)
-        assert draft is not None
-        with closing(draft):
-            assert draft.finish(entries())
+        writer = cache.begin(KEY, 2**20)
+        assert writer is not None
+        with closing(writer):
+            assert writer.finish(entries())
     thread.join()
     assert found == [(True, True)]
 
@@ -278,12 +298,12 @@ def test_who_may_not_wait_is_told_at_once(tmp_path: Path) -> None:
         assert is_mine
 
 
-def test_a_draft_is_that_of_its_key(tmp_path: Path) -> None:
+def test_a_writer_is_that_of_its_key(tmp_path: Path) -> None:
     cache = PackedCache(tmp_path / "folder")
     with cache.locked(KEY):
-        draft = cache.begin(KEY, 100)
-        assert draft is not None
-        with closing(draft), packed_cache.opened(None, draft):
-            assert packed_cache.begun_for(KEY) is draft
-            assert packed_cache.begun_for(OTHER) is None
-        assert packed_cache.begun_for(KEY) is None
+        writer = cache.begin(KEY, 100)
+        assert writer is not None
+        with closing(writer), packed_cache.opened(None, writer):
+            assert packed_cache.writer_for(KEY) is writer
+            assert packed_cache.writer_for(OTHER) is None
+        assert packed_cache.writer_for(KEY) is None

@@ -47,8 +47,8 @@ def test_what_is_written_is_in_the_file(tmp_path: Path) -> None:
     assert first is not None
     assert second is not None
     first[:], second[:] = 1, 2
-    assert (room.place_of(first), room.place_of(second[5:])) == (PAGE, 2 * PAGE + 5)
-    assert room.place_of(np.zeros(5, np.uint8)) is None
+    assert (room.offset_of(first), room.offset_of(second[5:])) == (PAGE, 2 * PAGE + 5)
+    assert room.offset_of(np.zeros(5, np.uint8)) is None
     assert room.end == 3 * PAGE + 1
     content = (tmp_path / "file").read_bytes()
     assert content == bytes(PAGE) + b"\1" * 100 + bytes(PAGE - 100) + b"\2" * (PAGE + 1) + bytes(2 * PAGE - 1)
@@ -83,7 +83,7 @@ def test_weights_have_a_room_of_their_own_and_then_the_others(tmp_path: Path) ->
     of_file = file_room(tmp_path, 2 * PAGE)
     with reserve.opened(Reserve(Arena(2 * PAGE, 0), of_file)):
         parts = [reserve.zeros(PAGE, for_weights=is_weight) for is_weight in (True, False, True, True, True)]
-    assert [of_file.place_of(part) is not None for part in parts] == [True, False, True, False, False]
+    assert [of_file.offset_of(part) is not None for part in parts] == [True, False, True, False, False]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

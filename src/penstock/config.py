@@ -16,6 +16,7 @@ from penstock.errors import ConfigError
 from penstock.model_facts import BYTES_OF
 from penstock.ranks import Rendezvous
 from penstock.recipes import RECIPES
+from penstock.sampling_params import SEED_RANGE
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), *, repeated: bool = False) -> Any:
@@ -59,6 +60,10 @@ class ModelConfig:
         "processes that the model is split over, each with some rows of every matrix: one per GPU, or on the CPU each "
         "with its share of the threads; answers do not change by a bit",
     )
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and not 0 <= self.seed < SEED_RANGE:
+            raise ConfigError(f"seed must be from 0 to {SEED_RANGE - 1}, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)

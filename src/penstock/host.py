@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
 _NOT_WRITTEN = 120
 """Exit code, also the interpreter's own, where what was printed could not be written."""
+CLOSED_PIPE = 128 + signal.SIGPIPE
+"""Exit code, as shells report it, where nobody reads what is printed any more: `penstock generate ... | head -1`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,8 @@ def end_process(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     try:
         print(end="", flush=True)
+    except BrokenPipeError:
+        code = CLOSED_PIPE
     except OSError:
         code = _NOT_WRITTEN
     os._exit(code)

@@ -409,7 +409,7 @@ def _bar(total: int) -> "tqdm[Any]":
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Whether it is one prompt, a text or a list of ints, or several."""
+    """The prompts as a list; a single text or list of token ids is one prompt."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast("Sequence[Prompt]", prompts))

@@ -27,44 +27,44 @@ class LayerGroup:
 
     layers: tuple[int, ...]
     window: int | None
-    """How many keys a query sees, its own included; None: all."""
+    """Number of keys that a query sees, including its own; None: all."""
     num_blocks: int
     checkpoint_every: int | None = None
-    """For layers with a state: blocks between the checkpoints that the prefix cache always keeps."""
+    """Blocks between the checkpoints that the prefix cache always keeps, for layers with states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts of the machine that memory is planned by."""
+    """Facts of the machine that the memory plan depends on."""
 
     device: str
-    """cpu, cuda or cuda:N: what the engine will run on."""
+    """Device that the engine will run on: cpu, cuda or cuda:N."""
     cores: int
-    """Physical ones that this process may use."""
+    """Physical cores that this process may use."""
     memory: int
     """Bytes free for the engine on `device`."""
     native: bool = False
-    """Whether the native CPU kernels are there."""
+    """Whether the native CPU kernels are available."""
     multiplies_bfloat16: bool = False
-    """Whether they multiply bfloat16; weights of it are then held in 12 bits."""
+    """Whether the kernels multiply bfloat16; bfloat16 weights are then stored in 12 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the bytes go. The engine allocates the KV cache once and stays within the rest."""
+    """The engine's memory by use, in bytes. The KV cache is allocated once; all else stays within the plan."""
 
     weights: int
     kv_cache: int
     workspace: int
     groups: tuple[LayerGroup, ...]
-    """The main one first: see `penstock.core.kv_manager`."""
+    """Groups of layers, the main group first: see `penstock.core.kv_manager`."""
     block_size: int
     limited_by: str = ""
-    """What the size of the KV cache was decided by, in words."""
+    """What limited the size of the KV cache."""
     adapters: int = 0
-    """For the weights of adapters; 0: none can be loaded."""
+    """Bytes for the weights of adapters; 0: none can be loaded."""
     draft: "MemoryPlan | None" = None
-    """The draft model's, beside these bytes. It has as many blocks."""
+    """The draft model's plan, whose bytes are not included here; it has as many blocks."""
 
     @property
     def num_blocks(self) -> int:
@@ -81,11 +81,11 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose keys and values the pool holds."""
+        """Capacity of the KV cache in tokens."""
         return self.num_blocks * self.block_size
 
     def describe(self) -> str:
-        """One line for people: the plan that is printed at start."""
+        """The plan in one line, which is printed at start."""
         pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
         for group in self.groups[1:]:
             if group.window is None:
@@ -110,15 +110,15 @@ _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What a step may compute, on which the sizes of the pools depend."""
+    """Limits of a step that determine pool and workspace sizes."""
 
     max_model_len: int
     max_num_seqs: int
     budget: int
-    """Tokens that one step computes."""
+    """Maximum tokens that one step computes."""
     block_size: int
     num_branches: int = 0
-    """Sequences that may have drafts in one step; their states take these in elsewhere."""
+    """Maximum sequences with drafts in one step, each of which needs a second state."""
 
 
 def plan_memory(
@@ -199,10 +199,10 @@ def most_branches(max_num_seqs: int, num_drafts: int) -> int:
 
 
 def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
-    """The layers by what they keep, with `num_blocks` blocks for the group that sees most keys, the main one.
+    """The layers grouped by what they cache, the main group first: it sees most keys, and has `num_blocks` blocks.
 
-    Then come those with smaller windows, then those that keep states. A window that no text outgrows is none. Layers
-    that keep nothing are in no group.
+    Groups with smaller windows follow, then those with states. A window that covers the longest text counts as none.
+    Layers that cache nothing are in no group.
 
     Raises:
         ConfigError: no layer keeps keys.
@@ -240,11 +240,11 @@ def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> 
 
 
 _STATES_SHARE = 4
-"""Bytes of keys, in 16 bits, to one of the checkpoints that are kept beside them."""
+"""Bytes of a text's keys, in 16 bits, per byte of the checkpoints that are kept with them."""
 
 
 def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: PoolLimits) -> Iterator[LayerGroup]:
-    """The layers that keep states, by their kind.
+    """One group of layers per kind of state.
 
     Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
     group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix
@@ -305,7 +305,7 @@ def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache:
 
 
 def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, taken: str) -> tuple[int, str]:
-    """Bytes of the KV cache, of those that weights and workspace leave free, and what limited them."""
+    """Bytes of the KV cache, out of the `free` ones, and what limited them."""
     if wanted == "auto":
         if not on_cpu:
             return int(free * 0.9), "90 % of the memory that is left"
@@ -331,9 +331,9 @@ def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> i
 
 
 _PACKED_BYTES: dict[DType, float] = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32}
-"""Of an element in floating point with its share of scales, as the native kernels pack matrices."""
+"""Bytes per element of a floating-point matrix that the native kernels pack, scales included."""
 _PACKED_BFLOAT16_BYTES = 1.52
-"""The same of bfloat16, where the kernels multiply it."""
+"""Bytes per element of a packed bfloat16 matrix if the kernels multiply bfloat16."""
 
 
 def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
@@ -348,7 +348,7 @@ def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
 
 
 def _matrix_bytes(matrix: Matrix, format: WeightFormat, dtype: DType, machine: Machine) -> float:
-    """Bytes of a matrix with its scales, as the machine's kernels keep it."""
+    """Bytes of a matrix and its scales in the format of the machine's kernels."""
     native = machine.device == "cpu" and machine.native
     elements = matrix.rows * matrix.columns
     if format is not FLOAT:
@@ -373,7 +373,7 @@ def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine:
 
 
 def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, cores: int) -> int:
-    """Activations, and the scores of a superblock of 512 keys in each thread: the cache is read in place."""
+    """Bytes of activations, and of scores for a superblock of 512 keys per thread: the cache is read in place."""
     facts = model.facts
     parts = {part for layer in facts.layers for part in layer.working}
     widest = max(facts.hidden_size, *(part.widest for part in parts))
@@ -385,7 +385,7 @@ def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, c
 
 
 def _reference_workspace(model: ModelPrecision, limits: PoolLimits) -> int:
-    """Activations, and the context of a step's sequences, gathered densely: most of it, at long contexts."""
+    """Bytes of activations, and of the densely gathered context of a step's sequences: most of it, at long contexts."""
     facts, size = model.facts, BYTES_OF[model.dtype]
     most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
     activations = limits.budget * (4 * facts.hidden_size + most) * size

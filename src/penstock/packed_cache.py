@@ -1,15 +1,15 @@
-"""Packed weights, kept on disk so that later starts map them in place of packing again. No torch.
+"""Cache of packed weights on disk: later starts map them instead of packing again. No torch.
 
-    folder (of this user alone)         a file
-      KEY.packed   one model               8 bytes   magic
-      KEY.lock     held while it is made   16        digest of the header
-      KEY.tmp      being made              header    JSON: the key, each entry's parts, the digest of the pages' sums
-      KEY.damaged  set aside               2 MiB on  parts, each from a page on, or from a cache line on if it is small
+    folder (of this user alone)            a file
+      KEY.packed   one model                  8 bytes   magic
+      KEY.lock     locked while it is packed  16        digest of the header
+      KEY.tmp      being written              header    JSON: the key, each entry's parts, the digest of the page sums
+      KEY.damaged  a damaged file             2 MiB on  parts, aligned to a page, or to a cache line if small
 
 A key names content, recipe, dtype and code (`models/packed_key.py`), so a file never changes. Pages are mapped
-privately and never written: all processes that map a file share its memory. Weights are packed into the pages of the
-file that is being made, so that keeping them takes no copy. What is damaged (header, sizes, the sum of any page) is set
-aside and made anew. Files that were not used for longest go where the folder would outgrow its bound.
+privately and never written: all processes that map a file share its memory. Weights are packed into the mapped pages
+of the new file, so that storing them takes no copy. A damaged file (header, size or any page sum) is renamed to
+KEY.damaged and rebuilt. When the folder would exceed its limit, the least recently used files are deleted.
 """
 
 import contextlib
@@ -51,15 +51,15 @@ _HEADER_BYTES = 2 * 2**20
 _CHUNK = 2**18
 """Bytes read at a time."""
 _LOCK_SECONDS = 300.0
-"""How long a process waits for another one that packs the same, before it packs for itself."""
-_MOST_BYTES = 64 * 2**30
-_SHARE = 4
-"""The folder holds at most this part of the disk's free space and its own, and at most `_MOST_BYTES`."""
+"""Seconds to wait for another process that packs the same model, before packing without storing the result."""
+_MAX_BYTES = 64 * 2**30
+_FREE_SPACE_DIVISOR = 4
+"""The folder may use 1 / `_FREE_SPACE_DIVISOR` of the disk's free space plus its own size, and at most `_MAX_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A weight as it is packed."""
+    """A packed weight."""
 
     form: str
     """The format of its parts, which the packing code defines."""
@@ -71,10 +71,10 @@ class DamagedError(Exception):
 
 
 class PackedFile:
-    """The entries of a model, mapped.
+    """The mapped packed weights of a model.
 
     Raises:
-        DamagedError: the header is not that of the key, or does not fit the file.
+        DamagedError: the header is damaged, or is not that of the key, or does not match the file's size.
         OSError: it cannot be read.
     """
 
@@ -88,7 +88,7 @@ class PackedFile:
             header = _read_header(file.read(_HEADER_BYTES), key)
             # private, so that torch takes it; it is never written
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            ask_for_huge_pages(pages)  # pages that are not in memory yet are then read as such
+            ask_for_huge_pages(pages)  # pages not in memory yet are then read as huge pages
             self._bytes: Bytes = np.frombuffer(pages, np.uint8)
         if len(self._bytes) != header["bytes"]:
             raise DamagedError(f"has {len(self._bytes)} bytes, not {header['bytes']}")
@@ -105,12 +105,12 @@ class PackedFile:
         return self._entries.get(name)
 
     def begin_check(self) -> None:
-        """Compare the sums of all pages with what they should be, in a thread; it reads the whole file."""
+        """Verify the sums of all pages in a thread, which reads the whole file."""
         self._check = threading.Thread(target=self._compare_sums, name="packed weights", daemon=True)
         self._check.start()
 
     def is_whole(self) -> bool:
-        """Whether all pages are as they were written; waits for the check."""
+        """Whether all pages match their sums; waits for the check."""
         if self._check is None:
             self.begin_check()
         assert self._check is not None
@@ -135,7 +135,7 @@ def _read_header(start: bytes, key: str) -> dict[str, Any]:
 
 
 def _page_sums(chunk: "Bytes") -> "NDArray[np.uint64]":
-    """The sum of each page's words. Summing runs at the memory's speed, hashing at a tenth of it."""
+    """The sum of each page's 64-bit words: summing is limited by memory bandwidth, hashing ten times as slow."""
     import numpy as np
 
     sums: NDArray[np.uint64] = chunk.view(np.uint64).reshape(-1, _PAGE // 8).sum(1, dtype=np.uint64)
@@ -156,11 +156,11 @@ class PackedCache:
         self._folder = folder
 
     def open(self, key: str) -> PackedFile | None:
-        """The model of a key, mapped, its pages not yet checked; None where there is none, or one that is damaged."""
+        """Map the model of a key without verifying its pages; None if there is none, or if its header is damaged."""
         path = self._path(key)
-        if not path.exists() or not self._is_ours():
-            return None
         try:
+            if not path.exists() or not self._is_ours():
+                return None
             found = PackedFile(path, key)
             os.utime(path)
             return found
@@ -171,7 +171,7 @@ class PackedCache:
         return None
 
     def set_aside(self, key: str, reason: str) -> None:
-        """Take a damaged file out of use; it stays until its room is needed."""
+        """Rename a damaged file to KEY.damaged; it is deleted when its space is needed."""
         path = self._path(key)
         log.warning("%s %s: it is set aside, and the weights are packed anew", path, reason)
         with contextlib.suppress(OSError):
@@ -179,17 +179,17 @@ class PackedCache:
 
     @contextlib.contextmanager
     def locked(self, key: str, seconds: float | None = None) -> Iterator[bool]:
-        """Within, no other process packs the same model; False: it may not be kept, as another one takes too long.
+        """Context in which no other process packs the model; yields False if it cannot be cached, or waited too long.
 
         Args:
-            seconds: how long to wait for that one; default: `_LOCK_SECONDS`.
+            seconds: how long to wait for another process that packs it; None: `_LOCK_SECONDS`.
         """
         try:
             self._make_folder()
             # a plain number: nothing is read from or written to it
             lock = os.open(self._path(key).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            log.info("packed weights are not kept: %s", error)
+            log.warning("packed weights cannot be kept in %s: %s", self._folder, error)
             yield False
             return
         try:
@@ -197,15 +197,15 @@ class PackedCache:
         finally:
             os.close(lock)
 
-    def begin(self, key: str, size: int) -> "Draft | None":
-        """Begin the file of a model whose packed weights take about `size` bytes; the key must be `locked`.
+    def begin(self, key: str, size: int) -> "PackedFileWriter | None":
+        """A writer for a model of about `size` bytes of packed weights; None if it exceeds the folder's limit.
 
-        None if there is no room for it.
+        The key must be `locked`.
         """
         try:
             if not self._make_room(_HEADER_BYTES + size, key):
                 return None
-            return Draft(self._path(key), key, size)
+            return PackedFileWriter(self._path(key), key, size)
         except OSError as error:
             log.warning("packed weights cannot be kept in %s: %s", self._folder, error)
             return None
@@ -226,13 +226,14 @@ class PackedCache:
         return False
 
     def _make_room(self, needed: int, key: str) -> bool:
-        """Remove what was not used for longest until `needed` bytes fit the folder's bound."""
+        """Delete least recently used files until `needed` bytes fit the folder's limit; False if they never fit."""
+        self._remove_abandoned()
         files = [file for file in self._folder.iterdir() if file.suffix in (".packed", ".damaged")]
         found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in files if file.stem != key)
         held = sum(size for _, size, _ in found)
-        bound = min(_MOST_BYTES, (shutil.disk_usage(self._folder).free + held) // _SHARE)
+        bound = min(_MAX_BYTES, (shutil.disk_usage(self._folder).free + held) // _FREE_SPACE_DIVISOR)
         if needed > bound:
-            log.info("packed weights are not kept: %d bytes, of at most %d in %s", needed, bound, self._folder)
+            log.warning("packed weights are not kept: %d bytes, of at most %d in %s", needed, bound, self._folder)
             return False
         for _, size, file in found:
             if held + needed <= bound:
@@ -240,6 +241,16 @@ class PackedCache:
             file.unlink(missing_ok=True)
             held -= size
         return True
+
+    def _remove_abandoned(self) -> None:
+        """Remove the unfinished files of processes that were killed: those whose key no process has locked."""
+        for file in self._folder.glob("*.tmp"):
+            lock = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                if _try_lock(lock):
+                    file.unlink(missing_ok=True)
+            finally:
+                os.close(lock)
 
 
 def _lock(lock: int, seconds: float) -> bool:
@@ -259,11 +270,11 @@ def _try_lock(lock: int) -> bool:
     return True
 
 
-class Draft:
-    """The file of a model that is being packed, into memory that is the file's pages. Gone at the end if not finished.
+class PackedFileWriter:
+    """Writes a packed file: weights are packed directly into its mapped pages. Deleted on `close` unless finished.
 
     Raises:
-        OSError: there is no room on the disk, or its files cannot be mapped.
+        OSError: the disk is full, or its files cannot be mapped.
     """
 
     def __init__(self, path: Path, key: str, size: int) -> None:
@@ -283,7 +294,7 @@ class Draft:
             raise
 
     def finish(self, entries: Mapping[str, Entry]) -> bool:
-        """Complete the file with these entries, which lie in `arena` or are copied; False if that fails."""
+        """Complete the file; entries that do not lie in `arena` are copied. False if that fails."""
         try:
             self._finish(entries)
         except OSError as error:
@@ -292,7 +303,7 @@ class Draft:
         return True
 
     def close(self) -> None:
-        """The memory stays as long as what was taken of it."""
+        """Close the file. Its mapping lives as long as arrays allocated from it."""
         del self.arena
         self._end()
 
@@ -305,20 +316,20 @@ class Draft:
         end, elsewhere = self.arena.end, []
         layout: dict[str, tuple[str, list[tuple[int, int]]]] = {}
         for name, entry in entries.items():
-            places = []
+            spans = []
             for part in entry.parts:
-                place = self.arena.place_of(part)
-                if place is None:
-                    place = aligned(end, part.nbytes)
-                    end = place + part.nbytes
-                    elsewhere.append((place, part))
-                places.append((place, part.nbytes))
-            layout[name] = (entry.form, places)
+                offset = self.arena.offset_of(part)
+                if offset is None:
+                    offset = aligned(end, part.nbytes)
+                    end = offset + part.nbytes
+                    elsewhere.append((offset, part))
+                spans.append((offset, part.nbytes))
+            layout[name] = (entry.form, spans)
         size = _round_up(end, _PAGE)
         os.ftruncate(self._file, size)
         os.posix_fallocate(self._file, 0, size)
-        for place, part in elsewhere:
-            _write_all(self._file, place, part)
+        for offset, part in elsewhere:
+            _write_all(self._file, offset, part)
         header = {"version": _VERSION, "key": self.key, "entries": layout, "bytes": size}
         _write_header(self._file, header | {"sums": _file_sums(self._file, size)})
         self._temporary.replace(self._path)
@@ -348,20 +359,20 @@ def _write_header(file: int, header: dict[str, Any]) -> None:
     if len(text) > _HEADER_BYTES - _START_BYTES:
         raise OSError(f"the model has too many weights: their list takes {len(text)} bytes")
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    place = _START_BYTES
-    while place < _HEADER_BYTES:
+    offset = _START_BYTES
+    while offset < _HEADER_BYTES:
         digest.update(text)
-        _write_all(file, place, np.frombuffer(text, np.uint8))
-        place += len(text)
-        text = b" " * min(_PAGE, _HEADER_BYTES - place)
+        _write_all(file, offset, np.frombuffer(text, np.uint8))
+        offset += len(text)
+        text = b" " * min(_PAGE, _HEADER_BYTES - offset)
     _write_all(file, 0, np.frombuffer(_MAGIC + digest.digest(), np.uint8))
 
 
-def _write_all(file: int, place: int, part: "Bytes") -> None:
+def _write_all(file: int, offset: int, part: "Bytes") -> None:
     view = part.data
     while view.nbytes:
-        written = os.pwrite(file, view, place)
-        place, view = place + written, view[written:]
+        written = os.pwrite(file, view, offset)
+        offset, view = offset + written, view[written:]
 
 
 def _round_up(count: int, multiple: int) -> int:
@@ -369,30 +380,30 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 _FOUND: ContextVar[PackedFile | None] = ContextVar("packed weights", default=None)
-"""What `startup` found before torch was imported, whose check runs meanwhile."""
-_BEGUN: ContextVar[Draft | None] = ContextVar("packed weights that are made", default=None)
-"""What `startup` began where it found none."""
+"""The file that `startup` opened before importing torch; its pages are verified meanwhile."""
+_WRITER: ContextVar[PackedFileWriter | None] = ContextVar("packed weights writer", default=None)
+"""The writer that `startup` began if it found no file."""
 
 
 @contextlib.contextmanager
-def opened(found: PackedFile | None, begun: Draft | None) -> Iterator[None]:
-    """Within, `find` need not open the file again, and `begun_for` finds the draft."""
-    tokens = _FOUND.set(found), _BEGUN.set(begun)
+def opened(found: PackedFile | None, writer: PackedFileWriter | None) -> Iterator[None]:
+    """Context in which `find` and `writer_for` return what `startup` opened or began."""
+    tokens = _FOUND.set(found), _WRITER.set(writer)
     try:
         yield
     finally:
         _FOUND.reset(tokens[0])
-        _BEGUN.reset(tokens[1])
+        _WRITER.reset(tokens[1])
 
 
-def begun_for(key: str) -> Draft | None:
-    """The draft that `startup` began for a model, whose key it has locked."""
-    draft = _BEGUN.get()
-    return draft if draft is not None and draft.key == key else None
+def writer_for(key: str) -> PackedFileWriter | None:
+    """The writer that `startup` began for this key, which it has locked."""
+    writer = _WRITER.get()
+    return writer if writer is not None and writer.key == key else None
 
 
 def find(cache: PackedCache, key: str) -> PackedFile | None:
-    """The model of a key, whole; None where there is none. One with damaged pages is set aside."""
+    """The verified file of a key; None if there is none. A damaged one is set aside."""
     found = _FOUND.get()
     if found is None or found.key != key or not found.path.exists():
         found = cache.open(key)

@@ -1,4 +1,4 @@
-"""Memory that the system has backed already when a model's weights and its KV pool want it.
+"""Reserves memory for a model's weights and its KV pool, and pre-faults it before they are made.
 
 Memory costs time when it is first touched: the system clears it, and where the machine is a virtual one its host does
 first. `startup` opens a reserve while torch is imported; weights and pool take from it in the order in which they are
@@ -29,11 +29,11 @@ class Arena:
     """A bump allocator over zeroed memory, whose first pages can be pre-faulted.
 
     Raises:
-        OSError: the system has no such room for addresses.
+        OSError: the system has no such range of addresses.
     """
 
     def __init__(self, size: int, to_back: int) -> None:
-        """`to_back`: how many bytes, from the beginning, `back_some` pre-faults."""
+        """`to_back`: number of bytes, from the beginning, that `back_some` pre-faults."""
         self._hold(_new_map(size), to_back)
 
     def _hold(self, mapped: mmap.mmap, to_back: int) -> None:
@@ -76,28 +76,28 @@ class Arena:
 
 
 class FileArena(Arena):
-    """The same over the pages of a file: what is written to the memory is written to the file.
+    """An arena over the pages of a file: writing to its memory writes to the file.
 
     Raises:
         OSError: the file cannot be mapped.
     """
 
     def __init__(self, file: int, first: int, size: int) -> None:
-        """From byte `first` of the file on, a multiple of its pages, `size` bytes that the disk has room for."""
+        """Map `size` allocated bytes of the file from byte `first` on, a multiple of the page size."""
         self._first = first
         mapped = mmap.mmap(file, size, offset=first)
         ask_for_huge_pages(mapped)
         self._hold(mapped, size)
 
-    def place_of(self, taken: "NDArray[np.uint8]") -> int | None:
-        """The position in the file of an array allocated here; None if it is elsewhere."""
-        place = taken.ctypes.data - self._address
-        is_taken = place >= 0 and place + taken.nbytes <= self._taken
-        return self._first + place if is_taken else None
+    def offset_of(self, taken: "NDArray[np.uint8]") -> int | None:
+        """The offset in the file of an array allocated here; None if it was allocated elsewhere."""
+        offset = taken.ctypes.data - self._address
+        is_taken = offset >= 0 and offset + taken.nbytes <= self._taken
+        return self._first + offset if is_taken else None
 
     @property
     def end(self) -> int:
-        """The position in the file where the allocated part ends."""
+        """The offset in the file at which the allocated part ends."""
         return self._first + self._taken
 
     def _back(self, address: int, count: int) -> None:
@@ -148,7 +148,7 @@ class Reserve:
 
 
 _OPEN: ContextVar[Reserve | None] = ContextVar("reserve", default=None)
-"""Set while a model is loaded, by the thread that loads it."""
+"""The reserve of the thread that loads a model, while it does."""
 
 
 @contextmanager
@@ -164,16 +164,16 @@ def opened(reserve: Reserve | None) -> Iterator[None]:
 
 
 def num_backed() -> int:
-    """Bytes of the open reserve that are backed already, so that the system does not count them as free."""
+    """Pre-faulted bytes of the open reserve, which the system no longer counts as free."""
     open_reserve = _OPEN.get()
     return 0 if open_reserve is None else open_reserve.num_backed
 
 
 def zeros(size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
-    """Zeroed bytes that begin a cache line, of the open reserve while there is some left.
+    """Zeroed bytes, aligned to a cache line, from the open reserve as long as it has any.
 
     Args:
-        for_weights: packed weights, which may lie in a file.
+        for_weights: whether they will hold packed weights, which may lie in a file.
 
     Raises:
         MemoryError: the system has no room for them.
@@ -190,10 +190,10 @@ def zeros(size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
         raise MemoryError(f"the system has no {size} bytes: {error}") from error
 
 
-def aligned(place: int, size: int) -> int:
-    """The next place for `size` bytes: on a page if they fill one, else on a cache line."""
+def aligned(offset: int, size: int) -> int:
+    """The next offset for `size` bytes: on a page if they fill one, else on a cache line."""
     unit = mmap.PAGESIZE if size >= mmap.PAGESIZE else _LINE
-    return math.ceil(place / unit) * unit
+    return math.ceil(offset / unit) * unit
 
 
 def _new_map(size: int) -> mmap.mmap:

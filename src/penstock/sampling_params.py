@@ -1,7 +1,7 @@
 """Sampling parameters: as the caller gives them, and as the engine receives them.
 
-SamplingParams ──InputProcessor.accept──> ResolvedParams
-(checked by itself)               (with the checkpoint's defaults, and a seed)
+SamplingParams ──InputProcessor.make_request──> ResolvedParams
+(checked by itself)                             (with the checkpoint's defaults, and a seed)
 """
 
 import json
@@ -231,7 +231,9 @@ class SamplingParams:
             raise InvalidRequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}", "ignore_eos")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", "min_tokens"
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}): lower min_tokens or "
+                "raise max_tokens",
+                "min_tokens",
             )
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise InvalidRequestError(f"structured must be a Structured, not {self.structured!r}", "structured")

@@ -26,7 +26,7 @@ from penstock.ranks import Rendezvous
 
 @dataclass(frozen=True, slots=True)
 class TgiControls:
-    """TGI's batching controls, where any of them is set; `core.policies.TgiAdmission` says what they do."""
+    """TGI's batching controls, if any is set; see `core.policies.TgiAdmission`."""
 
     max_batch_prefill_tokens: int | None
     max_batch_total_tokens: int | None
@@ -39,21 +39,21 @@ class Speculative:
     """Settings of speculative decoding."""
 
     num_tokens: int
-    """At most, for a sequence in one step."""
+    """Maximum draft tokens of a sequence in one step."""
     draft: "Settings | None"
-    """The draft model's own; None where they are looked up in the text."""
+    """Settings of the draft model; None: drafts are looked up in the text."""
     mtp: bool = False
-    """The draft model is a head of the model itself."""
+    """Whether the draft model is a head of the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFileSettings:
-    """The file that an engine keeps computed blocks in."""
+    """The file in which an engine stores computed KV blocks."""
 
     path: str | None
-    """None: a temporary one, for other engines to read."""
+    """Path of the file; None: a temporary file, which other engines read."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Settings:
     dtype: DType
     kv_cache_dtype: KVDType
     quantization: str | None
-    """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    """Recipe that quantizes matrices on loading; None: they stay as stored."""
     packed_cache: str | None
-    """Folder where packed weights are kept; None: nowhere."""
+    """Folder of the packed weight cache; None: no cache."""
     device: str
     """Device; with several ranks on GPUs, the first rank's."""
     threads: int
-    """Of each rank."""
+    """Threads per rank."""
     seed: int | None
     max_model_len: int
     enable_prefix_caching: bool
@@ -80,17 +80,17 @@ class Settings:
     admission: TgiControls | None
     speculation: Speculative | None
     memory: MemoryPlan
-    """Of each rank."""
+    """Memory plan of each rank."""
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
     block_file: BlockFileSettings | None = None
     tensor_parallel_size: int = 1
     rendezvous: Rendezvous | None = None
-    """Where ranks on several nodes find the first one; None: all are on this machine."""
+    """Rendezvous of ranks on several nodes; None: all ranks are on this machine."""
 
     @property
     def moves_blocks(self) -> bool:
-        """Whether blocks go to files or to other engines, or come from there."""
+        """Whether KV blocks are transferred to or from files or other engines."""
         return self.block_file is not None or self.role != "any"
 
 
@@ -104,9 +104,9 @@ def resolve(
     """Settle every open option. Pure: the same arguments give the same settings.
 
     Args:
-        facts: of the model as one rank has it, where there are several.
-        draft_facts: of the draft model, if one is asked for.
-        adapter_elements: of the weights of all adapters that are listed.
+        facts: facts of the model; with several ranks, of one rank's shard.
+        draft_facts: facts of the draft model, if there is one.
+        adapter_elements: total weight elements of the listed adapters.
 
     Raises:
         ConfigError: the options contradict each other, a model or the machine.
@@ -203,7 +203,7 @@ _OF_GENERATING = (
     *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
     *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
 )
-"""Options that mean nothing to a model that embeds or scores."""
+"""Options without meaning for a model that embeds or scores."""
 _ENCODER_BLOCK = 32
 _ENCODER_SEQUENCES = 1024
 _ENCODER_TOKENS = 1024
@@ -292,7 +292,10 @@ def _packed_cache(wanted: str) -> str | None:
         return None
     if wanted == "auto":
         return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "penstock", "packed")
-    return os.path.abspath(os.path.expanduser(wanted))
+    folder = os.path.expanduser(wanted)
+    if not folder or folder.startswith("~"):
+        raise ConfigError(f"packed_cache is auto, off or a folder, not {wanted!r}")
+    return os.path.abspath(folder)
 
 
 def _limits_for_states(
@@ -311,7 +314,7 @@ def _limits_for_states(
 
 
 def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: ModelFacts | None) -> int:
-    """Most tokens that are guessed for a sequence; 0 without speculation."""
+    """Maximum draft tokens of a sequence in one step; 0 without speculation."""
     kind, model, number = options.speculation, options.speculative_model, options.num_speculative_tokens
     if kind is None and model is None:
         if number is not None:
@@ -334,7 +337,7 @@ def _num_drafts(options: SpeculationConfig, facts: ModelFacts, draft_facts: Mode
 
 
 def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan, ranks: int) -> Settings:
-    """The draft model works as its target does, on the same texts; with one rank, the first guesses alone."""
+    """Settings of the draft model, derived from its target's; with one of several ranks, the first drafts alone."""
     if draft.facts.max_position < target.max_model_len:
         raise ConfigError(
             f"the draft model {draft.facts.name} takes texts of up to {draft.facts.max_position} tokens; "
@@ -360,7 +363,7 @@ EXPORTED_BYTES = 4 * 2**30
 
 
 def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
-    """The file of an engine that keeps blocks, or hands them on."""
+    """The block file of an engine that stores blocks on disk or hands them to others; None: it does neither."""
     wanted, role = config.cache.kv_disk, config.role
     if wanted is None and role == "any":
         return None
@@ -384,7 +387,7 @@ def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFi
 
 
 MAX_THREADS = 1024
-"""More than any machine has cores: the process could not start many more."""
+"""Maximum of `threads`, more than any machine has cores: the process could not start many more."""
 
 
 def _threads(config: EngineConfig, machine: Machine) -> int:
@@ -403,10 +406,10 @@ def _positive(name: str, value: int | None, default: int) -> int:
 
 
 def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> PoolLimits:
-    """Most sequences and tokens of a step, the longest text and the size of blocks, by the options.
+    """Limits from the options: sequences and tokens of a step, the longest text, and the block size.
 
     Args:
-        threads: of all ranks, on the CPU; None: on a GPU.
+        threads: threads of all ranks on the CPU; None: the model runs on a GPU.
     """
     on_cpu = threads is not None
     sequences = _positive("max_num_seqs", config.scheduler.max_num_seqs, 64 if on_cpu else 256)

@@ -1,6 +1,6 @@
 """Start-up work beside the import of torch, which takes a core a second or two and leaves the others idle.
 
-One of them backs the memory that packed weights will fill, and what comes first of the KV pool (`reserve`).
+One of them pre-faults the memory that packed weights will fill, and the first part of the KV pool (`reserve`).
 """
 
 import gc
@@ -28,13 +28,13 @@ from penstock.settings import Settings, resolve
 def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
     """Import torch and load the model within this context; call the yielded function between the two.
 
-    Until that call garbage collection is off, and an idle core backs memory for the model if it is a local folder.
+    Until that call garbage collection is off, and an idle core pre-faults memory for the model if it is a local folder.
     """
     collecting = gc.isenabled()
     settings = None if "torch" in sys.modules else _expected_settings(config)
     with ExitStack() as held:
-        found, begun = (None, None) if settings is None else _open_packed(config, settings, held)
-        reserve = None if settings is None else _make_reserve(settings.memory, found, begun)
+        found, writer = (None, None) if settings is None else _open_packed(config, settings, held)
+        reserve = None if settings is None else _make_reserve(settings.memory, found, writer)
 
         def imported() -> None:
             if reserve is not None:
@@ -47,7 +47,7 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 
         gc.disable()  # a tenth of the import
         try:
-            with opened(reserve), packed_cache.opened(found, begun):
+            with opened(reserve), packed_cache.opened(found, writer):
                 yield imported
         finally:
             imported()
@@ -56,9 +56,9 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 
 def _open_packed(
     config: EngineConfig, settings: Settings, held: ExitStack
-) -> tuple[packed_cache.PackedFile | None, packed_cache.Draft | None]:
-    """The model's packed weights that an earlier start kept, which are checked while torch is imported; or else a draft
-    of them, which `held` closes, if no other process makes them.
+) -> tuple[packed_cache.PackedFile | None, packed_cache.PackedFileWriter | None]:
+    """The model's cached packed weights, verified while torch is imported; on a miss a writer, which `held` closes,
+    unless another process packs them.
     """
     cache = packed_key.packed_cache(settings)
     key = None
@@ -73,24 +73,24 @@ def _open_packed(
         return found, None
     with ExitStack() as making:
         is_mine = making.enter_context(cache.locked(key, seconds=0))
-        draft = cache.begin(key, settings.memory.weights) if is_mine else None
-        if draft is not None:
-            making.callback(draft.close)
+        writer = cache.begin(key, settings.memory.weights) if is_mine else None
+        if writer is not None:
+            making.callback(writer.close)
             held.push(making.pop_all())
-        return None, draft
+        return None, writer
 
 
 def _make_reserve(
-    plan: MemoryPlan, found: packed_cache.PackedFile | None, begun: packed_cache.Draft | None
+    plan: MemoryPlan, found: packed_cache.PackedFile | None, writer: packed_cache.PackedFileWriter | None
 ) -> Reserve | None:
     first_tokens = min(FIRST_TOKENS, plan.num_tokens) * plan.kv_cache // plan.num_tokens
-    weights = plan.weights if found is None and begun is None else 0
+    weights = plan.weights if found is None and writer is None else 0
     to_back = min(weights + first_tokens, free_memory() // 2)
     try:
         arena = Arena(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
     except OSError:
         return None
-    return Reserve(arena, None if begun is None else begun.arena)
+    return Reserve(arena, None if writer is None else writer.arena)
 
 
 def _on_idle_cores(device: str) -> bool:

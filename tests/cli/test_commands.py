@@ -1,6 +1,7 @@
 """The command line, run as a user runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,9 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["generate", "--lines", "--file", "/dev/null"], "no prompt: /dev/null is empty"),
         (["chat", "--n", "2"], "one answer a turn"),
         (["chat", "--num-beams", "2"], "beam search cannot be streamed"),
+        (["generate", "x", "--logprobs", "2"], "add --json"),
+        (["chat", "--logprobs", "2"], "a chat prints no log-probabilities"),
+        (["serve", "--seed", "9" * 23], "seed must be from 0 to 18446744073709551615"),
         (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),
         (["serve", "--model", "/nowhere"], "/nowhere"),
     ],
@@ -102,6 +106,19 @@ def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str]
     assert words in run.stderr
     assert "Traceback" not in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("more", [[], ["--json", "--n", "2"], ["--help"]])
+def test_a_reader_that_has_gone_ends_a_command_quietly(tiny: list[str], unbuffered: str, more: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "penstock.cli", "generate", "hello", *tiny, *more]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open(writer, "w") as pipe:
+        run = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
+    assert "Error" not in run.stderr
+    assert run.returncode in ((0, 141) if more == ["--help"] else (141,))  # argparse passes such a failure over
 
 
 def test_chat_remembers_the_conversation_until_reset() -> None:

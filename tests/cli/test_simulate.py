@@ -113,6 +113,30 @@ def test_a_calibration_writes_a_file_that_is_simulated_with(
         (["COSTS", "--fail", "1:7"], "no engine 7"),
         (["COSTS", "--objective", "fast"], "objective"),
         (["COSTS", "--turns", "0"], "turns"),
+        *(
+            (["COSTS", f"--{name}", value], f"{name.replace('-', '_')} must be")
+            for name in (
+                "seconds",
+                "burstiness",
+                "chats-per-second",
+                "think-seconds",
+                "turns",
+                "spread",
+                "price",
+                "restart-seconds",
+                "calibrate-seconds",
+            )
+            for value in ("nan", "inf")
+        ),
+        (["COSTS", "--burstiness", "1e6"], "burstiness must be at most 100"),
+        (["COSTS", "--question-tokens", str(10**400)], "question_tokens must be at most 1,000,000,000"),
+        (["COSTS", "--system-tokens", "9000"], "system_tokens (9000) leaves no room for a question in max_context"),
+        (["COSTS", "--fail", f"{10**400}:0"], "SECONDS:ENGINE"),
+        (["COSTS", "--speed", "2"], "speed is for a trace, and there is none"),
+        (["COSTS", "--requests", "2"], "requests is for a trace, and there is none"),
+        (["COSTS", "--devices", "2"], "devices has no effect without --hardware"),
+        (["COSTS", "none.jsonl", "--speed", "inf"], "speed must be a finite number above 0"),
+        (["COSTS", "none.jsonl", "--speed", "nan"], "speed must be a finite number above 0"),
         (["COSTS", "--jobs", "0"], "jobs must be at least 1, not 0"),
         (["COSTS", "--price", "-1"], "price must be at least 0, not -1"),
         (["COSTS", "--restart-seconds", "-1"], "restart_seconds must be at least 0, not -1"),

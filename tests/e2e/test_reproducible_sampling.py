@@ -104,6 +104,6 @@ def test_an_answer_that_comes_to_where_no_token_is_left_ends_alone_with_words(
             if output.finish_reason is not None:
                 endings[output.request_id] = output.error
     assert tokens.pop("stuck") == [65, 65]
-    assert "no token is left" in (endings.pop("stuck") or "")
+    assert "no token is allowed here" in (endings.pop("stuck") or "")
     assert tokens == {name: answer for name, (answer, _) in alone.items()}
     assert set(endings.values()) == {None}

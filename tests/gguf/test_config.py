@@ -52,7 +52,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a size of 0": ({"llama__embedding_length": 0}, "hidden_size .* must be from 1"),
     "no heads": ({"llama__attention__head_count": 0}, "head_count 0 .* must be at least 1"),
     "heads that do not share": ({"llama__attention__head_count_kv": 3}, "4 query heads cannot share 3 key heads"),
-    "an absurd size": ({"llama__block_count": 2**31}, "num_hidden_layers .* must be from 1 to"),
+    "an absurd number of layers": (
+        {"llama__block_count": 2**31 - 1},
+        "block_count 2147483647 .* the file has the tensors of 2 blocks",
+    ),
+    "more layers of a head than layers": ({"llama__nextn_predict_layers": 2}, "block_count 2 .* is not supported"),
+    "layers of a head that make up for layers": (
+        {"llama__nextn_predict_layers": -2, "llama__block_count": 0},
+        "nextn_predict_layers -2 .* must be from 0 to 64",
+    ),
     "sizes that the file cannot hold": (
         {"llama__feed_forward_length": 2**20},
         "elements: tensors are missing, or one of",
@@ -65,6 +73,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "other values than keys": ({"llama__attention__value_length": 8}, "value_length 8 .* is not supported"),
     "rope on a part": ({"llama__rope__dimension_count": 8}, "rope.dimension_count 8 .* is not supported"),
     "another rope": ({"llama__rope__scaling__type": "longrope"}, "'longrope' .* none, linear and yarn are"),
+    "a temperature below 0": ({"general__sampling__temp": -1.0}, "^general.sampling.temp in .*: temperature must be"),
+    "a penalty of 0": (
+        {"general__sampling__penalty_repeat": 0.0},
+        "^general.sampling.penalty_repeat in .*: repetition_penalty must be",
+    ),
     "an eos token beyond all": ({"tokenizer__ggml__eos_token_id": 4000}, "eos_token_id .* is 4000, but there are"),
 }
 
@@ -113,3 +126,5 @@ def test_defaults_of_sampling_come_from_the_file(tiny_llama: Path, tmp_path: Pat
     assert open_checkpoint(str(tmp_path / "model.gguf")).generation == GenerationDefaults(
         eos_token_ids=(0,), temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.25
     )
+    write_gguf(tmp_path / "model.gguf", tiny_llama, general__sampling__top_k=-1)  # llama.cpp: all tokens
+    assert open_checkpoint(str(tmp_path / "model.gguf")).generation.top_k == 0

@@ -90,6 +90,12 @@ def test_a_folder_with_the_parts_of_one_model_is_that_model(tmp_path: Path) -> N
     assert resolve_path(str(tmp_path)) == parts[0]
 
 
+def test_a_folder_without_the_first_part_says_so(tmp_path: Path) -> None:
+    write_split(tmp_path)[0].unlink()
+    with pytest.raises(CheckpointError, match=r"has model-00002-of-00003\.gguf, .* lacks its first .*-00001-of-00003"):
+        resolve_path(str(tmp_path))
+
+
 def test_a_folder_with_several_models_asks_for_one(tmp_path: Path) -> None:
     write(tmp_path / "a-Q4_K_M.gguf")
     write(tmp_path / "a-Q8_0.gguf")

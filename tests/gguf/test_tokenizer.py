@@ -255,6 +255,16 @@ def test_gemma4s_ids_are_those_of_the_models_own_tokenizer(file: Path) -> None:
     assert end_token_ids(read_metadata(file)) == [1, 5]
 
 
+def test_a_harmony_text_does_not_end_where_a_message_of_it_does(file: Path) -> None:
+    writer = GGUFWriter(None, "gpt-oss")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "<|endoftext|>", "<|return|>", "<|end|>", "<|call|>"])
+    writer.add_token_types([TokenType.NORMAL] + [TokenType.CONTROL] * 4)
+    writer.add_eos_token_id(2)
+    finish(writer, file)
+    assert end_token_ids(read_metadata(file)) == [2, 1, 4]
+
+
 def starts_with_no_space(text: str) -> bool:
     """`transformers` puts no space before such a text, and takes one away when it decodes."""
     return not text.startswith(" ")

@@ -94,7 +94,8 @@ def test_every_sequence_is_attended_to_once_with_its_own_blocks(planned: tuple[F
     batch = lay_out(plan, block_tables, REFERENCE)
     division, seen = plan_attention(batch, BLOCK_SIZE, 64, Seen()), {}
     for group in division.decodes:
-        for row, table, length in zip(group.rows.tolist(), group.block_table, group.num_keys.tolist(), strict=True):
+        lengths = [group.most_keys] if group.mask is None else group.mask.sum(1).tolist()
+        for row, table, length in zip(group.rows.tolist(), group.block_table, lengths, strict=True):
             seen[row] = (1, length, table.tolist())
     for chunk in division.chunks:
         seen[chunk.row] = (chunk.query_len, chunk.start + chunk.query_len, chunk.block_table.tolist())

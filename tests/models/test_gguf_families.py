@@ -163,6 +163,34 @@ def test_a_gemma4_file_of_other_sizes_is_refused(tmp_path: Path, key: str, value
         open_checkpoint(str(tmp_path / "model.gguf"))
 
 
+def test_heads_of_latents_of_another_shape_are_refused(tmp_path: Path) -> None:
+    file, name = tmp_path / "model.gguf", b"blk.0.attn_k_b.weight"
+    write_random(tmp_path / "hf", "DeepseekV2", **(SHAPE | CASES["deepseek v2"][1]))
+    write_family(file, tmp_path / "hf")
+    content = file.read_bytes()
+    sizes = content.index(name) + len(name) + 4  # after the number of dimensions
+    swapped = content[sizes + 8 : sizes + 16] + content[sizes : sizes + 8]
+    file.write_bytes(content[:sizes] + swapped + content[sizes + 16 :])
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_k_b\.weight in .* has the shape .* config requires \["):
+        Stepper(file, 1)
+
+
+def test_a_layer_without_a_tensor_that_tells_its_kind_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_random(tmp_path / "hf", "NemotronH", **(SHAPE | CASES["nemotron-h"][1]))
+    write_family(file, tmp_path / "hf")
+    file.write_bytes(file.read_bytes().replace(b"blk.0.ssm_in.weight", b"blk.0.ssm_xx.weight"))
+    with pytest.raises(CheckpointError, match=r"block 0 that tells its kind: one of .*ssm_in\.weight"):
+        open_checkpoint(str(file))
+
+
+def test_an_olmo3_file_without_a_rope_base_has_the_familys(tmp_path: Path) -> None:
+    write_random(tmp_path / "hf", "Olmo3", **(SHAPE | CASES["olmo3"][1]))
+    write_family(tmp_path / "model.gguf", tmp_path / "hf", metadata={"olmo2.rope.freq_base": None})
+    spec = read_spec(open_checkpoint(str(tmp_path / "model.gguf")))
+    assert {rope.theta for rope in spec.ropes} == {500000.0}
+
+
 DELTA_IN_TWO: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {

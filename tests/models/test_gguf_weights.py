@@ -162,6 +162,14 @@ def test_tensors_that_the_model_does_not_have_and_vectors_in_blocks_are_refused(
         Stepper(tmp_path / "model.gguf", 1)
 
 
+@pytest.mark.parametrize("head", [{}, {"llama__nextn_predict_layers": 1}], ids=["no head", "head"])
+def test_layers_beyond_those_that_the_file_counts_are_refused(tmp_path: Path, head: dict[str, Any]) -> None:
+    write_random(tmp_path / "hf", "Llama", **(WIDE | {"num_hidden_layers": 3}))
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", llama__block_count=2, **head)
+    with pytest.raises(CheckpointError, match=r"holds blk\.2\.attn_k\.weight, .* this architecture does not have"):
+        Stepper(tmp_path / "model.gguf", 1)
+
+
 def test_a_missing_tensor_and_one_of_another_shape_are_named(tmp_path: Path) -> None:
     folder, file = tmp_path / "hf", tmp_path / "model.gguf"
     name = "model.layers.0.mlp.up_proj.weight"

@@ -18,6 +18,7 @@ from penstock.layers.attention import Attention
 from penstock.layers.linear import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
+from penstock.quantization.scheme import HINT
 from tests.quantization.stored import (
     AWQ_CONFIG,
     GPTQ_CONFIG,
@@ -137,7 +138,7 @@ def changed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
         (GPTQ_CONFIG | {"bits": 3}, "bits 3 .* supported: 4"),
         ({"quant_method": "gptq"}, "lacks 'bits'"),
         (GPTQ_CONFIG | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
-        (GPTQ_CONFIG | {"group_size": 0}, "group_size 0"),
+        (GPTQ_CONFIG | {"group_size": 0}, "group_size 0 .* 'multiples of 32'"),
         (AWQ_CONFIG | {"version": "gemv"}, "version 'gemv' .* supported: 'gemm'"),
         (compressed_config("pack-quantized", num_bits=8, strategy="channel"), "num_bits 8"),
         (compressed_config("nvfp4-pack-quantized", **W8A8), "format 'nvfp4-pack-quantized'"),
@@ -154,6 +155,31 @@ def test_a_scheme_that_we_do_not_read_is_refused_by_name(
 ) -> None:
     settings = json.loads((tiny_llama / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
+    with pytest.raises(CheckpointError, match=words):
+        read_facts(open_checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        ({"embeddings": "q8_0"}, "embeddings 'q8_0' .* supported: 'int8', 'int6', 'int5', 'int4'$"),
+        ({"embeddings": "float"}, "embeddings 'float' "),
+        ({"layers": {".*": "int8"}}, "must map at most 64 name patterns to int4 or int6"),
+        ({"layers": {"a": ["int4"], ".*": "int4"}}, "must map at most 64 name patterns to int4 or int6"),
+        ({"layers": {f"a{n}": "int4" for n in range(64)} | {".*": "int4"}}, "must map at most 64 name patterns"),
+        ({"layers": {"(([a-z_.0-9])+)+!": "int4", ".*": "int4"}}, r"pattern .*\)\+!' .* supported: 'expressions of"),
+        ({"layers": {".*.*.*.*.*x": "int4", ".*": "int4"}}, "pattern .* is not supported"),
+        ({"layers": {"(": "int4", ".*": "int4"}}, r"pattern of layers in penstock_quantization '\(' "),
+    ],
+)
+def test_a_recipe_that_we_do_not_write_is_refused_by_name(
+    tiny_llama: Path, tmp_path: Path, hint: dict[str, Any], words: str
+) -> None:
+    settings = json.loads((tiny_llama / "config.json").read_text())
+    config = compressed_config("pack-quantized", **GROUPS_OF_32)
+    recipe = {"layers": {".*": "int4"}, "embeddings": "int5"} | hint
+    settings |= {"quantization_config": config, HINT: recipe}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match=words):
         read_facts(open_checkpoint(str(tmp_path)))
 

@@ -1,7 +1,10 @@
 """`penstock quantize`: what it writes loads here and in transformers, a killed call goes on, mistakes are told."""
 
+import errno
 import json
+import os
 import random
+import resource
 import shutil
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from penstock.kernels.ops import make_ops
 from penstock.models.registry import read_spec
 from penstock.quantizer.job import Job
 from tests.checkpoints import write_tiny_llama
+from tests.gguf_files import write_gguf
 from tests.stepping import Stepper
 
 TEXT = list(range(5, 45))
@@ -34,11 +38,11 @@ def job(source: Path, out: Path, recipe: str = "int4") -> Job:
 
 def run(made: Job, stop_after: int | None = None) -> None:
     made.check()
-    made.begin()
-    for index in made.layers(made.texts(some_texts), OPS):
-        if index == stop_after:
-            return
-    made.finish()
+    with made.begin():
+        for index in made.layers(made.texts(some_texts), OPS):
+            if index == stop_after:
+                return
+        made.finish()
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -88,10 +92,79 @@ def test_what_is_left_of_another_call_is_not_gone_on_with(tmp_path: Path) -> Non
         run(job(source, tmp_path / "out", "int6"))
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_what_is_left_of_a_model_that_has_changed_is_not_gone_on_with(tmp_path: Path, name: str) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    run(job(source, tmp_path / "out"), stop_after=0)
+    content = (source / name).read_text()
+    (source / name).write_text(content + " ")
+    with pytest.raises(ConfigError, match="or the model has changed since; remove it"):
+        run(job(source, tmp_path / "out"))
+    (source / name).write_text(content)
+    run(job(source, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["layer-00000.safetensors", "calibration.json"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_what_is_left_damaged_is_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, size: int
+) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    run(job(source, tmp_path / "whole"))
+    run(job(source, tmp_path / "out"), stop_after=0)
+    os.truncate(tmp_path / "out.partial" / name, size)
+    run(job(source, tmp_path / "out"))
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert f"{name} is damaged and will be computed again" in caplog.text
+
+
+def test_a_second_call_is_refused_while_the_first_writes(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    late = job(source, tmp_path / "out")
+    late.check()
+    with job(source, tmp_path / "out").begin(), pytest.raises(ConfigError, match="another call of quantize is writing"):
+        run(late)
+    run(job(source, tmp_path / "out"))
+    with pytest.raises(ConfigError, match="out exists"), late.begin():
+        pass
+
+
+def test_a_disk_that_fills_up_is_told_and_gone_on_with(tmp_path: Path) -> None:
+    source = write_tiny_llama(tmp_path / "m")
+    made, limits = job(source, tmp_path / "out"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    made.check()
+    with made.begin():
+        texts = made.texts(some_texts)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        try:
+            with pytest.raises(ConfigError, match=r"layer-00000\.safetensors cannot be written: .*File too large"):
+                next(made.layers(texts, OPS))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert sorted(files(tmp_path / "out.partial")) == ["calibration.json", "job.json"]
+    run(job(source, tmp_path / "out"))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    source = write_tiny_llama(tmp_path / "m")
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(ConfigError, match=r"job\.json cannot be written: .*Input/output error"):
+        run(job(source, tmp_path / "out"))
+    assert files(tmp_path / "out.partial") == {}
+
+
 def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
     source = write_tiny_llama(tmp_path / "m")
     with pytest.raises(ConfigError, match="m exists"):
         job(source, source).check()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="link exists"):
+        job(source, tmp_path / "link").check()
+    with pytest.raises(ConfigError, match=r"nowhere/\.\. cannot be written; give the name of a new folder"):
+        job(source, tmp_path / "nowhere" / "..").check()
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -99,7 +172,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the folder /proc/nowhere cannot be made: No such file"):
         job(source, Path("/proc/nowhere/out")).check()
     with pytest.raises(ConfigError, match="cannot be made: File name too long"):
-        job(source, tmp_path / ("x" * 250)).begin()
+        run(job(source, tmp_path / ("x" * 250)))
 
 
 def test_no_threads_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +202,12 @@ def test_a_checkpoint_that_is_quantized_already_is_refused(tmp_path: Path) -> No
     run(job(source, tmp_path / "out"))
     with pytest.raises(CheckpointError, match="is quantized already"):
         job(tmp_path / "out", tmp_path / "again").check()
+
+
+def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", write_tiny_llama(tmp_path / "m"))
+    with pytest.raises(CheckpointError, match=r"m\.gguf is a GGUF file; quantize needs a folder"):
+        job(tmp_path / "m.gguf", tmp_path / "out").check()
 
 
 def test_columns_that_groups_do_not_divide_are_refused(tmp_path: Path) -> None:
@@ -161,6 +240,5 @@ def test_the_command_writes_its_own_texts_and_takes_those_of_a_file(
     words.write_text("too short")
     assert main(["quantize", str(source), str(tmp_path / "file"), "--calibration", str(words)]) == 2
     assert "tokens; give at least" in capsys.readouterr().err
-    shutil.rmtree(tmp_path / "file.partial")
     words.write_text("the quick brown fox jumps over the lazy dog " * 100)
     assert main(["quantize", str(source), str(tmp_path / "file"), "--calibration", str(words)]) == 0

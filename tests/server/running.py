@@ -20,6 +20,13 @@ from tests import fetch
 READY = re.compile(r"serving (\S+) at (https?://[^\s\"]+)")
 
 
+def memory_mib(pid: int, field: str = "VmRSS") -> float:
+    """Memory of a process by a field of /proc/PID/status: `VmRSS` is resident now, `VmHWM` the most that ever was."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
 class RunningServer:
     """Starts at once and waits until it listens. `log` grows with what it writes to standard error."""
 

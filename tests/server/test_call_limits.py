@@ -129,7 +129,7 @@ def test_without_its_key_a_call_gets_nowhere_but_to_health_metrics_and_docs():
     status, body, _ = asyncio.run(call(gate, b"x"))
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
     assert asyncio.run(call(gate, path="/v1/models", method="GET", then=end))[0] == 401
-    for path in ("/health", "/"):
+    for path in ("/health", "/", "/docs", "/redoc", "/openapi.json"):
         assert asyncio.run(call(gate, path=path, method="GET", then=end))[0] == 200
     for path in ("/metrics", "/"):
         assert asyncio.run(call(gate, path=path, method="POST", then=end))[0] == 401

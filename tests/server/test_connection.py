@@ -4,12 +4,11 @@ import contextlib
 import json
 import re
 import socket
-from pathlib import Path
 
 import pytest
 
 from tests import fetch
-from tests.server.running import running_server
+from tests.server.running import memory_mib, running_server
 from tests.waiting import wait_until
 
 SECONDS = 1.0
@@ -148,26 +147,21 @@ def test_what_is_sent_ahead_of_an_answer_is_not_read_without_bound(bounded):
         connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         connection.settimeout(0.2)
         sent = 0
-        before = memory_of(bounded)
+        before = memory_mib(bounded.process.pid)
         with contextlib.suppress(TimeoutError, ConnectionError):
             while sent < 64_000_000:
                 sent += connection.send(ONCE * 2000)
-        assert memory_of(bounded) - before < 16, "MiB"
+        assert memory_mib(bounded.process.pid) - before < 16, "MiB"
     wait_until(bounded.idle)
 
 
 def test_a_flood_of_heads_leaves_the_memory_as_it_was(bounded):
     answers_to(bounded, HEAD + fields(200_000))
-    before = memory_of(bounded)
+    before = memory_mib(bounded.process.pid)
     for _ in range(30):
         answers_to(bounded, ONCE, HEAD + fields(200_000))
         answers_to(bounded, HEAD + b"a: " + b"x" * 6_000_000)
-    assert memory_of(bounded) - before < 16, "MiB"
-
-
-def memory_of(server):
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024
+    assert memory_mib(bounded.process.pid) - before < 16, "MiB"
 
 
 def test_for_a_connection_too_many_the_longest_idle_one_is_closed(bounded):

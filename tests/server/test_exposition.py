@@ -1,13 +1,12 @@
 """`/metrics` of a real server: under our names, under vLLM's, and of its processes."""
 
 import os
-import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import fetch
-from tests.server.running import running_server
+from tests.server.running import memory_mib, running_server
 
 GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"}
 COUNTERS = {
@@ -131,9 +130,7 @@ def test_vllms_names_are_not_there_unless_they_are_asked_for(server):
 def test_the_server_and_its_engine_tell_what_their_processes_use(server):
     found = families_of(server)
     for prefix, pid in (("process", server.process.pid), ("penstock_engine_process", server.engine_pid)):
-        with open(f"/proc/{pid}/status") as status:
-            (kibibytes,) = re.findall(r"VmRSS:\s+(\d+) kB", status.read())
-        assert value(found[f"{prefix}_resident_memory_bytes"]) == pytest.approx(int(kibibytes) * 1024, rel=0.2)
+        assert value(found[f"{prefix}_resident_memory_bytes"]) == pytest.approx(memory_mib(pid) * 2**20, rel=0.2)
         assert value(found[f"{prefix}_cpu_seconds"], "_total") > 0
         assert value(found[f"{prefix}_open_fds"]) > 3
         assert value(found[f"{prefix}_start_time_seconds"]) > 1e9

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import re
 import socket
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests import fetch
+from tests.server.running import memory_mib
 from tests.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick"}]
@@ -183,8 +182,7 @@ LARGE = [
 
 def test_a_large_body_of_mistakes_costs_no_more_than_its_first(server):
     def peak():
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
+        return memory_mib(server.process.pid, "VmHWM")
 
     before = peak()
     for path, change in LARGE:
@@ -194,15 +192,11 @@ def test_a_large_body_of_mistakes_costs_no_more_than_its_first(server):
 
 
 def test_the_memory_of_large_bodies_is_given_back(server):
-    def held():
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024
-
     content = json.dumps(BODIES["/v1/completions"] | {"prompt": [70_000 + i % 1000 for i in range(580_000)]}).encode()
-    before = held()
+    before = memory_mib(server.process.pid)
     for answer in send_all(server, "/v1/completions", [content] * 40):
         check_refusal("/v1/completions", answer)
-    wait_until(lambda: held() - before < 80, 20)
+    wait_until(lambda: memory_mib(server.process.pid) - before < 80, 20)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_a_trace_is_replayed_faster_and_in_part(tmp_path: Path) -> None:
         '{"timestamp": 1, "input_length": 0, "output_length": 1, "hash_ids": []}',
         '{"timestamp": 1, "input_length": 10, "output_length": 1, "hash_ids": [1, 2]}',
         '{"timestamp": 1, "input_length": "ten", "output_length": 1, "hash_ids": []}',
+        '{"timestamp": 1, "input_length": Infinity, "output_length": 1, "hash_ids": []}',
+        '{"timestamp": NaN, "input_length": 10, "output_length": 1, "hash_ids": []}',
         '{"timestamp": 1, "input_length": 10, "output_length": -1, "hash_ids": []}',
     ],
 )
@@ -190,6 +192,14 @@ def test_chats_end_before_they_are_too_long_and_a_metronome_is_even() -> None:
     )
     assert [one.time for one in chats.arrivals()] == pytest.approx([0.5 * (1 + n) for n in range(19)])
     assert max(len(one.prompt) + len(one.answer) for one in play(chats)) <= 900
+
+
+def test_chats_of_endless_turns_end_with_their_context_and_hardly_any_burstiness_is_none() -> None:
+    settings = {"chats_per_second": 2, "seconds": 5, "max_context": 900, "system_prompts": 0}
+    asked = play(Chats(**settings, turns=1e9))  # type: ignore[arg-type]
+    assert 900 / 2 < max(len(one.prompt) + len(one.answer) for one in asked) <= 900
+    even, nearly = (list(Chats(**settings, burstiness=value).arrivals()) for value in (0, 1e-200))  # type: ignore[arg-type]
+    assert [one.time for one in even] == [one.time for one in nearly]
 
 
 def test_tenants_are_drawn() -> None:

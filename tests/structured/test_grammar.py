@@ -61,6 +61,17 @@ def test_a_choice_is_one_of_its_texts_whatever_they_hold(vocabulary, tokenizer, 
     assert not accepts(vocabulary, tokenizer, structured, "".join(choices) + "!")
 
 
+@pytest.mark.parametrize("before", ["", 'before: "!" /[a-z]*/ "!"'])
+def test_as_many_choices_as_are_permitted_can_be_made(vocabulary, tokenizer, before):
+    choices = [f"option {number}" for number in range(MAX_CHOICES)]
+    structured = Structured("choice", choices=choices, before=before)
+    thought = "!x!" if before else ""
+    for text in (choices[0], choices[19], choices[199], choices[-1]):
+        assert accepts(vocabulary, tokenizer, structured, thought + text)
+    for text in ("option", f"option {MAX_CHOICES}", "option 19x"):
+        assert not accepts(vocabulary, tokenizer, structured, thought + text)
+
+
 def test_json_is_written_in_one_line_as_json_dumps_does(vocabulary, tokenizer):
     document = {"a": [1, 2.5, {"b": None}], "c": "d"}
     for structured in (

@@ -24,15 +24,15 @@ _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class Adaptable:
-    """What of a model adapters may add to."""
+    """The linear maps of a model that adapters may modify."""
 
     matrices: dict[str, tuple[int, int]]
-    """Rows and columns of linear maps, by the model's names."""
+    """(rows, columns) of each linear map, by its name in the model."""
     prefixes: tuple[tuple[str, str], ...] = ()
-    """As those of `ModelNames`."""
+    """Replacements of name prefixes, as in `ModelNames`."""
 
     def name_of(self, module: str) -> str:
-        """The model's name of a module that PEFT names so."""
+        """The name in the model of a module that PEFT names `module`."""
         for stored, ours in self.prefixes:
             if module.startswith(stored):
                 return ours + module.removeprefix(stored)
@@ -41,19 +41,19 @@ class Adaptable:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMap:
-    """What an adapter has for one linear map: scale * B (A x)."""
+    """An adapter's term for one linear map: scale * B (A x)."""
 
     matrix: str
-    """By the model's name."""
+    """Name of the linear map in the model."""
     module: str
-    """By the name in the file: `.lora_A.weight` and `.lora_B.weight` follow it."""
+    """Name of the linear map in the file, where `.lora_A.weight` and `.lora_B.weight` follow it."""
     rank: int
     scale: float
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """An adapter that fits the model."""
+    """An adapter that was checked against the model."""
 
     adapter: Adapter
     maps: tuple[AdaptedMap, ...]
@@ -64,7 +64,7 @@ class AdapterFolder:
 
 
 def adapter_path(path: str) -> Path:
-    """The folder of an adapter: one that is here, else a download of a hub id.
+    """The folder of an adapter: a local one, or the download of a hub id.
 
     Raises:
         AdapterError: it is neither, or cannot be downloaded.
@@ -88,14 +88,14 @@ def adapter_path(path: str) -> Path:
 def check_name(name: str) -> None:
     """
     Raises:
-        AdapterError: requests could not name an adapter so.
+        AdapterError: the name contains characters with which requests could not select the adapter.
     """
     if _NAME.fullmatch(name) is None:
         raise AdapterError(f"an adapter's name must not contain spaces, commas or equals signs, as {shown(name)} does")
 
 
 def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
-    """Check an adapter's folder. Its weights are hashed, and not kept.
+    """Check an adapter's folder; its weights are only hashed.
 
     Raises:
         AdapterError: it is incomplete, damaged, does not fit the model or needs what is not supported; the message
@@ -148,7 +148,11 @@ def _shape(name: str, of: Mapping[str, Any], size: int) -> tuple[int, ...]:
 
 
 def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adaptable) -> tuple[AdaptedMap, ...]:
-    """What the file has for each linear map, and nothing else."""
+    """The adapter's term for each linear map.
+
+    Raises:
+        AdapterError: the file lacks a tensor that the config asks for, or has others.
+    """
     found: dict[str, AdaptedMap] = {}
     for name in sorted(shapes):
         tensor = _TENSOR.fullmatch(name)

@@ -1,4 +1,4 @@
-"""PEFT's `adapter_config.json`: which of a model's linear maps an adapter adds to, of what rank, and times what."""
+"""PEFT's `adapter_config.json`: the linear maps that an adapter modifies, with rank and scale."""
 
 import math
 import re
@@ -14,7 +14,7 @@ CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 256
 
 _INITS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""How weights were made before training. Other ways changed the model, too, which is not in the folder."""
+"""Supported initializations. Others also modify the model, and the folder does not contain how."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
@@ -28,7 +28,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None, []),
     "init_lora_weights": _INITS,
 }
-"""What is obeyed only where it has no effect; an absent key has none."""
+"""Keys of which only values without effect are supported; an absent key has no effect."""
 _READ = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern",
@@ -39,14 +39,14 @@ _OF_TRAINING = {
     "runtime_config", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "megatron_core", "megatron_config", "ensure_weight_tying",
 }  # fmt: skip
-"""What concerns how it was trained, or how others run it."""
+"""Keys that concern training, or how other engines run the adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What is read of the file.
+    """The settings that are read from the file.
 
-    `of_module` and the patterns take a module's name in the model, as PEFT has it.
+    Methods and patterns take a module's name in the model, as PEFT writes it.
     """
 
     rank: int
@@ -55,10 +55,10 @@ class PeftConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     targets: str | tuple[str, ...]
-    """A pattern of whole names, `all-linear`, or names or their ends."""
+    """A regular expression for whole names, `all-linear`, or a list of names or of their last components."""
     excluded: str | tuple[str, ...]
     layers: tuple[int, ...]
-    """Only these; (): all."""
+    """Indices of the layers that the adapter modifies; (): all."""
     layers_pattern: tuple[str, ...]
 
     @classmethod
@@ -87,17 +87,17 @@ class PeftConfig:
         )
 
     def rank_of(self, module: str) -> int:
-        """The rank that a module's weights have."""
+        """The rank of a module's weights."""
         return self.rank_pattern.get(_key_for(module, self.rank_pattern), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What B (A x) is multiplied by."""
+        """The factor on B (A x)."""
         rank = self.rank_of(module)
         alpha = self.alpha_pattern.get(_key_for(module, self.alpha_pattern), self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def has(self, module: str) -> bool:
-        """Whether it adds to a linear map of the layers."""
+        """Whether the config lists this linear map of a layer."""
         if _is_named(module, self.excluded):
             return False
         if self.targets == "all-linear":
@@ -118,7 +118,7 @@ def _is_named(module: str, names: str | tuple[str, ...]) -> bool:
 
 
 def _key_for(module: str, patterns: Mapping[str, object]) -> str:
-    """The first pattern that fits the end of a name."""
+    """The first pattern that matches the end of a name; empty if none does."""
     return next((key for key in patterns if re.match(rf"(?:.*\.)?(?:{key})$", module)), "")
 
 

@@ -5,24 +5,29 @@ fields of the dataclasses in `penstock.config`, by the same names, with their he
 """
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
 from penstock import __version__
 from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
 from penstock.errors import PenstockError
-from penstock.host import end_process
+from penstock.host import CLOSED_PIPE, end_process
 
 COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
 
 
 def run() -> NoReturn:
     """The program `penstock`: runs the command that its arguments name."""
-    end_process(main())
+    try:
+        code = main()
+    except SystemExit as ended:  # argparse's, after --help or a mistake
+        code = ended.code if isinstance(ended.code, int) else 1
+    end_process(code)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command. The exit code: the command's own, 2 for a caller's mistake, 130 after Ctrl-C."""
+    """Run a command. The exit code: its own, 2 for a caller's mistake, 130 after Ctrl-C, 141 if its reader has gone."""
     args = make_parser().parse_args(argv)
     try:
         code: int = args.run(args)
@@ -31,6 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # so that what is still buffered fails no more
+        return CLOSED_PIPE
     return code
 
 

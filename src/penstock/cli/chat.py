@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     params, adapter = sampling_params(args), only_adapter(args)
     if params.n != 1:
         raise InvalidRequestError("a chat has one answer a turn: leave --n out", "n")
+    if params.logprobs is not None:
+        raise InvalidRequestError("a chat prints no log-probabilities: leave --logprobs out", "logprobs")
     params.check_streamable()
     opening = [{"role": "system", "content": args.system}] if args.system else []
     with open_llm(args) as llm:

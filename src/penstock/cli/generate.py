@@ -32,6 +32,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     prompts = _read_prompts(args)
     params, adapter = sampling_params(args), only_adapter(args)
+    if params.logprobs is not None and not args.json:
+        raise InvalidRequestError(
+            "--logprobs are printed as JSON only: add --json, or leave --logprobs out", "logprobs"
+        )
     with open_llm(args) as llm:
         tokenizer = llm.tokenizer
         templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template

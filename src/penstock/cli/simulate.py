@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 import sys
 from dataclasses import fields
@@ -13,7 +14,7 @@ from penstock.config import EngineConfig, iter_options, parse_value
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
 from penstock.settings import resolve
-from penstock.simulator.chats import Chats
+from penstock.simulator.chats import LARGEST, Chats
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
@@ -45,7 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_cost_flags(parser.add_argument_group("costs"))
     _add_fleet_flags(parser.add_argument_group("fleet"))
     replay = parser.add_argument_group("trace")
-    replay.add_argument("--speed", type=float, default=1.0, help="replay the trace this many times as fast; default: 1")
+    replay.add_argument("--speed", type=float, help="replay the trace this many times as fast; default: 1")
     replay.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
     add_flags(parser.add_argument_group("synthetic chats, without a trace"), _chat_options())
     results = parser.add_argument_group("results")
@@ -77,7 +78,7 @@ def _add_cost_flags(group: "argparse._ArgumentGroup") -> None:
         "--hardware", metavar="NAME", help="derive the costs of --model from a data sheet; list: print all"
     )
     group.add_argument("--model", help="folder with a model's config.json, or a GGUF file; weights are not needed")
-    group.add_argument("--devices", type=int, default=1, help="devices per engine, with --hardware; default: 1")
+    group.add_argument("--devices", type=int, help="devices per engine, with --hardware; default: 1")
 
 
 def _add_fleet_flags(group: "argparse._ArgumentGroup") -> None:
@@ -138,13 +139,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse numbers out of range and folders that do not exist before anything is measured or simulated."""
-    for name, least in (("jobs", 1), ("requests", 1), ("price", 0), ("restart_seconds", 0)):
+    """Refuse numbers out of range, options without effect and missing folders, before anything is measured."""
+    for name, least in (("jobs", 1), ("requests", 1), ("devices", 1), ("price", 0), ("restart_seconds", 0)):
         value = getattr(args, name)
-        if value is not None and not value >= least:
+        if value is not None and not value >= least:  # NaN is not
             raise ConfigError(f"{name} must be at least {least}, not {value:g}")
     if not args.calibrate_seconds > 0:
         raise ConfigError(f"calibrate_seconds must be above 0, not {args.calibrate_seconds:g}")
+    for name in ("jobs", "devices", "price", "restart_seconds", "calibrate_seconds"):
+        if (getattr(args, name) or 0) > LARGEST:
+            raise ConfigError(f"{name} must be at most {LARGEST:,.0f}, not {getattr(args, name):g}")
+    for name in ("speed", "requests"):
+        if getattr(args, name) is not None and args.trace is None:
+            raise ConfigError(f"{name} is for a trace, and there is none: name its file, or leave {name} out")
+    if args.devices is not None and args.hardware is None:
+        raise ConfigError("devices has no effect without --hardware: give both, or leave it out")
     written = [args.json, args.plot] if args.calibrate is None else [args.costs]
     for path in written:
         if path is not None and not path.parent.is_dir():
@@ -265,7 +274,7 @@ def _hardware(args: argparse.Namespace) -> "tuple[Settings, StepCosts]":
         raise ConfigError(f"unknown hardware {args.hardware!r}; known are {', '.join(HARDWARE)}")
     if args.model is None:
         raise ConfigError("--hardware needs --model with a folder that has a config.json")
-    hardware = hardware.times(args.devices)
+    hardware = hardware.times(args.devices or 1)
     facts = read_facts(open_checkpoint(args.model), with_weights=False)
     config = EngineConfig.from_options(model=args.model, **_engine_options(args))
     settings = resolve(config, facts, Machine("cuda", 1, int(hardware.memory)))
@@ -281,7 +290,7 @@ def _workload(args: argparse.Namespace, max_model_len: int) -> "Workload":
         raise ConfigError(f"these options are for synthetic chats, not for a trace: leave out {', '.join(given)}")
     from penstock.simulator.traces import read_trace
 
-    return read_trace(args.trace, speed=args.speed, most=args.requests)
+    return read_trace(args.trace, speed=1.0 if args.speed is None else args.speed, most=args.requests)
 
 
 def _failure(text: str) -> "Failure":
@@ -291,7 +300,10 @@ def _failure(text: str) -> "Failure":
     try:
         if found is None:
             raise ValueError
-        return Failure(float(found[1]), int(found[2]))
+        failure = Failure(float(found[1]), int(found[2]))
+        if not math.isfinite(failure.time):
+            raise ValueError
+        return failure
     except ValueError:
         raise ConfigError(f"fail must be SECONDS:ENGINE, such as 300:0; not {text!r}") from None
 

@@ -9,8 +9,7 @@ nothing. A record is written only after its block: either a slot holds what its 
 
 A sequence at the head of the queue whose text continues in a file beyond the tree waits for a load: blocks are
 allocated from the pool, filled by threads and inserted like computed ones. Unreadable blocks are recomputed. Nothing
-here
-blocks: `poll`, called between steps, collects what the threads have finished.
+here blocks: `poll`, called between steps, collects what the threads have finished.
 """
 
 import time

@@ -20,7 +20,7 @@ executes each plan once, in the order of creation.
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from penstock.request import Adapter, TokenLogprob
 from penstock.sampling_params import ResolvedParams
@@ -28,8 +28,6 @@ from penstock.sampling_params import ResolvedParams
 if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np
     from numpy.typing import NDArray
-
-from typing import Literal
 
 
 class Ending(Enum):

@@ -5,7 +5,6 @@ policies), and the division of a step's tokens among tenants' prompts (`PrefillO
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
-from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -219,7 +218,7 @@ class PrefillOrder:
         self._clocks: dict[str, int] = {}
         self._active: set[str] = set()  # tenants with prompts to compute in the latest step
 
-    def sort(self, prompts: list[Sequence], running: Sequences[Sequence]) -> list[Sequence]:
+    def sort(self, prompts: list[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
         """Running sequences that lack more than one token, in the order in which a step serves them."""
         by_tenant: dict[str, list[Sequence]] = {}
         for seq in prompts:

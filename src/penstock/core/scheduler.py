@@ -28,7 +28,6 @@ beam search counts as  num_beams * (1 + max_tokens)  sequences: each beam may be
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterator
-from collections.abc import Sequence as Sequences
 from itertools import islice
 
 from penstock.core.block_tier import BlockTier
@@ -97,7 +96,7 @@ class Scheduler:
         return len(self._queue)
 
     @property
-    def running(self) -> Sequences[Sequence]:
+    def running(self) -> list[Sequence]:
         """The running sequences in the queue's order."""
         return self._sequences.running
 

@@ -18,8 +18,9 @@ from penstock.request import ErrorReason, FinishReason, PromptPart, SequenceOutp
 
 FAILURES = {
     Ending.NOT_FINITE: "the model's logits were not finite numbers",
-    Ending.NO_TOKEN_LEFT: "no token is left to choose from: the request's controls rule out all that may come here",
-    Ending.GRAMMAR_FAILED: "the form that the answer must have became too complex to follow, or leaves no token here",
+    Ending.NO_TOKEN_LEFT: "no token is allowed here: relax allowed_token_ids, bad_words, bad_token_ids or min_tokens",
+    Ending.GRAMMAR_FAILED: "the grammar of the structured answer became too complex or allows no token here: simplify "
+    "the schema or grammar",
 }
 FAILURE_REASONS = {
     Ending.NO_TOKEN_LEFT: ErrorReason.NO_TOKEN_ALLOWED,

@@ -1,6 +1,6 @@
 """The engine core: scheduler and runner in one loop, driven by one thread.
 
-    add(request) ──> schedule() ──> execute(plan) ──> update(result) ──> [SequenceOutput, ...]
+    add_request(request) ──> schedule() ──> execute(plan) ──> update(result) ──> [SequenceOutput, ...]
 
 Offline the caller's process drives it (`LLM`), online an engine process (`engine.process`).
 """

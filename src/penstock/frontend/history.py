@@ -233,8 +233,8 @@ def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
         "admitted": [name for name, _ in trace.admitted],
         "chunks": [f"{name}: {count}" for name, count in trace.chunks],
         "preempted": trace.preempted,
-        "drafts": f"{trace.num_accepted} of {trace.num_drafted} right",
-        "held_up": trace.blocked and f"{trace.blocked[0]}: {trace.blocked[1]}",
+        "drafts": f"{trace.num_accepted} of {trace.num_drafted} accepted",
+        "blocked": trace.blocked and f"{trace.blocked[0]}: {trace.blocked[1]}",
     }
     name = f"{trace.num_tokens} tokens of {trace.num_sequences}"
     row = 2 * step.place

@@ -239,7 +239,7 @@ class InputProcessor:
         if params.num_beams > info.max_num_seqs:
             raise InvalidRequestError(
                 f"num_beams is {params.num_beams}, but this engine runs at most {info.max_num_seqs} sequences at once "
-                "(max_num_seqs), and the beams of a search run together",
+                "(max_num_seqs), and the beams of a search run together: lower num_beams",
                 "num_beams",
             )
         total = params.num_beams * (prompt_length + max_tokens)
@@ -252,12 +252,18 @@ class InputProcessor:
             )
         if params.min_tokens > max_tokens:
             raise InvalidRequestError(
-                f"min_tokens is {params.min_tokens}, but the context leaves {max_tokens} for the answer", "min_tokens"
+                f"min_tokens is {params.min_tokens}, but the context leaves {max_tokens} for the answer; lower "
+                f"min_tokens to at most {max_tokens}",
+                "min_tokens",
             )
         if params.stop and self._tokenizer is None:
             raise InvalidRequestError("the model has no tokenizer, which stop strings need: use stop_token_ids", "stop")
         if params.structured is not None and self._tokenizer is None:
-            raise InvalidRequestError("the model has no tokenizer, which structured answers need", "structured")
+            raise InvalidRequestError(
+                "the model has no tokenizer, which structured answers need: ask for plain text, or serve a checkpoint "
+                "with a tokenizer.json",
+                "structured",
+            )
         for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
             highest = max(getattr(params, name) or (), default=0)
             if highest >= info.vocab_size:
@@ -304,7 +310,8 @@ class InputProcessor:
         most = min(MAX_CANDIDATES, self._info.vocab_size)
         if candidates > most:
             raise InvalidRequestError(
-                f"num_beams plus the number of stop tokens is {candidates}; the maximum for this model is {most}",
+                f"num_beams plus the number of stop tokens is {candidates}; the maximum for this model is {most}: "
+                "lower num_beams or leave out stop_token_ids",
                 "num_beams",
             )
         beams = Beams(params.num_beams, float(params.length_penalty), params.early_stopping)

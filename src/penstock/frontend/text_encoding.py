@@ -49,8 +49,8 @@ class TextEncoder:
         """
         if self._info.encoder is None:
             raise WrongTaskError(
-                f"{self._info.model_name} generates text: it has no embeddings and no scores; serve an embedding model "
-                "or a reranker for these",
+                f"{self._info.model_name} generates text: ask /v1/chat/completions or /v1/completions; it has no "
+                "embeddings and no scores, for which an embedding model or a reranker must be served",
                 "model",
             )
         return self._info.encoder
@@ -61,8 +61,8 @@ class TextEncoder:
             WrongTaskError: the model is for another task.
         """
         if self.config.task != task:
-            does = "scores pairs of texts: ask /v1/rerank or /v1/score" if task == "embed" else "embeds texts"
-            raise WrongTaskError(f"{self._info.model_name} {does}", "model")
+            scores, embeds = "scores pairs of texts: ask /v1/rerank or /v1/score", "embeds texts: ask /v1/embeddings"
+            raise WrongTaskError(f"{self._info.model_name} {scores if task == 'embed' else embeds}", "model")
 
     def prompt(self, name: str | None) -> str:
         """The prefix of a text: the named prompt, or the folder's default.

@@ -72,7 +72,7 @@ def _read_olmo2(given: Given) -> dict[str, Any]:
     window = given.keys.find("attention.sliding_window", int)
     if window is None:
         return _read_biases(given)
-    given.keys.expect("rope.freq_base_swa", given.config.get("rope_theta", 500000.0))
+    given.keys.expect("rope.freq_base_swa", given.config["rope_theta"] or 500000.0)
     return {
         **_read_biases(given),
         "architectures": ["Olmo3ForCausalLM"],

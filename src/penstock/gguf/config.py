@@ -7,17 +7,17 @@ on under their own names, so that the reader reports them.
 import re
 from typing import Any
 
-from penstock.errors import CheckpointError, shown
+from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.gguf.architectures import ARCHITECTURES, Architecture
 from penstock.gguf.file import GGUFFile
 from penstock.gguf.keys import NULL, Given, Keys
 from penstock.gguf.rope import rope_scaling
 from penstock.gguf.vocabulary import end_token_ids
+from penstock.sampling_params import SamplingParams
 
 _SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
     "attention.head_count": "num_attention_heads",
 }
 _SAMPLING = {
@@ -31,6 +31,9 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts"}
 _ALWAYS_FLOAT32 = re.compile(r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?)\.weight)")
 """Tensors that llama.cpp's converter always writes as F32."""
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_MOST_HEAD_LAYERS = 64
+"""Layers of a multi-token prediction head; models in use have 1."""
 
 
 def architecture_of(file: GGUFFile) -> tuple[str, Architecture]:
@@ -56,7 +59,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     name, architecture = architecture_of(file)
     keys = Keys(file.metadata, name)
     config: dict[str, Any] = {hf: keys.need(key, int) for key, hf in _SIZES.items()}
-    config["num_hidden_layers"] -= keys.find("nextn_predict_layers", int) or 0
+    config["num_hidden_layers"] = _num_layers(file, keys)
     by_layer, heads = architecture.sizes_by_layer, config["num_attention_heads"]
     config["intermediate_size"] = keys.size("feed_forward_length", by_layer=by_layer)
     config["num_key_value_heads"] = keys.size("attention.head_count_kv", heads, by_layer=by_layer)
@@ -74,6 +77,17 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         keys.expect("expert_used_count", 0)
     given = {key: None if value is NULL else value for key, value in config.items() if value is not None}
     return given | dict.fromkeys(keys.unread(), True)
+
+
+def _num_layers(file: GGUFFile, keys: Keys) -> int:
+    """Number of layers, without those of a multi-token prediction head, which files may count without storing them."""
+    stored = len({match[1] for name in file.tensors if (match := _BLOCK.match(name))})
+    count, of_head = keys.need("block_count", int), keys.find("nextn_predict_layers", int) or 0
+    if not 0 <= of_head <= _MOST_HEAD_LAYERS:
+        raise keys.unsupported("nextn_predict_layers", of_head, f"it must be from 0 to {_MOST_HEAD_LAYERS}")
+    if not 1 <= count - of_head <= stored:
+        raise keys.unsupported("block_count", count, f"the file has the tensors of {stored} blocks")
+    return count - of_head
 
 
 def _epsilon(keys: Keys) -> float:
@@ -120,12 +134,19 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
     """The content of the equivalent `generation_config.json`: end-of-text tokens and sampling defaults.
 
     Raises:
-        CheckpointError: a key has the wrong type, or a token id is out of range.
+        CheckpointError: a key has the wrong type, or a value is out of range.
     """
-    metadata = file.metadata
-    found: dict[str, Any] = {"eos_token_id": end_token_ids(metadata)}
+    found: dict[str, Any] = {"eos_token_id": end_token_ids(file.metadata)}
     for key, name in _SAMPLING.items():
-        value = metadata.find(key, int if name == "top_k" else float)
+        value = file.metadata.find(key, int if name == "top_k" else float)
         if value is not None:
-            found[name] = value
+            found |= _sampling_default(file, key, {name: max(value, 0) if name == "top_k" else value})
     return found
+
+
+def _sampling_default(file: GGUFFile, key: str, default: dict[str, Any]) -> dict[str, Any]:
+    try:
+        SamplingParams(**default)
+    except InvalidRequestError as error:
+        raise CheckpointError(f"{key} in {file.path}: {error}") from None
+    return default

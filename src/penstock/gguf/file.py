@@ -214,6 +214,9 @@ def choose_gguf(names: Sequence[str], choice: str | None, where: str) -> str:
         CheckpointError: no model matches, or more than one.
     """
     models = [name for name in sorted(names) if _begins_model(Path(name).name)]
+    if not models and (part := next(filter(None, map(_PART.fullmatch, sorted(names))), None)):
+        first = f"{part['stem']}-00001-of-{part['count']}.gguf"
+        raise CheckpointError(f"{where} has {part[0]}, a part of a split model, but lacks its first file, {first}")
     chosen = models if choice is None else [name for name in models if _is_chosen(name, choice)]
     if len(chosen) == 1:
         return chosen[0]

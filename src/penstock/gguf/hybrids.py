@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.errors import CheckpointError
 from penstock.gguf.keys import Given
 from penstock.gguf.mixtures import read_experts
 
@@ -95,14 +96,10 @@ def read_nemotron_h(given: Given) -> dict[str, Any]:
     heads, inner = keys.need("ssm.time_step_rank", int), keys.need("ssm.inner_size", int)
     if heads < 1 or inner % heads:
         raise keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of ssm.time_step_rank {heads}")
-    kinds = {"ssm_in.weight": "linear_attention", "attn_q.weight": "full_attention", "ffn_gate_inp.weight": "moe"}
-    layers = ["mlp"] * given.num_layers
-    for tensor, kind in kinds.items():
-        layers = [kind if has else layer for has, layer in zip(given.layers_with(tensor), layers, strict=True)]
-    mlps = [layer == "mlp" for layer in layers]
+    layers = [_kind_of_part(given, index) for index in range(given.num_layers)]
     sizes = {
         "layers_block_type": layers,
-        "intermediate_size": _mlp_size(given, mlps),
+        "intermediate_size": _mlp_size(given, layers),
         "layer_norm_epsilon": given.config["rms_norm_eps"],
         "mamba_num_heads": heads,
         "mamba_head_dim": inner // heads,
@@ -132,11 +129,26 @@ def read_nemotron_h(given: Given) -> dict[str, Any]:
     }
 
 
-def _mlp_size(given: Given, mlps: list[bool]) -> int | None:
+_KINDS_OF_PART = {
+    "ffn_gate_inp.weight": "moe",
+    "attn_q.weight": "full_attention",
+    "ssm_in.weight": "linear_attention",
+    "ffn_up.weight": "mlp",
+}
+
+
+def _kind_of_part(given: Given, index: int) -> str:
+    for tensor, kind in _KINDS_OF_PART.items():
+        if f"blk.{index}.{tensor}" in given.tensors:
+            return kind
+    raise CheckpointError(
+        f"{given.keys.file} lacks a tensor of block {index} that tells its kind: one of {', '.join(_KINDS_OF_PART)}"
+    )
+
+
+def _mlp_size(given: Given, layers: list[str]) -> int | None:
     """The MLP layers' inner size, from their tensors: in files with experts the metadata holds another size."""
-    if not any(mlps):
-        return None
-    return given.tensors[f"blk.{mlps.index(True)}.ffn_up.weight"].shape[0] if given.has("ffn_up.weight") else None
+    return given.tensors[f"blk.{layers.index('mlp')}.ffn_up.weight"].shape[0] if "mlp" in layers else None
 
 
 def _layer_types(given: Given, recurrent: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.errors import CheckpointError, shown
@@ -25,6 +26,10 @@ class Keys:
     def __init__(self, metadata: Metadata, architecture: str) -> None:
         self._metadata, self._prefix = metadata, architecture + "."
         self._read = set(_WITHOUT_EFFECT)
+
+    @property
+    def file(self) -> Path:
+        return self._metadata.file
 
     def find(self, key: str, kind: type[T]) -> T | None:
         """The value of `key`, or None if it is absent. Raises as `Metadata.find` does."""

@@ -28,6 +28,8 @@ _END_TEXTS = {
     *("<end_of_turn>", "<turn|>", "<EOT>", "<｜end▁of▁sentence｜>"),
 }
 """Control tokens that end a turn or a text: files declare one of them, but models generate the others, too."""
+_HARMONY_ENDS = {"<|return|>", "<|call|>"}
+"""Control tokens that end a turn in the harmony format of gpt-oss, where `<|end|>` only closes one of its messages."""
 _SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
 """SentencePiece's default ids, for files that do not state them."""
 
@@ -135,5 +137,8 @@ def end_token_ids(metadata: Metadata) -> list[int]:
         named[0] = _SENTENCEPIECE_IDS["eos_token"]
     kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or ()
     controls = metadata.some_strings(_TEXTS, {token for token, kind in enumerate(kinds) if kind == CONTROL})
-    ends = [token for token, text in controls.items() if text in _END_TEXTS]
-    return list(dict.fromkeys(token for token in [*named, *ends] if token is not None))
+    is_harmony = _HARMONY_ENDS.issubset(controls.values())
+    texts_of_ends = _END_TEXTS | _HARMONY_ENDS if is_harmony else _END_TEXTS
+    ends = [token for token, text in controls.items() if text in texts_of_ends]
+    found = dict.fromkeys(token for token in [*named, *ends] if token is not None)
+    return [token for token in found if not (is_harmony and controls.get(token) == "<|end|>")]

@@ -23,15 +23,18 @@ class Dense:
     model: ModelSpec
     """The `ModelSpec` without its layers."""
 
+    def norm(self, name: str, offset: float = 0.0) -> NormSpec:
+        """A norm of the hidden states."""
+        return NormSpec(name, self.model.hidden_size, self.norm_eps, offset)
+
     def layer(
         self, index: int, mixer: MixerSpec | None = None, feed_forward: FeedForwardSpec | None = None
     ) -> LayerSpec:
         """A pre-norm layer with Llama's names; its parts default to `attention` and `mlp`."""
-        hidden = self.model.hidden_size
         return LayerSpec(
             name=f"model.layers.{index}",
-            mixer=Branch(mixer or self.attention, NormSpec("input_layernorm", hidden, self.norm_eps)),
-            feed_forward=Branch(feed_forward or self.mlp, NormSpec("post_attention_layernorm", hidden, self.norm_eps)),
+            mixer=Branch(mixer or self.attention, self.norm("input_layernorm")),
+            feed_forward=Branch(feed_forward or self.mlp, self.norm("post_attention_layernorm")),
         )
 
 

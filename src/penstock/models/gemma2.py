@@ -1,9 +1,9 @@
 """Gemma 2: norms before and after each part, soft caps on scores and logits; a sliding window in every other layer."""
 
 from dataclasses import replace
+from functools import partial
 
 from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.spec import NormSpec
 from penstock.models.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import Branch, LayerSpec, ModelSpec
@@ -69,10 +69,7 @@ def read_soft_cap(config: HFConfig, key: str, default: float | None) -> float | 
 
 def gemma_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
     """A layer with norms before and after each part, which multiply by 1 + weight."""
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec(name, dense.model.hidden_size, dense.norm_eps, offset=1.0)
-
+    norm = partial(dense.norm, offset=1.0)
     return LayerSpec(
         name=f"model.layers.{index}",
         mixer=Branch(attention, norm("input_layernorm"), norm("post_attention_layernorm")),

@@ -15,7 +15,7 @@ from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.layers.per_layer_spec import GatedPerLayerInputSpec, PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig
-from penstock.layers.spec import FeedForwardSpec, NormSpec
+from penstock.layers.spec import FeedForwardSpec
 from penstock.layers.sum_spec import Summand, SumSpec
 from penstock.models.dense import Dense, check_heads, check_rotation, read_dense
 from penstock.models.gemma2 import read_soft_cap
@@ -169,7 +169,7 @@ def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpe
     wide = replace(dense.mlp, intermediate_size=2 * dense.mlp.intermediate_size)
     is_wide = config.get("use_double_wide_mlp", False)
     mlps = [wide if is_wide and one.shared is not None else dense.mlp for one in attentions]
-    before, after = _norm(dense, "pre_feedforward_layernorm"), _norm(dense, "post_feedforward_layernorm")
+    before, after = dense.norm("pre_feedforward_layernorm"), dense.norm("post_feedforward_layernorm")
     mixture = _mixture(config, dense)
     if mixture is None:
         return [Branch(mlp, before, after) for mlp in mlps]
@@ -181,8 +181,8 @@ def _beside(dense: Dense, mlp: GatedMLPSpec, mixture: MixtureSpec) -> SumSpec:
     return SumSpec(
         dense.model.hidden_size,
         (
-            Summand(mlp, _norm(dense, "pre_feedforward_layernorm"), _norm(dense, "post_feedforward_layernorm_1")),
-            Summand(mixture, None, _norm(dense, "post_feedforward_layernorm_2")),
+            Summand(mlp, dense.norm("pre_feedforward_layernorm"), dense.norm("post_feedforward_layernorm_1")),
+            Summand(mixture, None, dense.norm("post_feedforward_layernorm_2")),
         ),
     )
 
@@ -207,10 +207,6 @@ def _mixture(config: HFConfig, dense: Dense) -> MixtureSpec | None:
     )
 
 
-def _norm(dense: Dense, name: str) -> NormSpec:
-    return NormSpec(name, dense.model.hidden_size, dense.norm_eps)
-
-
 def _layer(
     dense: Dense,
     index: int,
@@ -220,7 +216,7 @@ def _layer(
 ) -> LayerSpec:
     layer = LayerSpec(
         name=f"model.layers.{index}",
-        mixer=Branch(attention, _norm(dense, "input_layernorm"), _norm(dense, "post_attention_layernorm")),
+        mixer=Branch(attention, dense.norm("input_layernorm"), dense.norm("post_attention_layernorm")),
         feed_forward=feed_forward,
         scale="layer_scalar",
     )
@@ -233,7 +229,7 @@ def _layer(
         per_layer.columns,
         "gelu_tanh",
     )
-    return replace(layer, per_layer=Branch(part, None, _norm(dense, "post_per_layer_input_norm")))
+    return replace(layer, per_layer=Branch(part, None, dense.norm("post_per_layer_input_norm")))
 
 
 def _names(attentions: list[AttentionSpec]) -> ModelNames:

@@ -1,6 +1,5 @@
 """Adapts a `ModelSpec` to GGUF files whose matrices differ from the family's own. No torch."""
 
-import re
 from dataclasses import replace
 
 from penstock.gguf.config import architecture_of
@@ -12,8 +11,6 @@ from penstock.layers.mlp_spec import GatedMLPSpec
 from penstock.models.granite_moe_hybrid import EXPERT_NAMES
 from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec
 
-_BLOCK = re.compile(r"blk\.(\d+)\.")
-
 
 def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     """The model's spec with the matrix layout of the file.
@@ -22,14 +19,15 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     nor interleaved; gate and up of Granite's MLP are separate; a delta net has the projections of Qwen3.5. The
     multi-token prediction head is the layer after the last one; the model itself skips its tensors.
     """
-    _, architecture = architecture_of(file)
-    blocks = {int(match[1]) for name in file.tensors if (match := _BLOCK.match(name))}
+    name, architecture = architecture_of(file)
+    layers_of_head = file.metadata.find(f"{name}.nextn_predict_layers", int) or 0
+    after = range(spec.num_layers, spec.num_layers + layers_of_head)
     unused = tuple(
         rf"blk\.{index}\.attn_(k|v)(_norm)?\..*"
         for index, mixer in enumerate(spec.mixers)
         if isinstance(mixer, AttentionSpec) and mixer.shared is not None
     )
-    mtp_tensors = tuple(rf"blk\.{index}\..*" for index in sorted(blocks) if index >= spec.num_layers)
+    mtp_tensors = tuple(rf"blk\.{index}\..*" for index in after)
     return replace(
         spec,
         layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.errors import CheckpointError
 from penstock.gguf.header import TensorInfo
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.latent_spec import LatentAttentionSpec
@@ -115,8 +116,17 @@ def _head_maps(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[t
         name = f"{layer.name}.{part.names.heads}.weight"
         keys, values = (tensors.get(f"{_block_of(name)}attn_{kind}_b.weight") for kind in "kv")
         if keys is not None and values is not None:
+            _check_shape(keys, (part.num_heads, part.rank, part.key_dim))
+            _check_shape(values, (part.num_heads, part.value_dim, part.rank))
             shape = (part.num_heads * (part.key_dim + part.value_dim), part.rank)
             yield name, MadeTensor((keys, values), shape, _joined_heads)
+
+
+def _check_shape(info: TensorInfo, needed: tuple[int, ...]) -> None:
+    if info.shape != needed:
+        raise CheckpointError(
+            f"{info.name} in {info.file} has the shape {list(info.shape)}; the model's config requires {list(needed)}"
+        )
 
 
 def _joined_heads(keys: Tensor, values: Tensor) -> Tensor:

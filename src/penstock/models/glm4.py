@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from penstock.layers.spec import NormSpec
 from penstock.models.dense import read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import LayerSpec, ModelSpec
@@ -22,11 +21,8 @@ def glm4_spec(config: HFConfig) -> ModelSpec:
         assert spec.feed_forward is not None
         return replace(
             spec,
-            mixer=replace(spec.mixer, norm_after=norm("post_self_attn_layernorm")),
-            feed_forward=replace(spec.feed_forward, norm_after=norm("post_mlp_layernorm")),
+            mixer=replace(spec.mixer, norm_after=dense.norm("post_self_attn_layernorm")),
+            feed_forward=replace(spec.feed_forward, norm_after=dense.norm("post_mlp_layernorm")),
         )
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec(name, dense.model.hidden_size, dense.norm_eps)
 
     return replace(dense.model, layers=tuple(layer(index) for index in range(dense.num_layers)))

@@ -23,8 +23,13 @@ from penstock.weight_formats import FORMATS
 
 _PATTERN = re.compile(r"\^?(\.\*|\\d\+?|\\\.|[\w.-]|\((\?:)?[\w.|-]+\))*\$?")
 """The supported regular expressions: they match in linear time, so untrusted ones are safe."""
+_EXPRESSIONS = r"expressions of names, ., .*, \d+ and (one|other)"
 _MOST_IGNORED = 20_000
 _MOST_STARS = 4
+_MOST_CHOICES = 64
+"""Patterns of a recipe in config.json: each matrix is compared with all of them."""
+_ROUNDED = tuple(format.name for format in FORMATS.values() if format.has_row_scales)
+"""Formats that floating-point weights can be quantized to on loading."""
 
 
 def read_scheme(config: HFConfig) -> StoredScheme | None:
@@ -75,13 +80,17 @@ def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
     section.expect("quant_method", "compressed-tensors")
     section.expect("format", "pack-quantized")
     hint.need("embeddings", str)
-    hint.expect("embeddings", *FORMATS)
+    hint.expect("embeddings", *_ROUNDED)
     layers = hint.need("layers", dict)
-    if list(layers)[-1:] != [".*"] or not all(format in PACKED for format in layers.values()):
+    known = all(isinstance(format, str) and format in PACKED for format in layers.values())
+    if not known or list(layers)[-1:] != [".*"] or len(layers) > _MOST_CHOICES:
         raise CheckpointError(
-            f"{hint.file}: layers of {HINT} must map name patterns to {' or '.join(PACKED)}, with .* as the last "
-            f"pattern; not {shown(layers)}"
+            f"{hint.file}: layers of {HINT} must map at most {_MOST_CHOICES} name patterns to "
+            f"{' or '.join(PACKED)}, with .* as the last pattern; not {shown(layers)}"
         )
+    for pattern in layers:
+        if pattern.count("*") > _MOST_STARS or not _PATTERN.fullmatch(pattern):
+            raise hint.unsupported(f"the pattern of layers in {HINT}", pattern, (_EXPRESSIONS,))
     return PackedScheme(Recipe(tuple(layers.items())), hint.need("embeddings", str))
 
 
@@ -122,7 +131,7 @@ def _ignored(section: HFConfig, key: str) -> re.Pattern[str] | None:
         elif _PATTERN.fullmatch(name, 3):
             found.append(f"{name[3:]}.*")
         else:
-            raise section.unsupported(key, name, ("names", r"expressions of names, ., .*, \d+ and (one|other)"))
+            raise section.unsupported(key, name, ("names", _EXPRESSIONS))
     return re.compile(rf"(?:{'|'.join(found)})\Z") if found else None
 
 
@@ -195,5 +204,5 @@ def _group_size(section: HFConfig) -> int | None:
     if size == -1:
         return None
     if size < 1:
-        raise section.unsupported("group_size", size, ("-1 (whole rows)", "multiples of 128"))
+        raise section.unsupported("group_size", size, ("-1 (whole rows)", "multiples of 32"))
     return size

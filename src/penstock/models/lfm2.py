@@ -66,9 +66,8 @@ def lfm2_inner_size(config: HFConfig, given: int) -> int:
 
 def lfm2_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:
     """Layer `index` with LFM2's names."""
-    hidden, eps = dense.model.hidden_size, dense.norm_eps
     return LayerSpec(
         f"model.layers.{index}",
-        Branch(mixer, NormSpec("operator_norm", hidden, eps)),
-        Branch(feed_forward, NormSpec("ffn_norm", hidden, eps)),
+        Branch(mixer, dense.norm("operator_norm")),
+        Branch(feed_forward, dense.norm("ffn_norm")),
     )

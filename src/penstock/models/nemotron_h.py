@@ -11,7 +11,7 @@ from penstock.layers.attention_spec import AttentionNames, AttentionSpec
 from penstock.layers.mamba2_spec import Mamba2Spec
 from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
 from penstock.layers.mlp_spec import PlainMLPSpec
-from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec
 from penstock.models.dense import Dense, read_dense
 from penstock.models.granite_moe_hybrid import step_limits
 from penstock.models.hf_config import HFConfig
@@ -50,11 +50,10 @@ def nemotron_h_spec(config: HFConfig) -> ModelSpec:
         raise config.unsupported("num_hidden_layers", dense.num_layers, (f"{len(kinds)}, as layers are named",))
     dense = replace(dense, norm_eps=config.positive("layer_norm_epsilon", 1e-5, or_zero=True))
     mixers, others = _mixers(config, dense, set(kinds)), _feed_forwards(config, dense, set(kinds))
-    hidden = dense.model.hidden_size
     return replace(
         dense.model,
         layers=tuple(_layer(dense, index, mixers.get(kind), others.get(kind)) for index, kind in enumerate(kinds)),
-        final_norm=NormSpec("backbone.norm_f", hidden, dense.norm_eps),
+        final_norm=dense.norm("backbone.norm_f"),
         names=ModelNames("backbone.embeddings", ignored=(r"mtp.*",), prefixes=(("model.", "backbone."),)),
     )
 
@@ -91,7 +90,7 @@ def _layer_kinds(config: HFConfig) -> list[str]:
 
 
 def _layer(dense: Dense, index: int, mixer: MixerSpec | None, feed_forward: FeedForwardSpec | None) -> LayerSpec:
-    norm = NormSpec("norm", dense.model.hidden_size, dense.norm_eps)
+    norm = dense.norm("norm")
     return LayerSpec(
         f"backbone.layers.{index}",
         None if mixer is None else Branch(mixer, norm),

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.spec import NormSpec
 from penstock.models.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import Branch, LayerSpec, ModelSpec
@@ -46,12 +45,8 @@ def read_olmo(config: HFConfig) -> Dense:
 
 def olmo_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
     """A layer with a norm after each part, and none before."""
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec(name, dense.model.hidden_size, dense.norm_eps)
-
     return LayerSpec(
         name=f"model.layers.{index}",
-        mixer=Branch(attention, None, norm("post_attention_layernorm")),
-        feed_forward=Branch(dense.mlp, None, norm("post_feedforward_layernorm")),
+        mixer=Branch(attention, None, dense.norm("post_attention_layernorm")),
+        feed_forward=Branch(dense.mlp, None, dense.norm("post_feedforward_layernorm")),
     )

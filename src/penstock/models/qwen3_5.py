@@ -96,7 +96,7 @@ def mtp_head(dense: Dense, feed_forward: FeedForwardSpec) -> MTPSpec:
     """The multi-token prediction head; if the checkpoint has several layers of it, the first."""
 
     def norm(name: str) -> NormSpec:
-        return NormSpec(f"mtp.{name}", dense.model.hidden_size, dense.norm_eps, offset=1.0)
+        return dense.norm(f"mtp.{name}", offset=1.0)
 
     return MTPSpec(
         layer=replace(hybrid_layer(dense, 0, dense.attention, feed_forward), name="mtp.layers.0"),

@@ -1,6 +1,6 @@
 """The registry of model families by architecture, and the loading of checkpoints. Does not import torch.
 
-Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (for `config.resolve`)
+Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (for `settings.resolve`)
                                     └──load_model──> Decoder with its weights
 """
 
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
     from penstock.models.encoder import Encoder
-    from penstock.models.keeping import Kept
     from penstock.models.loader import WeightFile
     from penstock.models.mtp import MTPHead
+    from penstock.models.packed_loading import PackedLookup
     from penstock.quantization.base import WeightFactory
 
     ModelT = TypeVar("ModelT", Decoder, Encoder)
@@ -311,12 +311,12 @@ def _load(
     ops: "Ops",
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
 ) -> "ModelT":
-    from penstock.models.keeping import keep_packed
+    from penstock.models.packed_loading import load_through_cache
 
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, because this runs once per model
-    return keep_packed(
+    return load_through_cache(
         checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
 
@@ -327,9 +327,9 @@ def _make_model(
     settings: Settings,
     ops: "Ops",
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
-    kept: "Kept",
+    lookup: "PackedLookup",
 ) -> "tuple[ModelT, WeightFactory]":
-    """Build the model; load and pack the weights that are not in the cache (`kept`)."""
+    """Build the model; load and pack the weights that are not in the cache (`lookup`)."""
     import torch
 
     from penstock.models.loader import load_weights
@@ -341,7 +341,7 @@ def _make_model(
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
-        kept,
+        lookup,
         takes_adapters=settings.memory.adapters > 0,
     )
     model = make(spec, settings.max_model_len, factory)

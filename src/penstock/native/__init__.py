@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 LOST = 2
-"""What the library's functions return where another rank has ended."""
+"""Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -46,7 +46,7 @@ class Library:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether products of bfloat16 are at hand, for which weights have a layout of their own."""
+        """Whether the kernels multiply bfloat16, for which weights have a layout of their own."""
         return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
 
     def choose(self, wanted: str) -> bool:
@@ -101,26 +101,45 @@ def library() -> Library | None:
     PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
-        ConfigError: PENSTOCK_ISA asks for one that this machine does not have.
+        ConfigError: PENSTOCK_ISA asks for one that this machine does not have, or PENSTOCK_LIBRARY names no library.
         NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
     path = _library_path()
     if wanted == "reference":
         return None
-    if not path.exists():
+    if os.environ.get("PENSTOCK_LIBRARY"):
+        found = _named_library(path)
+    elif path.exists():
+        found = Library(path)
+    else:
         log.warning("the native CPU kernels were not built (no C++ compiler?): running on the slower reference kernels")
         return None
-    found = Library(path)
     if found.choose(wanted):
         return found
     if wanted:
-        names = ", ".join(INSTRUCTION_SETS)
+        names = ", ".join([*filter(found.choose, INSTRUCTION_SETS), "reference"])
         raise ConfigError(
             f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from {names}"
         )
     log.warning("this processor has no AVX2, which the native kernels need: running on the slower reference kernels")
     return None
+
+
+def _named_library(path: Path) -> Library:
+    """
+    Raises:
+        ConfigError: the environment names a file that is not there, or is no library.
+    """
+    try:
+        if path.is_file():
+            return Library(path)
+        reason = "there is no such file"
+    except OSError as error:
+        reason = str(error)
+    raise ConfigError(
+        f"PENSTOCK_LIBRARY={path} cannot be loaded: {reason}; name a build of libpenstock.so, or leave it unset"
+    )
 
 
 @functools.cache
@@ -144,5 +163,5 @@ def dtype_code(dtype: torch.dtype) -> int:
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's first element lies."""
+    """Address of a tensor's first element."""
     return None if tensor is None else tensor.data_ptr()

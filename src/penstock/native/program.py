@@ -63,7 +63,7 @@ class RecordedTensor(Tensor):
 
     program: "Program"
     memory: Tensor
-    """Where the content will be."""
+    """Memory of the content."""
 
     def fill(self, content: ArrayLike, count: int) -> None:
         """Put the content of the first `count` rows into the memory."""

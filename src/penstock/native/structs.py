@@ -431,7 +431,7 @@ class ExpertsArgs(ctypes.Structure):
 
 
 class Ranks(ctypes.Structure):
-    """What a rank knows of where the ranks meet."""
+    """A rank's view of the ranks' shared memory."""
 
     _fields_ = (
         ("rank", c_int32),

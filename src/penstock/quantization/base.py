@@ -24,7 +24,7 @@ from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, P
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 _LARGE_BYTES = 2**16
-"""From this size on, tensors lie in the memory for packed weights, and so in their file."""
+"""Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
 
@@ -85,12 +85,12 @@ def packed_tensor(tensor: Tensor) -> Packed:
     return Packed(f"{tensor.dtype} {list(tensor.shape)}", (tensor.contiguous().view(-1).view(torch.uint8),))
 
 
-def kept_tensor(kept: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+def unpacked_tensor(packed: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
     """The inverse of `packed_tensor`, without a copy; None if shape or dtype do not match."""
     bytes = math.prod(shape) * dtype.itemsize
-    if kept.form != f"{dtype} {list(shape)}" or [part.nbytes for part in kept.parts] != [bytes]:
+    if packed.form != f"{dtype} {list(shape)}" or [part.nbytes for part in packed.parts] != [bytes]:
         return None
-    return kept.parts[0].view(dtype).view(shape)
+    return packed.parts[0].view(dtype).view(shape)
 
 
 class GatheredWeight(ReferenceWeight):
@@ -168,14 +168,14 @@ class WeightFactory:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
-        kept: Callable[[str], Packed | None] = lambda name: None,
+        lookup: Callable[[str], Packed | None] = lambda name: None,
         *,
         takes_adapters: bool = False,
     ) -> None:
         """
         Args:
             takes_adapters: whether linear layers get LoRA tables.
-            kept: looks up the packed form of a name in `made` in the cache of packed weights; None on a miss.
+            lookup: returns the packed form of a name in `made` from the cache of packed weights; None on a miss.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
         self.ranks = ops.exchange.ranks
@@ -189,7 +189,7 @@ class WeightFactory:
         """All checkpoint matrices that adapters can target, by name."""
         self._takes_adapters = takes_adapters
         self._method = method
-        self._kept = kept
+        self._lookup = lookup
         self._above = ""
         self._precise_bits: int | None = None
 
@@ -411,8 +411,8 @@ class WeightFactory:
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate the tensor of the parameter `name`, filled on a cache hit."""
         full = f"{self._above}{name}"
-        kept = self._kept(full)
-        made = None if kept is None else kept_tensor(kept, shape, dtype)
+        packed = self._lookup(full)
+        made = None if packed is None else unpacked_tensor(packed, shape, dtype)
         if made is not None:
             self.filled.add(full)
         else:
@@ -453,8 +453,8 @@ class WeightFactory:
         self.parameters.update(parameters)
         own_name = "+".join(rows.name for rows in maps)
         self.made[own_name] = weight
-        kept = self._kept(own_name)
-        if kept is not None and isinstance(weight, Packable) and weight.adopt(kept):
+        packed = self._lookup(own_name)
+        if packed is not None and isinstance(weight, Packable) and weight.adopt(packed):
             self.filled.update(parameters)
         return weight
 

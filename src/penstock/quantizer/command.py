@@ -30,19 +30,22 @@ def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threa
     read_facts(checkpoint)  # the files hold what config.json says
     job = Job(checkpoint, spec, recipe, out, calibration)
     job.check()
-    job.begin()
+    given = None
+    if calibration is not None:
+        given = read_texts(calibration, Tokenizer.load(checkpoint.path), spec.max_position)
 
     def make_texts() -> list[list[int]]:
-        if calibration is not None:
-            return read_texts(calibration, Tokenizer.load(checkpoint.path), spec.max_position)
+        if given is not None:
+            return given
         # in int8, which writes twice as fast, and likely the same
         with LLM(model, threads=threads, quantization="int8", packed_cache="off") as llm:
             return write_texts(llm, spec.vocab_size, spec.max_position)
 
-    texts = job.texts(make_texts)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    layers = job.layers(texts, make_ops(torch.device("cpu")))
-    for _ in tqdm(layers, total=spec.num_layers, desc="layers", unit="layer"):
-        pass
-    job.finish()
+    with job.begin():
+        texts = job.texts(make_texts)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        layers = job.layers(texts, make_ops(torch.device("cpu")))
+        for _ in tqdm(layers, total=spec.num_layers, desc="layers", unit="layer"):
+            pass
+        job.finish()

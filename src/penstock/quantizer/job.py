@@ -6,8 +6,11 @@ OUT.partial/   job.json           what is made of what: a call with other argume
 OUT/           when all is done; the same folder, renamed
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -32,6 +35,8 @@ from penstock.quantization.scheme import HINT
 from penstock.quantizer.layerwise import Layerwise
 from penstock.quantizer.packed import packed_tensors, quantization_config, unpacked
 from penstock.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
+
+logger = logging.getLogger(__name__)
 
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt")
 _JOB, _TEXTS = "job.json", "calibration.json"
@@ -66,6 +71,10 @@ class Job:
             ConfigError: the target exists or cannot be created, or its disk has too little room.
             CheckpointError: this checkpoint cannot be quantized.
         """
+        if self.checkpoint.gguf is not None:
+            raise CheckpointError(
+                f"{self.checkpoint.path} is a GGUF file; quantize needs a folder with config.json and safetensors files"
+            )
         if self.spec.quantization is not None:
             raise CheckpointError(f"{self.checkpoint.path} is quantized already")
         parts = [part for layer in self.spec.layers for part in layer.parts]
@@ -78,8 +87,9 @@ class Job:
                     f"{matrix.name} has {matrix.rows} rows of {matrix.columns}: quantize needs a multiple of 8 rows, "
                     "and of 32 columns"
                 )
-        if self.out.exists():
-            raise ConfigError(f"{self.out} exists; name a folder that does not, or remove it")
+        self._check_new()
+        if self.out.name == "..":
+            raise ConfigError(f"{self.out} cannot be written; give the name of a new folder")
         try:
             self.partial.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -91,58 +101,101 @@ class Job:
         if free < needed:
             raise ConfigError(f"{self.out.parent} has {free >> 20} MiB free; quantizing may take {needed >> 20}")
 
-    def begin(self) -> None:
-        """Create the folder, or resume in it.
+    def _check_new(self) -> None:
+        if os.path.lexists(self.out):
+            raise ConfigError(f"{self.out} exists; name a folder that does not, or remove it")
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[None]:
+        """Create the folder, or resume in it; until the context ends, no other call can.
 
         Raises:
-            ConfigError: the folder belongs to another job, or cannot be created.
+            ConfigError: the folder belongs to another job, is in use by another call, or cannot be created.
         """
         said = json.dumps(self._identity(), indent=1)
         file = self.partial / _JOB
+        with self._locked_folder():
+            self._check_new()  # another call may have just written it
+            if not any(self.partial.iterdir()):
+                _write(file, said)
+            elif not file.is_file() or file.read_bytes() != said.encode():
+                raise ConfigError(
+                    f"{self.partial} is left from another call of quantize, or the model has changed since; remove it"
+                )
+            yield
+
+    @contextlib.contextmanager
+    def _locked_folder(self) -> Iterator[None]:
         try:
-            self.partial.mkdir()
-        except FileExistsError:
-            if not file.is_file() or file.read_text() != said:
-                raise ConfigError(f"{self.partial} is left from another call of quantize; remove it") from None
-            return
+            self.partial.mkdir(exist_ok=True)
+            descriptor = os.open(self.partial, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise ConfigError(f"the folder {self.partial} cannot be made: {error.strerror}") from None
-        _write(file, said)
+        try:
+            self._lock(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another call of quantize is writing {self.partial}; wait for its end, or name another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"the folder {self.partial} cannot be locked: {error.strerror}") from None
 
     def _identity(self) -> dict[str, Any]:
-        calibration = self.calibration and hashlib.sha256(self.calibration.read_bytes()).hexdigest()
         files = [(f.name, _size(f), f.stat().st_mtime_ns) for f in weight_files(self.checkpoint.path)]
         return {
             "version": __version__,
             "checkpoint": str(self.checkpoint.path),
             "files": [list(file) for file in files],
+            "copied": {file.name: _digest(file) for file in self._copied_files()},
             "recipe": self.recipe_name,
-            "calibration": calibration,
+            "calibration": self.calibration and _digest(self.calibration),
         }
 
+    def _copied_files(self) -> list[Path]:
+        """The config, tokenizer and other small files of the source, which the result has, too."""
+        found = [file for pattern in _COPIED for file in sorted(self.checkpoint.path.glob(pattern)) if file.is_file()]
+        return [file for file in found if not file.name.endswith(".safetensors.index.json")]
+
     def texts(self, make: Callable[[], list[list[int]]]) -> list[list[int]]:
-        """The calibration texts; `make` is asked where there are none from an earlier call."""
+        """The calibration texts; `make` is asked where there are none from an earlier call, or they are damaged."""
         file = self.partial / _TEXTS
-        if not file.is_file():
-            _write(file, json.dumps(make()))
-        kept: list[list[int]] = json.loads(file.read_text())
-        return kept
+        with _reading_again(file), contextlib.suppress(FileNotFoundError):
+            kept: list[list[int]] = json.loads(file.read_text())
+            return kept
+        texts = make()
+        _write(file, json.dumps(texts))
+        return texts
 
     def layers(self, texts: list[list[int]], ops: Ops) -> Iterator[int]:
         """Round layer by layer; yields the index of each that is done.
 
         Raises:
             CheckpointError: a tensor is missing, damaged, or has weights that are not finite.
+            ConfigError: a file cannot be written.
         """
         with torch.inference_mode():
             walk = Layerwise(self.checkpoint, self.spec, ops, texts)
             for index in range(self.spec.num_layers):
                 file = self.partial / f"layer-{index:05d}.safetensors"
-                if file.is_file():
-                    walk.skip(self._rounded(load_file(file)))
-                else:
+                kept = self._kept_layer(file)
+                if kept is None:
                     self._round_layer(walk, file)
+                else:
+                    walk.skip(kept)
                 yield index
+
+    def _kept_layer(self, file: Path) -> dict[str, Tensor] | None:
+        """The rounded matrices of a layer from an earlier call; None if there are none, or they are damaged."""
+        with _reading_again(file):
+            return self._rounded(load_file(file)) if file.is_file() else None
+        return None
 
     def _round_layer(self, walk: Layerwise, file: Path) -> None:
         tensors: dict[str, Tensor] = {}
@@ -168,7 +221,11 @@ class Job:
         return {name: unpacked(name, tensors, self.kind(name)) for name in names}
 
     def finish(self) -> None:
-        """Copy the tensors that are not quantized, write the config, and rename the folder."""
+        """Copy the tensors that are not quantized, write the config, and rename the folder.
+
+        Raises:
+            ConfigError: a file cannot be written.
+        """
         self._save_rest()
         weight_map = {}
         files = sorted(self.partial.glob("*.safetensors"))
@@ -176,15 +233,16 @@ class Job:
             with safe_open(file, "pt") as opened:
                 weight_map.update(dict.fromkeys(opened.keys(), file.name))
         index = {"metadata": {"total_size": sum(map(_size, files))}, "weight_map": weight_map}
-        for pattern in _COPIED:
-            for file in self.checkpoint.path.glob(pattern):
-                if not file.name.endswith(".safetensors.index.json"):
-                    shutil.copyfile(file, self.partial / file.name)
+        for file in self._copied_files():
+            _copy(file, self.partial / file.name)
         _write(self.partial / "model.safetensors.index.json", json.dumps(index, indent=1))
         hint = {"layers": dict(self.recipe.layers.choices), "embeddings": self.recipe.embeddings}
         said = {**self.checkpoint.config, "quantization_config": quantization_config(self.recipe), HINT: hint}
         _write(self.partial / "config.json", json.dumps(said, indent=1))
-        self.partial.rename(self.out)
+        try:
+            self.partial.rename(self.out)
+        except OSError as error:
+            raise ConfigError(f"{self.partial} cannot be renamed to {self.out}: {error.strerror}") from None
         (self.out / _JOB).unlink()
         (self.out / _TEXTS).unlink()
 
@@ -205,15 +263,49 @@ def _size(file: Path) -> int:
     return file.stat().st_size
 
 
+def _digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _reading_again(file: Path) -> Iterator[None]:
+    """Ends the block with a warning if the file of an earlier call cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        logger.warning("%s is damaged and will be computed again: %s", file, error)
+
+
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    draft = file.with_name(file.name + ".draft")
-    draft.write_text(text)
-    os.replace(draft, file)
+    _publish(file, lambda draft: draft.write_text(text))
+
+
+def _copy(source: Path, file: Path) -> None:
+    _publish(file, lambda draft: shutil.copyfile(source, draft))
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    """Whole or not at all."""
+    _publish(file, lambda draft: save_file(tensors, draft, metadata={"format": "pt"}))
+
+
+def _publish(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file whole or not at all, even if the power fails.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     draft = file.with_name(file.name + ".draft")
-    save_file(tensors, draft, metadata={"format": "pt"})
-    os.replace(draft, file)
+    try:
+        write(draft)
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(draft, file)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise ConfigError(
+            f"{file} cannot be written: {error}; the same command resumes there when that is mended"
+        ) from None

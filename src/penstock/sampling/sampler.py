@@ -1,8 +1,8 @@
-"""Logits in, tokens out: one call a step, whatever each row asks for.
+"""Samples a step's tokens from its logits, in one call for rows with any controls.
 
     processed        bias, penalties, bans and masks change single logits, and are undone at the end
     Ops.sample       temperature, top_k, top_p, min_p, typical_p, and a draw
-    token_logprobs   of the logits as they came
+    token_logprobs   log-probabilities of the unmodified logits
 
 A control costs nothing to the rows that do without it. The order within `processed` is that of `transformers`'
 `generate` (beside each the processor that it has there):
@@ -48,7 +48,7 @@ def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, 
     Rows without log-probabilities may stay changed. NaN and plus infinity stay so, unless they are masked.
 
     Args:
-        state: what `states` has of the batch's rows.
+        state: the state of the batch's rows in `states`.
     """
     masked = {*state.masked, *batch.mask.rows} if batch.mask is not None else state.masked
     copied = [row for row, _ in state.logprobs if row in masked] if masked else []
@@ -74,7 +74,7 @@ def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
 
 
 class _Edits:
-    """Changes of single logits, and how to undo them."""
+    """Reversible changes of single logits."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -90,7 +90,7 @@ class _Edits:
         return self.logits.view(-1)
 
     def change(self, indices: Integers, operands: Floats, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Put `change(logits, operands)` at these indices of the flat tensor, each named once."""
+        """Replace the logits at these distinct indices of the flat tensor by `change(logits, operands)`."""
         index, values = (torch.from_numpy(column).to(self._flat.device) for column in (indices, operands))
         before = self._flat[index]
         self._flat[index] = change(before, values)
@@ -162,7 +162,7 @@ Run = tuple[int, ...]
 
 @functools.lru_cache(maxsize=1024)
 def _by_last_but_one(banned: tuple[Run, ...]) -> tuple[Integers, dict[int, list[Run]]]:
-    """The runs of one token, and the longer ones by the token before their last."""
+    """The banned runs of one token, and the longer ones by their last token but one."""
     longer: dict[int, list[Run]] = {}
     for run in banned:
         if len(run) > 1:
@@ -183,11 +183,11 @@ def _completing(batch: SampleBatch, row: int) -> Integers:
 
 
 def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
-    """The log-probability of a token a row, and of the row's most likely; NaN where logits are not finite.
+    """Log-probabilities of one token per row and of the row's most likely tokens; NaN if logits are not finite.
 
     Args:
         logits: [num_rows, vocab] float32.
-        token_ids: one a row.
+        token_ids: one per row.
         counts: number of top alternatives for each row.
     """
     found = ops.topk_logprobs(logits, min(max(counts), logits.shape[-1]))
@@ -206,10 +206,10 @@ def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: S
 
 
 class Sampler:
-    """Chooses tokens, and keeps the state of the sequence in each slot."""
+    """Samples tokens, and keeps the sampling state of each slot."""
 
     def __init__(self, ops: Ops, num_slots: int) -> None:
-        """`ops` are those of the logits' device."""
+        """`ops`: operations on the logits' device."""
         self._ops = ops
         self._states = SlotStates(num_slots)
 
@@ -240,7 +240,7 @@ class Sampler:
 
 
 def _choose(ops: Ops, logits: Tensor, batch: SampleBatch, state: BatchState) -> Tensor:
-    """[num_samples] int64; -1 where there is nothing to choose."""
+    """The chosen tokens [num_samples] int64; -1 if no token can be chosen."""
     if state.is_greedy:
         return ops.argmax(logits)
     uniform = uniforms(state.seeds, batch.indices, batch.positions)
@@ -249,7 +249,7 @@ def _choose(ops: Ops, logits: Tensor, batch: SampleBatch, state: BatchState) -> 
 
 
 def _logprobs(ops: Ops, logits: Tensor, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
-    """Of the rows that ask for some, and got a token."""
+    """Log-probabilities per row; None for rows that did not request them or got no token."""
     logprobs: list[TokenLogprob | None] = [None] * len(tokens)
     asking = [(row, count) for row, count in asked if tokens[row] >= 0]
     if asking:

@@ -1,7 +1,7 @@
-"""What sampling keeps of the sequence in each slot, from step to step.
+"""Sampling state of the sequence in each slot, kept from step to step.
 
     controls   columns [num_slots, ...]; a step takes its rows
-    counts     of a history's tokens, where a penalty needs them; a new token is added, nothing is counted again
+    counts     token counts of a history, if a penalty needs them; new tokens are added, nothing is counted again
 
 All of it follows from a `SampledSequence`, and is built anew when a slot gets another one. Drafts are counted for the
 rows behind them and taken back in the same step, so between steps a wrong guess leaves nothing.
@@ -20,7 +20,7 @@ from penstock.kernels.sampling import CountTable
 
 
 class TokenCounts:
-    """How often each token is in a history's first `num_counted` tokens, and in those of the answer."""
+    """Occurrences of each token in the first `num_counted` tokens of a history, and in those of its answer."""
 
     __slots__ = ("num_counted", "table")
 
@@ -46,7 +46,7 @@ class TokenCounts:
         self.num_counted += 1
 
     def remove(self, token: int) -> None:
-        """Remove the answer's last token, which was this one."""
+        """Uncount `token`, the last one of the answer."""
         tokens, totals, answers = self.table
         index = bisect_left(tokens, token)
         totals[index] -= 1
@@ -77,14 +77,14 @@ class BatchState(NamedTuple):
     """[len(penalized), 4]: repetition, frequency, presence, share"""
     banned: list[int]
     first_ends: list[tuple[int, int]]
-    """Rows with min_tokens, and the position from which on a token may end the answer."""
+    """(row, first position at which a token may end the answer) of the rows with min_tokens."""
     masked: list[int]
     logprobs: list[tuple[int, int]]
     """(row, number of top alternatives) of the rows that return log-probabilities."""
 
 
 class SlotStates:
-    """The state of each slot."""
+    """The sampling state of each slot."""
 
     def __init__(self, num_slots: int) -> None:
         self._controls = np.zeros((num_slots, 5))
@@ -98,7 +98,7 @@ class SlotStates:
         self._latest: tuple[list[SampledSequence], BatchState] | None = None
 
     def assign(self, batch: SampleBatch) -> BatchState:
-        """Let each slot have the state of its sequence; what the rows of the batch ask for.
+        """Assign the slots to the batch's sequences; returns the controls of its rows.
 
         Most steps sample the same sequences as the one before, and nothing is gathered anew.
         """
@@ -147,7 +147,7 @@ class SlotStates:
         self._masked[slot] = params.allowed_token_ids is not None
 
     def counts(self, batch: SampleBatch, rows: list[int]) -> list[CountTable]:
-        """The counts of each row's history; `rows` hold all that the batch has of their sequences.
+        """The token counts of each row's history; `rows` must include all rows of their sequences.
 
         To be read before the next call of `drop_drafts`.
         """
@@ -182,5 +182,5 @@ def _rows(flags: NDArray[np.bool_]) -> list[int]:
 
 
 COLDEST = 1e-30
-"""Lower temperatures would be a float32's zero; long before, only the most likely tokens remain."""
+"""Minimum temperature: a lower one could be 0 in float32, and far higher ones leave only the most likely tokens."""
 NO_PENALTY = (1.0, 0.0, 0.0, 0.0)

@@ -16,7 +16,7 @@ from penstock.server.errors import ErrorReply
 
 _KEY = "call_context"
 _PUBLIC_PATHS = frozenset(
-    ("/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect")
+    ("/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc")
 ) | {"/openapi.json"}
 
 

@@ -11,7 +11,7 @@ from penstock.server.openai.encoding import EmbeddingsBody, RerankBody, ScoreBod
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.server.tei.routes import EmbedBody, TeiRerankBody
-from penstock.server.tgi.schema import GenerateBody, GenerateParameters, TokenizeBody
+from penstock.server.tgi.schema import ChatTokenizeBody, GenerateBody, GenerateParameters, TokenizeBody
 
 INTRO = """\
 # API dialects
@@ -58,6 +58,7 @@ BODIES: dict[str, type[Body]] = {
     "POST /generate, /generate_stream": GenerateBody,
     "`parameters` of /generate": GenerateParameters,
     "POST /tokenize": TokenizeBody,
+    "POST /chat_tokenize": ChatTokenizeBody,
     "POST /v1/embeddings": EmbeddingsBody,
     "POST /v1/rerank": RerankBody,
     "POST /v1/score": ScoreBody,
@@ -79,11 +80,14 @@ def describe() -> str:
 def _section(title: str, body: type[Body]) -> Iterator[str]:
     yield from ("", f"## {title}", "", "| parameter | values | remarks |", "|---|---|---|")
     properties = body.model_json_schema()["properties"]
-    for name in sorted(body.model_fields, key=lambda name: (not body.model_fields[name].is_required(), name)):
+    obeyed = ChatTokenizeBody.OBEYED if body is ChatTokenizeBody else body.model_fields.keys()
+    for name in sorted(obeyed, key=lambda name: (not body.model_fields[name].is_required(), name)):
         schema = properties[name]
         required = "Required." if body.model_fields[name].is_required() else ""
         remarks = " ".join(filter(None, (required, schema.get("description", ""))))
         yield f"| `{name}` | {_values(schema)} | {remarks} |"
+    if others := [f"`{name}`" for name in sorted(body.model_fields.keys() - obeyed)]:
+        yield from ("", "Checked, but without effect, as with TGI: " + ", ".join(others) + ".")
     refused = [f"`{name}`{_unless(values)}" for name, values in sorted(body.NOT_OBEYED.items())]
     if refused:
         yield from ("", "Refused: " + ", ".join(refused) + ".")

@@ -225,7 +225,7 @@ def load_keys(api_key: str | None, path: str | None, *, private_cache: bool) -> 
     keys = []
     if api_key is not None:
         if not api_key:
-            raise ConfigError("api_key is empty")
+            raise ConfigError("api_key is empty: set a key, or leave it out to serve without authentication")
         key = ApiKey("default", priority=-(2**31), private_cache=private_cache, operator=True)
         keys.append((key, hashlib.sha256(api_key.encode()).digest()))
     if path is not None:

@@ -15,9 +15,13 @@ from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
 
 LONGEST = 8
 """Maximum of a length, as a multiple of the mean."""
-
+LARGEST = 1e9
+"""Maximum of a number, so that sums and products of a few are finite."""
+SMALLEST_BURSTINESS = 1e-6
+"""Below it chats begin at regular times."""
 
 _MAY_BE_ZERO = ("burstiness", "system_prompts", "system_tokens", "spread", "think_seconds", "seed")
+_MOST = {"burstiness": 100.0, "seed": math.inf, "vocab_size": ANY_TOKEN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,17 @@ class Chats:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 0 or (field.name not in _MAY_BE_ZERO and not value):
+            if not value >= 0 or (field.name not in _MAY_BE_ZERO and not value):  # NaN is not
                 least = "at least" if field.name in _MAY_BE_ZERO else "above"
                 raise ConfigError(f"{field.name} must be {least} 0, not {value}")
+            most = _MOST.get(field.name, LARGEST)
+            if value > most:
+                raise ConfigError(f"{field.name} must be at most {most:,.0f}, not {value}")
+        if self.system_prompts and self.system_tokens >= self.max_context:
+            raise ConfigError(
+                f"system_tokens ({self.system_tokens}) leaves no room for a question in max_context "
+                f"({self.max_context}): lower the first or raise the second"
+            )
 
     def describe(self) -> str:
         prompts = f"{self.system_prompts} system prompts of {self.system_tokens} tokens"
@@ -72,7 +84,7 @@ class Chats:
             number += 1
 
     def _gap(self, rng: Random) -> float:
-        if not self.burstiness:
+        if self.burstiness < SMALLEST_BURSTINESS:
             return 1 / self.chats_per_second
         shape = self.burstiness**-2
         return rng.gammavariate(shape, 1 / (shape * self.chats_per_second))
@@ -89,7 +101,7 @@ class _Chat:
         self._rng = rng = Random(load.seed * 1_000_003 + number)
         self._turn = 0
         self._turns = 1
-        while load.turns > 1 and rng.random() < 1 - 1 / load.turns:
+        while load.turns > 1 and self._turns < load.max_context and rng.random() < 1 - 1 / load.turns:
             self._turns += 1
         self._tenant = f"key-{rng.randrange(load.tenants)}" if load.tenants > 1 else ""
         self._said = array(INT32)

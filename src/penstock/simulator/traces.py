@@ -6,6 +6,7 @@ text. So what two prompts share is known, and nothing of what they say.
 """
 
 import json
+import math
 import sqlite3
 from array import array
 from collections.abc import Iterator
@@ -40,14 +41,14 @@ def read_trace(path: Path, *, speed: float = 1.0, most: int | None = None, vocab
     """A trace, or a journal.
 
     Args:
-        speed: factor by which requests arrive faster than recorded.
+        speed: finite factor by which requests arrive faster than recorded.
         most: maximum number of requests, from the beginning.
 
     Raises:
         ConfigError: the file cannot be read, or is neither.
     """
-    if not speed > 0:
-        raise ConfigError(f"speed must be above 0, not {speed:g}")
+    if not 0 < speed < math.inf:
+        raise ConfigError(f"speed must be a finite number above 0, not {speed:g}")
     try:
         with path.open("rb") as file:
             is_database = file.read(16) == b"SQLite format 3\0"
@@ -71,7 +72,7 @@ def _read_lines(path: Path, vocab_size: int, most: int | None) -> list[Arrival]:
             if line.strip() and (most is None or len(found) < most):
                 try:
                     found.append(_arrival(json.loads(line), number, make_block, vocab_size))
-                except (ValueError, TypeError, KeyError) as error:
+                except (ValueError, TypeError, KeyError, OverflowError) as error:
                     raise ConfigError(
                         f"{path}, line {number}: not a request of Mooncake's schema, a JSON object with timestamp "
                         f"(ms), input_length, output_length and hash_ids: {type(error).__name__}: {error}"
@@ -83,6 +84,9 @@ def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arriva
     if not isinstance(line, dict):
         raise ValueError("it is not an object")
     length, answer = int(line["input_length"]), int(line["output_length"])
+    milliseconds = float(line["timestamp"])
+    if not math.isfinite(milliseconds):
+        raise ValueError(f"its timestamp is {milliseconds}")
     hash_ids = [int(one) for one in line["hash_ids"]]
     if length < 1 or answer < 0 or len(hash_ids) > -(-length // HASH_BLOCK):
         raise ValueError(f"{length} tokens of {len(hash_ids)} blocks of {HASH_BLOCK}, {answer} of the answer")
@@ -92,7 +96,7 @@ def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arriva
         prompt.extend(make_block(hash_id))
     prompt = prompt[:length] + make_tokens(2 * own, max(0, length - len(prompt)), vocab_size)
     return Arrival(
-        float(line["timestamp"]) / 1000,
+        milliseconds / 1000,
         f"{number}",
         prompt,
         make_tokens(2 * own + 1, max(1, answer), vocab_size),

@@ -112,7 +112,9 @@ def _form(structured: Structured) -> tuple[str, list[Rewritten]]:
         text, schemas = rewrite_schemas(text)
         return LLMatcher.grammar_from_lark(text), schemas
     if structured.kind == "choice":
-        return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_quoted, structured.choices))}"), []
+        # A terminal: each alternative of a rule would take one of the 2,000 items that the parser has for a position.
+        one_of = " | ".join(map(_quoted, structured.choices))
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {one_of}"), []
     schema = rewrite('{"type": "object"}' if structured.kind == "json_object" else text)
     return LLMatcher.grammar_from_json_schema(schema.schema), [schema]
 

@@ -64,8 +64,6 @@ class DecodeGroup:
     """[group] int64: rows of their queries in the step."""
     block_table: Tensor
     """[group, blocks] int64, from the first visible block on, padded with 0."""
-    num_keys: Tensor
-    """[group] int64: keys in these blocks."""
     most_keys: int
     mask: Tensor | None
     """[group, most_keys] bool: true for visible keys; None: all are visible."""
@@ -127,7 +125,6 @@ def _decode_groups(
         yield DecodeGroup(
             rows=torch.from_numpy(query_start[members]).to(device).long(),
             block_table=torch.from_numpy(_padded_tables(batch, members, first_blocks, width)).to(device).long(),
-            num_keys=counts,
             most_keys=most,
             mask=mask,
         )

@@ -69,14 +69,19 @@ class CompatBody(GenerateBody):
 
 
 class TokenizeBody(Body):
-    """The body of `POST /tokenize`. Any `parameters` are checked and have no effect, as with TGI."""
+    """The body of `POST /tokenize`, which is that of `/generate`."""
 
     inputs: str
-    parameters: GenerateParameters | None = None
+    parameters: GenerateParameters | None = Field(None, description="Checked, but without effect, as with TGI.")
 
 
 class ChatTokenizeBody(ChatBody):
-    """The body of `POST /chat_tokenize`."""
+    """The body of `POST /chat_tokenize`, which is that of a chat."""
+
+    OBEYED: ClassVar[frozenset[str]] = frozenset(
+        ("messages", "model", "tools", "tool_choice", "tool_prompt", "reasoning_effort", "chat_template_kwargs")
+    )
+    """What the prompt depends on. The other parameters are checked, but without effect, as with TGI."""
 
     model: str = "tgi"
 

@@ -1,4 +1,4 @@
-"""JSON text read exactly: numbers keep every digit, and what readers disagree on is refused."""
+"""Parses JSON exactly: numbers keep every digit, and what parsers disagree on, such as repeated keys, is refused."""
 
 import json
 from collections import Counter
@@ -9,11 +9,11 @@ from typing import TypeAlias
 Json: TypeAlias = "bool | int | Decimal | str | list[Json] | dict[str, Json] | None"
 
 MAX_DIGITS = 400
-"""Of a number's exponent or coefficient; doubles reach 10^308."""
+"""Maximum digits of a number, and maximum exponent; doubles reach 10^308."""
 
 
 class SchemaError(Exception):
-    """A schema that cannot be enforced: the reason, and its place."""
+    """A schema that cannot be enforced; the message has the reason and its JSON pointer."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         """
@@ -43,12 +43,12 @@ def parse(text: str) -> Json:
 
 
 def child(pointer: str, *steps: str | int) -> str:
-    """The pointer to a value inside of another."""
+    """The JSON pointer to a value within the one at `pointer`."""
     return pointer + "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
 def strings(value: Json) -> Iterator[tuple[str, str]]:
-    """All strings in a value, names of properties too, with pointers to where they are."""
+    """(JSON pointer, string) of all strings in a value, including property names."""
     pending = [("", value)]
     while pending:
         pointer, one = pending.pop()
@@ -62,12 +62,12 @@ def strings(value: Json) -> Iterator[tuple[str, str]]:
 
 
 def number(value: Json) -> int | Decimal | None:
-    """A value if it is a number, which true and false are not; else None."""
+    """The value if it is a number, which true and false are not; else None."""
     return value if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
 
 
 def show(value: Json) -> str:
-    """A value as JSON for a message, cut where it is long."""
+    """A value as JSON for a message, shortened if it is long."""
     text = str(value) if isinstance(value, Decimal) else json.dumps(value, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
 

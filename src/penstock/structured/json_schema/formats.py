@@ -1,4 +1,4 @@
-"""The formats of strings: which are enforced, and how; and names of annotations.
+"""String formats: the constraints that enforce them, and the names of mere annotations.
 
 The library's own dates, times and hosts are looser than the standards: February has 29 days in each year, a minute 61
 seconds, a host's name any length. Here they are exact or narrower: what is written is of the format to any reader.
@@ -14,19 +14,19 @@ ANNOTATIONS = frozenset(
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     }
 )
-"""Of OpenAPI and pydantic: how a value is stored or shown, not which strings are valid."""
+"""Formats of OpenAPI and pydantic that say how a value is stored or shown, not which strings are valid."""
 OF_THE_LIBRARY = frozenset({"duration", "uri"})
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What the strings of a format are."""
+    """Constraints on the strings of a format."""
 
     pattern: str | None = None
-    """A regular expression that they match as a whole; None: any does."""
+    """Regular expression that matches the whole string; None: no constraint."""
     max_length: int | None = None
     of_library: bool = False
-    """Whether the library's own is enforced."""
+    """Whether the grammar library enforces the format by itself."""
 
 
 _DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
@@ -38,7 +38,7 @@ _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?
 
 _A, _X = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
 _LABEL = f"{_A}(?:{_X}?{_A}|{_X}(?:{_A}{_X}|-{_A})(?:{_X}{{0,58}}{_A})?)?"
-"""Of a host's name: at most 63 characters, no hyphen at its ends, none at both its third and fourth (RFC 5891)."""
+"""A label of a host name: at most 63 characters, no hyphen at either end or at both third and fourth (RFC 5891)."""
 _HOST = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
 
@@ -77,7 +77,7 @@ KNOWN = frozenset(_FORMATS) | OF_THE_LIBRARY
 
 
 def find_format(name: str, pointer: str) -> Format:
-    """The strings of a format; any, if it is an annotation.
+    """The constraints of a format; none if it is an annotation.
 
     Raises:
         SchemaError: it is not known; what it asks for would not be obeyed.

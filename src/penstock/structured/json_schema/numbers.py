@@ -1,7 +1,7 @@
-"""Numbers as the grammar library holds them: in doubles, which it writes out in decimal.
+"""Numbers that the grammar library represents: doubles, which it writes in decimal.
 
-A constant that no double is would become another one, so it is refused. A bound that no double is moves inwards, to the
-next: every answer still satisfies the schema, and only numbers in the last digits before the bound are never written.
+A constant that is not a double would change, so it is refused. A bound that is not a double moves inwards, to the next
+one: every answer still satisfies the schema, and only numbers in the last digits before the bound are never written.
 """
 
 import functools
@@ -20,18 +20,18 @@ Number = int | Decimal
 MAX_INTEGER = 2**63 - 1024
 """The largest double that a signed integer of 64 bits holds."""
 MAX_BOUND = 10**17
-"""Of numbers that need not be whole: the library's ranges have no more digits before the point."""
+"""Maximum bound of numbers that need not be whole: the library's ranges have no more digits before the point."""
 MAX_MULTIPLE = 2**32
 _SAFE_DIGITS = 15
 _SAFE_PLACES = 22
 """Digits, and digits after the point, that the library's reader of numbers never gets wrong."""
 _STEPS = 64
-"""Neighbouring doubles that are tried."""
+"""Number of neighbouring doubles that are tried."""
 _EXACT = Context(prec=1000)
 
 
 def constant(value: Number, pointer: str) -> int | float:
-    """A number that an answer may be.
+    """A constant of a schema, as the number to pass to the library.
 
     Raises:
         SchemaError: the library would write another one.
@@ -51,7 +51,7 @@ def constant(value: Number, pointer: str) -> int | float:
 
 
 def least_integer(value: Number, exclusive: bool, pointer: str) -> int:
-    """The smallest integer from a bound on, or the first above it that the library can hold.
+    """The smallest integer within a lower bound that the library can hold.
 
     Raises:
         SchemaError: there is none.
@@ -66,7 +66,7 @@ def least_integer(value: Number, exclusive: bool, pointer: str) -> int:
 
 
 def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
-    """A lower bound that the library can hold, and whether it is this one; else it is the first above it.
+    """The smallest lower bound from `value` on that the library can hold, and whether it equals `value`.
 
     Raises:
         SchemaError: there is none.
@@ -84,13 +84,13 @@ def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
 
 
 def next_number(value: Number) -> Decimal:
-    """A number above `value`, in the last digits that the library holds."""
+    """The next double above `value`; above 0, the smallest number that the library can hold."""
     step = Decimal(1).scaleb(-_SAFE_PLACES)
     return step if value == 0 else Decimal(repr(math.nextafter(float(value), math.inf)))
 
 
 def multiple(value: Number, pointer: str) -> int | float:
-    """What numbers must be a multiple of.
+    """The value of `multipleOf`, as the number to pass to the library.
 
     Raises:
         SchemaError: it is not above 0, or the library would take another one.
@@ -115,12 +115,12 @@ def have_common_multiple(values: Iterable[Number]) -> bool:
 
 
 def _places(value: Fraction) -> int:
-    """Digits after the point."""
+    """Number of digits after the point."""
     return next(places for places in itertools.count() if (value * 10**places).denominator == 1)
 
 
 def negative(value: Number) -> Number:
-    """Exactly: arithmetic of decimals rounds."""
+    """The exact negation: `-` rounds a `Decimal`."""
     return -value if isinstance(value, int) else value.copy_negate()
 
 
@@ -136,7 +136,7 @@ def _from(start: float, towards: float, steps: int = _STEPS) -> Iterator[float]:
 
 
 def _scaled(value: float) -> Decimal:
-    """What the library makes of a fraction: it multiplies by 10, in doubles, until it has a whole number."""
+    """The library's value of a fraction, which it multiplies by 10, in doubles, until it is whole."""
     places = 0
     while value % 1 and places <= _SAFE_PLACES:
         value *= 10
@@ -145,7 +145,7 @@ def _scaled(value: float) -> Decimal:
 
 
 def _passed_for(value: float) -> int | float | None:
-    """The number to give the library for it to hold this double; None if there is none.
+    """The number to pass to the library so that it holds this double; None if there is none.
 
     Its reader is off by one double for about a tenth of those with 16 or 17 digits.
     """
@@ -161,7 +161,7 @@ def _passed_for(value: float) -> int | float | None:
 
 @functools.cache
 def _library_writes() -> Callable[[float], float]:
-    """Asks the library which double it writes for a number."""
+    """A function that returns the double that the library writes for a number."""
     tokenizer = LLTokenizer("byte")
 
     def ask(value: float) -> float:

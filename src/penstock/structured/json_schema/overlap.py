@@ -1,7 +1,7 @@
-"""What can be shown of the values that schemas allow: their types, all of them where they are few, that none is of two.
+"""Types and values that schemas allow, and whether two schemas exclude each other.
 
-All answers are on the safe side: more types and values than there are, "not shown" where two exclude each other in a
-way that is not looked for here.
+All answers are conservative: types and values may include some that are not allowed, and schemas that exclude each
+other in a way that is not checked here count as overlapping.
 """
 
 import math
@@ -12,7 +12,7 @@ from penstock.structured.json_schema.numbers import Number
 from penstock.structured.json_schema.subschema import IN_PLACE, References, Subschema
 
 TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
-"""An integer is a number."""
+"""JSON's types; integers are numbers."""
 MAX_VALUES = 1024
 _DEPTH = 12
 _COMPARISONS = 20_000
@@ -22,7 +22,7 @@ Value = tuple[str, Hashable]
 
 
 def value_of(value: Json) -> Value:
-    """What is equal for equal values of JSON, and for no others."""
+    """A key of a JSON value, equal for equal values only."""
     if value is None:
         return "null", None
     if isinstance(value, bool):
@@ -37,14 +37,14 @@ def value_of(value: Json) -> Value:
 
 
 class Overlap:
-    """Looks at the schemas of one document."""
+    """Compares the schemas of one document."""
 
     def __init__(self, references: References) -> None:
         self._references = references
         self._comparisons = 0
 
     def types(self, schema: Subschema, depth: int = 0) -> frozenset[str]:
-        """The types that a value may have."""
+        """The types that a schema allows."""
         if schema.value is False:
             return frozenset()
         types = TYPES
@@ -57,7 +57,7 @@ class Overlap:
         return types
 
     def values(self, schema: Subschema, depth: int = 0) -> frozenset[Value] | None:
-        """All values that are allowed, or a few more; None if they are too many to list."""
+        """All values that a schema allows, and possibly others; None if they are too many to list."""
         found: frozenset[Value] | None = None
         for one in self.parts(schema):
             for listed in (_declared_values(one), *(self._values_of_branches(one, depth))):
@@ -77,7 +77,7 @@ class Overlap:
                 yield frozenset().union(*few) if len(few) == len(each) else None
 
     def disjoint(self, first: Subschema, second: Subschema) -> bool:
-        """Whether it can be shown that no value is of both."""
+        """Whether it can be shown that no value satisfies both schemas."""
         self._comparisons = 0
         return self._disjoint(first, second, 0)
 
@@ -96,7 +96,7 @@ class Overlap:
         return types == {"object"} and self._objects_disjoint(first, second, depth)
 
     def _branches_disjoint(self, first: Subschema, second: Subschema, depth: int) -> bool:
-        """Whether all branches of one exclude the other."""
+        """Whether all branches of the first exclude the second."""
         return any(
             all(self._disjoint(branch, second, depth + 1) for branch in branches)
             for part in self.parts(first)
@@ -105,7 +105,7 @@ class Overlap:
         )
 
     def _objects_disjoint(self, first: Subschema, second: Subschema, depth: int) -> bool:
-        """Whether a property that one demands cannot be of both."""
+        """Whether a property that either requires cannot satisfy both."""
         firsts, seconds = list(self.parts(first)), list(self.parts(second))
         required = {name: None for part in (*firsts, *seconds) for name in part.names("required")}
         return any(
@@ -116,7 +116,7 @@ class Overlap:
         )
 
     def parts(self, schema: Subschema, branches: bool = False) -> Iterator[Subschema]:
-        """All schemas that a value of this one must satisfy; with `branches`, those also that it may satisfy."""
+        """All schemas that a value of `schema` must satisfy; with `branches`, also those that it may satisfy."""
         seen: set[str] = set()
         pending = [schema]
         while pending:
@@ -165,7 +165,7 @@ def _declared_values(schema: Subschema) -> frozenset[Value] | None:
 
 
 def _values_of_types(types: frozenset[str]) -> frozenset[Value] | None:
-    """All values, if they are of types that have no others."""
+    """All values of these types; None if a type has more than two."""
     few: dict[str, tuple[Value, ...]] = {"null": (("null", None),), "boolean": (("boolean", True), ("boolean", False))}
     return frozenset(value for name in types for value in few[name]) if types <= few.keys() else None
 
@@ -180,7 +180,7 @@ def _whole_numbers(parts: list[Subschema]) -> frozenset[Value] | None:
 
 
 Bound = tuple[Number, bool]
-"""A number, and whether it is excluded."""
+"""(limit, whether it is exclusive)."""
 
 
 def _range(parts: list[Subschema]) -> tuple[Bound | None, Bound | None]:

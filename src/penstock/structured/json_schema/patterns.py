@@ -1,7 +1,7 @@
-"""Regular expressions of ECMA-262, which JSON Schema has, as the grammar library's dialect writes them.
+"""Translates JSON Schema's regular expressions (ECMA-262) to the dialect of the grammar library.
 
-The library reads some of them otherwise: `[[:alpha:]]`, `&&` and `--` in classes, `.` and `\\s`, groups with flags.
-Here each is written so that it means the same, and what cannot be is refused.
+The library reads some of them differently: `[[:alpha:]]`, `&&` and `--` in classes, `.` and `\\s`, groups with flags.
+Here each is written so that its meaning stays the same; if that is impossible, it is refused.
 """
 
 import re
@@ -14,7 +14,7 @@ _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"[\x{0}-\x{10ffff}]"
 _SPACE = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _PERHAPS_SPACE = r"\x{1c}-\x{1f}\x{85}\x{feff}"
-"""Space to ECMA-262 or to Python, whose readers check answers as often, but not to both."""
+"""Characters that are space to only one of ECMA-262 and Python, either of which may check answers."""
 _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _QUANTIFIER = re.compile(r"[*+?]|\{[0-9]+(?:,[0-9]*)?\}")
@@ -33,7 +33,7 @@ def translate(pattern: str, pointer: str) -> str:
 
 
 class _Translation:
-    """Goes through an expression once."""
+    """Translates one expression in a single pass."""
 
     def __init__(self, pattern: str, pointer: str) -> None:
         self._pattern = pattern
@@ -89,7 +89,7 @@ class _Translation:
         raise self._error(f"has {what}, which cannot be obeyed")
 
     def _escape(self) -> str:
-        """What a backslash outside of a class stands for."""
+        """Translate an escape outside a character class."""
         if self._at == len(self._pattern):
             raise self._error("ends with a backslash")
         letter = self._pattern[self._at]
@@ -101,7 +101,7 @@ class _Translation:
         return _literal(self._code()) if inside is None else inside
 
     def _set(self, negated: bool = False) -> str | None:
-        """A class that a letter after a backslash stands for, perhaps in one that is negated."""
+        """Translate a class escape, such as that of digits; None if it is another. `negated`: the class around it."""
         if found := self._match(_PROPERTY):
             return "\\" + found[0]
         letter = self._pattern[self._at]
@@ -114,7 +114,7 @@ class _Translation:
         return f"[{inside}]" if letter.islower() else f"[^{inside}]"
 
     def _code(self) -> int:
-        """The character that is written after a backslash."""
+        """The code point of a character escape."""
         if found := self._match(_PAIR):
             high, low = (int(half, 16) for half in found.groups())
             return 0x10000 + (high - 0xD800 << 10) + (low - 0xDC00)
@@ -132,7 +132,7 @@ class _Translation:
         return ord(letter)
 
     def _class(self) -> str:
-        """The text of a character class whose opening bracket was read."""
+        """Translate a character class whose opening bracket was read."""
         end = "^" if self._pattern.startswith("^", self._at) else ""
         self._at += len(end)
         made = [f"[{end}"]
@@ -155,7 +155,7 @@ class _Translation:
         raise self._error("has an empty class, which nothing matches")
 
     def _member(self, negated: bool) -> int | str | None:
-        """The next character of a class, or a class in it; None at its end."""
+        """The next member of a class: a code point, or a translated class escape; None at its end."""
         if self._at == len(self._pattern):
             raise self._error("has an unclosed class")
         character = self._pattern[self._at]

@@ -1,4 +1,4 @@
-"""Which names an object's properties may have, by `propertyNames`."""
+"""The property names that `propertyNames` allows."""
 
 from penstock.structured.json_schema.document import SchemaError, show
 from penstock.structured.json_schema.formats import find_format
@@ -11,7 +11,7 @@ _HARD = ("anyOf", "oneOf")
 
 
 def allowed_names(rule: Subschema, overlap: Overlap) -> list[str] | str | None:
-    """All names that may be, or a regular expression of them; None if any may be.
+    """All allowed names, or a regular expression for them; None if any name is allowed.
 
     Raises:
         SchemaError: neither a list nor a regular expression can name them.
@@ -40,7 +40,7 @@ def _listed(schema: Subschema) -> list[str]:
 
 
 def _patterns(schema: Subschema) -> list[str]:
-    """Regular expressions that a name must match, searched for in it."""
+    """Regular expressions of which a name must contain a match."""
     patterns = []
     lengths = sizes(schema, "minLength", "maxLength")
     if "format" in schema.keywords:

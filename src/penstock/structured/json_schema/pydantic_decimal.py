@@ -1,6 +1,6 @@
-"""The expressions that pydantic 2.11 and 2.12 write for `Decimal`: they look ahead, which no automaton does.
+"""Rewrites the expressions of pydantic 2.11 and 2.12 for `Decimal`, whose lookahead no automaton supports.
 
-`^(?!^[-+.]*$)` sees to it that there is a digit. Each of the four kinds is written here without it; those with a limit
+`^(?!^[-+.]*$)` requires a digit. Each of the four kinds is written here without it; those with a limit
 of digits match a little less than the original, which does not look at what follows them.
 """
 
@@ -13,7 +13,7 @@ _BOTH = re.compile(r"\(\?:\\d\{0,(\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)\\d\{0,\
 
 
 def without_lookahead(pattern: str) -> str:
-    """The expression as it is, unless it is one of these."""
+    """An equivalent without lookahead for these expressions; any other stays as it is."""
     if not pattern.startswith(_START):
         return pattern
     rest = pattern[len(_START) :]

@@ -15,16 +15,16 @@ from penstock.structured.json_schema.numbers import (
 from penstock.structured.json_schema.subschema import Subschema
 
 Bound = tuple[Number, bool]
-"""A number, and whether it is excluded."""
+"""(limit, whether it is exclusive)."""
 _MAX_OPEN = 10**18
-"""From here on the library needs the other end of a range too."""
+"""Magnitude from which on the library needs a bound at the other end, too."""
 
 
 def integer_range(schema: Subschema) -> dict[str, int]:
-    """The keywords for the integers that a schema allows.
+    """The library's keywords for the range of integers that a schema allows.
 
     Raises:
-        SchemaError: the library can hold none of them, or a bound is none.
+        SchemaError: the library can hold none of them, or a bound is not a number.
     """
     lows, highs = _bounds(schema, "minimum", "exclusiveMinimum"), _bounds(schema, "maximum", "exclusiveMaximum")
     made = {}
@@ -42,10 +42,10 @@ def integer_range(schema: Subschema) -> dict[str, int]:
 
 
 def number_range(schema: Subschema) -> dict[str, int | float]:
-    """The keywords for the numbers that a schema allows.
+    """The library's keywords for the range of numbers that a schema allows.
 
     Raises:
-        SchemaError: the library can hold none of them, or a bound is none.
+        SchemaError: the library can hold none of them, or a bound is not a number.
     """
     lows, highs = _bounds(schema, "minimum", "exclusiveMinimum"), _bounds(schema, "maximum", "exclusiveMaximum")
     made: dict[str, int | float] = {}
@@ -66,9 +66,9 @@ def number_range(schema: Subschema) -> dict[str, int | float]:
 
 
 def _beyond(lows: Sequence[Bound], highs: Sequence[Bound]) -> list[Bound]:
-    """`lows`; of an excluded whole number less than 1 below all `highs`, the next number that the library holds.
+    """`lows`, but for an excluded whole number less than 1 below all `highs` the next number that the library holds.
 
-    Between two such bounds it would write the number itself.
+    Between two such bounds the library would write the excluded number.
     """
     high = min((value for value, _ in highs), default=math.inf)
     return [
@@ -80,7 +80,7 @@ def _beyond(lows: Sequence[Bound], highs: Sequence[Bound]) -> list[Bound]:
 
 
 def _bounds(schema: Subschema, keyword: str, exclusive: str) -> list[Bound]:
-    """What both keywords for one end say. In draft 4 the second one is true or false, of the first one."""
+    """The bounds at one end. In draft 4 the second keyword is a boolean: whether the first one is exclusive."""
     given = []
     if keyword in schema.keywords:
         given.append((_number(schema, keyword), schema.keywords.get(exclusive) is True))

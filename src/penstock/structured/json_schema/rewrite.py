@@ -1,4 +1,4 @@
-"""Rewriting of a JSON schema to one that the grammar library enforces exactly.
+"""Rewrites a JSON schema to one that the grammar library enforces exactly.
 
 Each keyword has one handler. Numbers become doubles, formats and ECMA's regular expressions such as the library has,
 `oneOf` becomes `anyOf` where its branches exclude each other, references lead to definitions by number. Annotations and
@@ -38,18 +38,18 @@ _OPTIONS = {
 """Options for writing JSON. Without numeric escapes a string has one spelling, so that keys can be compared."""
 
 Keywords = dict[str, Any]
-"""Of a schema for the library."""
+"""Keywords of a schema for the library."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A schema for the library, and what must be checked besides."""
+    """A schema for the library, and constraints that it does not enforce."""
 
     schema: Keywords
     repeats_keys: bool
     """Whether the library would let an object have a key twice."""
     few_keys: bool = False
-    """Whether the keys of some object match a pattern, so that they may be used up."""
+    """Whether the keys of an object must match a pattern, so that all of them may be used up."""
     spots: Mapping[str, Spot] = field(default_factory=dict)
     """Facts of each schema, to find arrays with `uniqueItems`; empty if there are none."""
 
@@ -57,7 +57,7 @@ class Rewritten:
 def rewrite(text: str) -> Rewritten:
     """
     Raises:
-        SchemaError: the text is no schema, or one that cannot be obeyed.
+        SchemaError: the text is not a schema, or one that cannot be enforced.
     """
     root = Subschema("", parse(text))
     try:
@@ -118,9 +118,9 @@ class _Rewriting:
             raise SchemaError(schema.pointer, "multiples of all of several numbers cannot be held: they are too large")
 
     def _is_open(self, schema: Subschema) -> bool:
-        """Whether it lets objects have keys that it does not name, or arrays items of any kind.
+        """Whether it allows objects with keys that it does not name, or arrays with items of any kind.
 
-        Where something else applies to the same value, that says whether it does.
+        False if other schemas apply to the same value: each of them is checked by itself.
         """
         if not {"const", "enum", "$ref", "allOf", "anyOf", "oneOf", "propertyNames"}.isdisjoint(schema.keywords):
             return False
@@ -277,7 +277,7 @@ class _Rewriting:
             self._property_names(schema, also)
 
     def _property_names(self, schema: Subschema, also: list[Keywords]) -> None:
-        """Names that are listed become properties, those that match an expression a pattern; no others are allowed."""
+        """Listed names become properties, a regular expression becomes a pattern; no other names are allowed."""
         names = allowed_names(schema.one("propertyNames"), self._overlap)
         self._open = self._open or not isinstance(names, list)
         if isinstance(names, str):
@@ -321,10 +321,10 @@ def _types_of(schema: Subschema) -> set[str]:
 
 
 def _literal(value: Json, pointer: str) -> Any:
-    """A value for the library to write as it is.
+    """A constant that the library writes unchanged.
 
     Raises:
-        SchemaError: it would write another one.
+        SchemaError: the library would write another value.
     """
     if isinstance(value, list):
         return [_literal(item, child(pointer, at)) for at, item in enumerate(value)]

@@ -1,4 +1,4 @@
-"""Keywords of one string or one whole number, read from a schema."""
+"""Reads keywords of a schema whose value is a string, a length or a count."""
 
 from penstock.structured.json_schema.document import SchemaError, number, show
 from penstock.structured.json_schema.numbers import as_integer
@@ -9,10 +9,10 @@ MAX_SIZE = 2**31
 
 
 def sizes(schema: Subschema, least: str, most: str) -> dict[str, int]:
-    """The minimum and maximum of a length or count, by keyword, where given.
+    """The given limits of a length or count, by keyword.
 
     Raises:
-        SchemaError: one is no whole number from 0 on, or is more than any answer has.
+        SchemaError: a limit is not a whole number from 0 on, or is larger than any answer.
     """
     found = {}
     for keyword in (least, most):
@@ -32,7 +32,7 @@ def sizes(schema: Subschema, least: str, most: str) -> dict[str, int]:
 def string(schema: Subschema, keyword: str) -> str:
     """
     Raises:
-        SchemaError: it is none.
+        SchemaError: the value is not a string.
     """
     value = schema.keywords[keyword]
     if not isinstance(value, str):

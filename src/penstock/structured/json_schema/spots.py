@@ -1,4 +1,4 @@
-"""Which arrays of a document may have no item twice, by where in it they are."""
+"""Locates the arrays of a document whose items must be unique (`uniqueItems`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from penstock.structured.json_schema.overlap import Overlap, Value
 from penstock.structured.json_schema.subschema import IN_PLACE, References, Subschema
 
 ANYTHING = "anything"
-"""Stands for the pointer to a schema that says nothing; pointers begin with a slash."""
+"""Stands for the pointer to a schema without constraints; pointers are empty or begin with a slash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,25 +17,25 @@ class Spot:
     """A schema's constraints on a value's parts. Schemas are identified by JSON pointers."""
 
     unique: bool = False
-    """Whether a list here has no item twice."""
+    """Whether the items of an array must be unique."""
     values: tuple[bytes, ...] | None = None
-    """All items that such a list may have, as they are written; None if they are too many."""
+    """All values that its items may have, as the library writes them; None if they are too many."""
     also: tuple[str, ...] = ()
-    """What else applies, or may apply, to the value itself."""
+    """Schemas that also apply, or may apply, to the value itself."""
     properties: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[str, ...] = ()
-    """What applies to properties whose names match something."""
+    """Schemas of properties whose names match a pattern."""
     additional: str = ANYTHING
-    """What applies to properties that are not named."""
+    """Schema of all other properties."""
     prefix: tuple[str, ...] = ()
     items_after: str = ANYTHING
 
 
 def spots_of(root: Subschema, references: References, overlap: Overlap) -> dict[str, Spot]:
-    """What each schema of a document says, by its pointer; that of the whole is empty.
+    """The constraints of each schema within `root`, by its JSON pointer; that of `root` is empty.
 
     Raises:
-        SchemaError: something in it is no schema.
+        SchemaError: a value in it is not a schema.
     """
     spots = {ANYTHING: Spot()}
     pending = [root]
@@ -48,7 +48,7 @@ def spots_of(root: Subschema, references: References, overlap: Overlap) -> dict[
 
 
 def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[Spot, list[Subschema]]:
-    """What a schema says, and the schemas in it."""
+    """The constraints of a schema, and the schemas within it."""
     if not schema.keywords:
         return Spot(), []
     also = [one for keyword in IN_PLACE for one in schema.listed(keyword)]
@@ -90,11 +90,11 @@ def _text(value: object) -> str:
 
 
 def joined(forms: Sequence[Mapping[str, Spot]], calls: Sequence[Mapping[str, Spot]], key: str) -> dict[str, Spot]:
-    """What several schemas say of one document that may be of any of them; nothing if none of them says anything.
+    """The constraints on a document that may satisfy any of several schemas; empty if none of them has any.
 
     Args:
-        forms: of schemas of the whole document.
-        calls: of schemas of the arguments of calls.
+        forms: constraints of schemas of the whole document.
+        calls: constraints of schemas of the arguments of calls.
         key: the property of the document, or of each item if it is a list, that has the arguments; empty: they are the
             document.
     """

@@ -19,10 +19,10 @@ _NOT_OBEYED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Subschema:
-    """A schema, and its JSON pointer in the whole.
+    """A schema within a document, and its JSON pointer.
 
     Raises:
-        SchemaError: it is none.
+        SchemaError: the value is not a schema.
     """
 
     pointer: str
@@ -34,7 +34,7 @@ class Subschema:
 
     @property
     def keywords(self) -> dict[str, Json]:
-        """None, if it is true or false."""
+        """The keywords of the schema; none if it is true or false."""
         return self.value if isinstance(self.value, dict) else {}
 
     def check_keywords(self) -> None:
@@ -47,7 +47,7 @@ class Subschema:
             raise SchemaError(self.pointer, f"these keywords are not supported: {', '.join(missing)}")
 
     def path(self, *steps: str | int) -> str:
-        """The pointer to something in it."""
+        """The JSON pointer to a value within the schema."""
         return child(self.pointer, *steps)
 
     def one(self, keyword: str) -> "Subschema":
@@ -91,7 +91,7 @@ class Subschema:
 
 
 class References:
-    """Where references within one schema lead."""
+    """Resolves the references within one document."""
 
     def __init__(self, root: Subschema) -> None:
         self._root = root
@@ -100,7 +100,7 @@ class References:
         self._anchors = _anchors(root.value)
 
     def resolve(self, schema: Subschema) -> Subschema:
-        """The schema that the `$ref` of one leads to.
+        """The target of a schema's `$ref`.
 
         Raises:
             SchemaError: there is no schema, or it is in another document.

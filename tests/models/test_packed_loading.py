@@ -137,10 +137,10 @@ whole = packed_cache.PackedFile.begin_check
 packed_cache.PackedFile.begin_check = lambda self: (opened.append("torch" in sys.modules), whole(self))
 copied = []
 write = packed_cache._write_all
-def noting(file, place, part):
-    if place >= packed_cache._HEADER_BYTES:
+def noting(file, offset, part):
+    if offset >= packed_cache._HEADER_BYTES:
         copied.append(part.nbytes)
-    write(file, place, part)
+    write(file, offset, part)
 packed_cache._write_all = noting
 with LLM(sys.argv[1], kv_cache_memory="8MiB", packed_cache=sys.argv[2]) as llm:
     llm.generate(["a"], SamplingParams(max_tokens=1))
