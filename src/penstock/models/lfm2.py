@@ -57,11 +57,10 @@ def lfm2_mlp(hidden_size: int, inner_size: int) -> GatedMLPSpec:
 def lfm2_inner_size(config: HFConfig, given: int) -> int:
     """The MLP's inner size; the config may hold the size before LFM2's adjustment."""
     given = config.size("block_ff_dim", given)
+    unit, factor = config.size("block_multiple_of", 256), config.positive("block_ffn_dim_multiplier", 1.0)
     if not config.get("block_auto_adjust_ff_dim", True):
         return given
-    unit = config.size("block_multiple_of", 256)
-    scaled = int(config.positive("block_ffn_dim_multiplier", 1.0) * int(2 * given / 3))
-    return -(-scaled // unit) * unit
+    return -(-int(factor * int(2 * given / 3)) // unit) * unit
 
 
 def lfm2_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedForwardSpec) -> LayerSpec:
