@@ -173,6 +173,9 @@ def test_what_is_refused_names_the_field(server: RunningServer):
         assert server.post("/v1/embeddings", input=empty).json()["error"]["param"] == "input"
     assert server.post("/v1/rerank", query="a", documents=[]).json()["error"]["param"] == "documents"
     assert server.post("/v1/score", text_1=["a", "b"], text_2=["c"] * 3).json()["error"]["param"] == "text_1"
+    assert server.post("/v1/rerank", query="a", documents=["\ud800"]).json()["error"]["param"] == "documents[0]"
+    assert server.post("/v1/rerank", query="a", documents=["word " * 5000]).json()["error"]["param"] == "documents"
+    assert server.post("/v1/score", text_1="a", text_2="word " * 5000).json()["error"]["param"] == "text_2"
 
 
 def test_calls_for_another_kind_of_model_say_so(server: RunningServer, client: openai.OpenAI):

@@ -38,19 +38,19 @@ class Scoring:
         """
         self._config = encoder.config
         self._pairs = pairs
-        self._place: dict[Pair, int] = {}
-        """Index in `encoded` of each (query or document, text), for an embedding model."""
+        self._index: dict[Pair, int] = {}
+        """Index in `encoded` by (field, text), for an embedding model."""
         self.encoded: list[EncodedText] = []
         """Distinct texts to compute."""
         if self._config.task == "score":
             self.encoded = encoder.encode_pairs(pairs, truncate=truncate)
             return
-        prompts = {"query": encoder.named_prompt("query"), "document": encoder.named_prompt("document", "passage")}
+        prompts = {"query": encoder.named_prompt("query"), "documents": encoder.named_prompt("document", "passage")}
         for pair in pairs:
-            for role, text in zip(prompts, pair, strict=True):
-                if (role, text) not in self._place:
-                    self._place[role, text] = len(self.encoded)
-                    self.encoded += encoder.encode([text], prompt=prompts[role], truncate=truncate, param=role)
+            for field, text in zip(prompts, pair, strict=True):
+                if (field, text) not in self._index:
+                    self._index[field, text] = len(self.encoded)
+                    self.encoded += encoder.encode([text], prompt=prompts[field], truncate=truncate, param=field)
 
     def scores(self, outputs: Sequence[RequestOutput], *, raw: bool = False) -> list[float]:
         """One score per pair, from the outputs of the `encoded` texts.
@@ -65,6 +65,6 @@ class Scoring:
                     raise InvalidRequestError(f"the model has {len(scores)} labels; a reranker must have one", "model")
             return [scores[0] for scores in all_scores]
         vectors = [vector_of(one, self._config, normalize=True) for one in outputs]
-        firsts = (vectors[self._place["query", query]] for query, _ in self._pairs)
-        seconds = (vectors[self._place["document", document]] for _, document in self._pairs)
+        firsts = (vectors[self._index["query", query]] for query, _ in self._pairs)
+        seconds = (vectors[self._index["documents", document]] for _, document in self._pairs)
         return [float((one * other).sum(dtype="float64")) for one, other in zip(firsts, seconds, strict=True)]

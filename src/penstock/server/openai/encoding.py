@@ -16,7 +16,7 @@ from penstock.errors import InvalidRequestError
 from penstock.frontend.scoring import Pair, Scoring, paired
 from penstock.frontend.text_encoding import EncodedText, Side, check_dimensions, vector_of
 from penstock.request import RequestOutput
-from penstock.server.body import Body, LargeBodyRoute, Many, Neutral
+from penstock.server.body import Body, LargeBodyRoute, Many, Neutral, renamed_params
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.errors import ERRORS
 
@@ -186,7 +186,8 @@ async def score(body: ScoreBody, call: CallOf) -> Response:
     call.check_model(body.model or call.model_name)
     pairs = paired(body.text_1, body.text_2, param="text_1")
     check_count(len(pairs), "text_2")
-    scores, outputs = await score_pairs(call, pairs, "right" if body.truncate else None, body.priority)
+    with renamed_params({"query": "text_1", "documents": "text_2"}):
+        scores, outputs = await score_pairs(call, pairs, "right" if body.truncate else None, body.priority)
     made: Scores = {
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",
