@@ -112,6 +112,7 @@ def test_an_id_of_another_call_or_of_none_is_refused(journaled, server):
         (journaled, {"seed": 4}, event_id),
         (journaled, {"n": 1}, event_id),
         (journaled, {}, "nonsense"),
+        (journaled, {"stream": False}, event_id),
         (server, {}, event_id),
     ):
         answer = post(running, path, body | changes, **{"last-event-id": last})

@@ -246,12 +246,15 @@ class Call:
         Raises:
             LimitError: the queue is full, or the caller's limit is exhausted.
             EngineError: they could not be served; for a stream, only before it begins.
+            InvalidRequestError: `Last-Event-ID` names no event of this stream, or comes without `stream`.
         """
         if stream:
             request_stream, cursor = await self._open_stream(accepted)
             self._context.request_stream = request_stream
             events = _events(request_stream, answer, cursor, self._context, self._failure_of)
             return EventStream(events, request_stream.abort, answer.headers(None))
+        if self._context.last_event_id:
+            raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
         outputs = await self.outputs(accepted)
         if any(output.prompt_logprobs for output in outputs):  # may be large: not on the event loop
             body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
