@@ -24,36 +24,24 @@ struct Conv {
         return args.before < 0 ? x : mul(x, load_some_as_f32(args.x, args.dtype, at + args.before + c, rest));
     }
 
-    // One token's results; `value(tap, c)` returns 16 channels of a tap's token.
-    template <class Value>
-    void convolve(int64_t row, const Value& value) const {
-        const ConvArgs of = args;  // a copy, which stores cannot alias
-        for (int64_t c = first; c < first + count; c += kLanes) {
-            const int64_t rest = first + count - c;
-            f32x16 sum = of.bias ? load_some(of.bias + c, rest) : zero_f32();
-            for (int64_t tap = 0; tap < of.kernel; tap++)
-                sum = fma(load_some(of.taps + tap * of.channels + c, rest), value(tap, c), sum);
-            if (of.silu) sum = silu(sum);
-            if (of.after >= 0) sum = mul(load_some_as_f32(of.x, of.dtype, row * of.x_stride + of.after + c, rest), sum);
-            write_row(of.out, of.dtype, row * of.channels + c, rest, sum);
+    void convolve(const Run& run, int64_t row, int64_t c) const {
+        const int64_t rest = first + count - c;
+        f32x16 sum = args.bias ? load_some(args.bias + c, rest) : zero_f32();
+        for (int64_t tap = 0; tap < args.kernel; tap++) {
+            const f32x16 factor = load_some(args.taps + tap * args.channels + c, rest);
+            sum = fma(factor, value(run, run.source, row - (args.kernel - 1) + tap, c), sum);
         }
+        if (args.silu) sum = silu(sum);
+        if (args.after >= 0) {
+            const int64_t at = (run.row + row) * args.x_stride + args.after + c;
+            sum = mul(load_some_as_f32(args.x, args.dtype, at, rest), sum);
+        }
+        write_row(args.out, args.dtype, (run.row + row) * args.channels + c, rest, sum);
     }
 
     void operator()(const Run& run) const {
-        const int64_t before = args.kernel - 1;  // tokens before each one
-        for (int64_t row = 0; row < run.count; row++) {
-            if (row < before || args.before >= 0) {
-                convolve(run.row + row,
-                         [&](int64_t tap, int64_t c) { return value(run, run.source, row - before + tap, c); });
-                continue;
-            }
-            const int64_t columns = before * args.x_stride + first + count;  // up to the last that is read
-            const Row x{args.x, args.dtype, (run.row + row - before) * args.x_stride + args.values, columns};
-            x.reading(0, columns, [&](const auto& load) {
-                convolve(run.row + row,
-                         [&, stride = args.x_stride](int64_t tap, int64_t c) { return load(tap * stride + c); });
-            });
-        }
+        for (int64_t row = 0; row < run.count; row++)
+            for (int64_t c = first; c < first + count; c += kLanes) convolve(run, row, c);
         // The source may be the target: all values of a channel are read before the first is written.
         for (int64_t c = first; c < first + count; c += kLanes) {
             f32x16 last[kMostTaps];
