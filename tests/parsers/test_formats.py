@@ -26,6 +26,7 @@ from penstock.parsers.conversation import (
 )
 from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
 from penstock.parsers.reasoning import KINDS
+from penstock.parsers.tagged import ALL_TYPES, types_of_property
 from penstock.parsers.tools import Function
 
 THINK = KINDS[0]
@@ -540,3 +541,22 @@ def test_reasoning_is_turned_on_and_off_where_the_template_knows_how():
         with pytest.raises(InvalidRequestError) as caught:
             refused()
         assert caught.value.param == "reasoning_effort"
+
+
+@pytest.mark.parametrize("deep", [{"anyOf": [{"$ref": "#/$defs/j"}] * 20}, {"allOf": [{"$ref": "#/$defs/j"}] * 20}])
+def test_types_of_a_schema_that_refers_to_itself_are_found_at_once(deep):
+    began = time.monotonic()
+    assert types_of_property({"properties": {"s": {"$ref": "#/$defs/j"}}, "$defs": {"j": deep}}, "s") == ALL_TYPES
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    "malformed", [{"enum": None}, {"allOf": None}, {"type": 5}, {"type": [{}]}, {"anyOf": 3}, {"$ref": 5}]
+)
+def test_malformed_keywords_of_a_schema_count_for_nothing(malformed):
+    assert types_of_property({"properties": {"s": malformed}}, "s") == ALL_TYPES
+
+
+def test_white_space_before_a_call_is_dropped():
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert read(f"hi  {call} bye", HERMES) == [Text("hi"), ToolCall("f", "{}"), Text("bye")]

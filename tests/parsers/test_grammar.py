@@ -356,3 +356,20 @@ def test_arguments_that_are_nested_too_deeply_stay_text_or_are_refused():
         arguments_text(nested, "messages[0].tool_calls")
     with pytest.raises(InvalidRequestError, match="nested too deeply"):
         Function("f", parameters={"type": "object", "default": nested})
+
+
+@pytest.mark.parametrize(
+    ("change", "keyword"),
+    [
+        ({"required": None}, "required"),
+        ({"required": "n"}, "required"),
+        ({"properties": [1]}, "properties"),
+        ({"properties": {"n": {"type": "string", "enum": None}}}, "enum"),
+        ({"properties": {"n": {"type": "string", "minLength": "3"}}}, "minLength"),
+    ],
+)
+@pytest.mark.parametrize("tags", TAGGED, ids=[one.name for one in TAGGED])
+def test_a_malformed_schema_of_arguments_is_refused_by_its_keyword(tags, change, keyword):
+    function = replace(STRICT, parameters={**STRICT.parameters, **change})
+    with pytest.raises(InvalidRequestError, match=keyword):
+        tags.grammar.arguments(function, 0, True, json.dumps)

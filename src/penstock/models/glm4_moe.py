@@ -13,7 +13,7 @@ from penstock.models.spec import ModelSpec
 
 def glm4_moe_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeForCausalLM`."""
-    dense = read_dense(config, max_position=131072, partial_rotary=0.5)
+    dense = read_dense(config, max_position=131072, partial_rotary=0.5, norm_eps=1e-5)
     attention = _attention(config, dense)
     mixture = _mixture(config, dense)
     first = config.size("first_k_dense_replace", 1, least=0)

@@ -32,7 +32,11 @@ def gpt_oss_spec(config: HFConfig) -> ModelSpec:
     bias = config.get("attention_bias", True)
     rope = dense.attention.rope
     if not (config.has("rope_parameters") or config.has("rope_scaling")):
-        rope = config.rope_of(_ROPE, dense.attention.head_dim, dense.model.max_position)
+        rope = config.rope_of(
+            {**_ROPE, "rope_theta": config.positive("rope_theta", 150000.0)},
+            dense.attention.head_dim,
+            dense.model.max_position,
+        )
     attention = replace(dense.attention, rope=rope, qkv_bias=bias, output_bias=bias, sinks=True)
     mixture = MixtureSpec(
         dense.model.hidden_size,

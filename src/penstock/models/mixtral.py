@@ -14,7 +14,7 @@ NAMES = MixtureNames(router="block_sparse_moe.gate", experts="block_sparse_moe.e
 def mixtral_spec(config: HFConfig) -> ModelSpec:
     """Read a `MixtralForCausalLM`."""
     config.get("router_jitter_noise", 0.0)  # used in training only
-    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
+    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8, norm_eps=1e-5, theta=1e6)
     attention = replace(dense.attention, window=config.find_size("sliding_window"))
     routing = read_routing(config, config.size("num_local_experts", 8), renormalize=True)
     mixture = MixtureSpec(dense.model.hidden_size, dense.mlp.intermediate_size, routing, names=NAMES)

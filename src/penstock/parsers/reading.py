@@ -123,6 +123,8 @@ class Reading:
         """Starts a call; held text belongs to it."""
         self._has_other_parts = True
         self._held = None
+        self._spaces.clear()
+        self._spoke = False
         self._close_piece()
         self._pieces.append(CallBegins(name))
 

@@ -181,26 +181,34 @@ def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The types that an object's property may have by its schema; all of them where it says nothing."""
     properties = schema.get("properties")
     given = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(schema.get("additionalProperties") if given is None else given, schema, DEPTH)
+    return _types(schema.get("additionalProperties") if given is None else given, schema, DEPTH, {})
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _types(schema: object, root: Mapping[str, Any], depth: int, known: dict[str, frozenset[str]]) -> frozenset[str]:
+    """The types that a schema allows; keywords that are malformed count for nothing. `known`: those of references."""
     if not isinstance(schema, Mapping) or not depth:
         return ALL_TYPES
     found = ALL_TYPES
     said = schema.get("type")
-    if said is not None:
-        found = frozenset([said] if isinstance(said, str) else said) & ALL_TYPES
-    if "enum" in schema or "const" in schema:
-        values = schema["enum"] if "enum" in schema else [schema["const"]]
+    if isinstance(said, (str, list)):
+        found = (
+            frozenset(one for one in ([said] if isinstance(said, str) else said) if isinstance(one, str)) & ALL_TYPES
+        )
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
         found &= frozenset().union(*map(type_of, values))
-    if isinstance(schema.get("$ref"), str):
-        found &= _types(referenced(schema["$ref"], root), root, depth - 1)
+    pointer = schema.get("$ref")
+    if isinstance(pointer, str):
+        if pointer not in known:
+            known[pointer] = ALL_TYPES  # where it leads to itself
+            known[pointer] = _types(referenced(pointer, root), root, depth - 1, known)
+        found &= known[pointer]
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            found &= frozenset().union(*(_types(one, root, depth - 1) for one in schema[word]))
-    for one in schema.get("allOf", ()):
-        found &= _types(one, root, depth - 1)
+            found &= frozenset().union(*(_types(one, root, depth - 1, known) for one in schema[word]))
+    parts = schema.get("allOf")
+    for one in parts if isinstance(parts, list) else ():
+        found &= _types(one, root, depth - 1, known)
     return found or ALL_TYPES
 
 

@@ -58,12 +58,17 @@ def _documents(tags: Tags) -> Callable[[Sequence[Function]], Sequence[str]]:
             dict.fromkeys(
                 _key(tags, key)
                 for function in functions
-                for key in function.schema.get("properties", {})
+                for key in _properties(function)
                 if types_of_property(function.schema, key) != {"string"}
             )
         )
 
     return marks
+
+
+def _properties(function: Function) -> Mapping[str, Any]:
+    properties = function.schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _key(tags: Tags, key: str) -> str:
@@ -82,9 +87,13 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
             return [f"arguments_{index}: any_{index}*", f"any_{index}[lazy]: {key} /(?s:.*)/ {end}"]
         check_exact(schema, "tools")
         _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
-        required = schema.get("required", ())
+        required = schema.get("required", [])
         made, parts = [], []
         properties = schema.get("properties", {})
+        if not isinstance(properties, Mapping):
+            raise _malformed("properties", function.name, "an object")
+        if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+            raise _malformed("required", function.name, "a list of names")
         for missing in (one for one in required if one not in properties):
             raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties")
         for number, key in enumerate(properties):
@@ -94,6 +103,10 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
         return [f"arguments_{index}: {' '.join(parts) or chr(34) * 2}", *made]
 
     return rules
+
+
+def _malformed(keyword: str, where: str, expected: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{where}: {keyword} of its schema must be {expected}", "tools")
 
 
 def _value(name: str, function: Function, key: str, end: str) -> list[str]:
@@ -112,6 +125,13 @@ def _value(name: str, function: Function, key: str, end: str) -> list[str]:
             _refuse_mixed(schema, where)
         return [f"{name}[lazy]: /(?s:.*)/ {end}"]
     _refuse(schema, _OF_STRINGS, where)
+    for keyword, kind, expected in (
+        ("enum", list, "a list"),
+        ("minLength", int, "a whole number"),
+        ("maxLength", int, "a whole number"),
+    ):
+        if keyword in schema and not isinstance(schema[keyword], kind):
+            raise _malformed(keyword, where, expected)
     words = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
     if words is not None:
         words = [word for word in words if isinstance(word, str)]
