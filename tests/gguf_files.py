@@ -94,8 +94,13 @@ def _set(writer: GGUFWriter, key: str, value: Any) -> None:
     if value is None:
         return
     integer = writer.add_int32 if isinstance(value, int) and value < 0 else writer.add_uint32
-    kinds = {bool: writer.add_bool, int: integer, float: writer.add_float32, str: writer.add_string}
-    kinds.get(type(value), writer.add_array)(key, value)  # type: ignore[operator]
+    kinds: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: integer,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    kinds.get(type(value), writer.add_array)(key, value)
 
 
 def _add_config(writer: GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ _MPOL_BIND = 2
 _NOT_WRITTEN = 120
 """Exit code, also the interpreter's own, where what was printed could not be written."""
 CLOSED_PIPE = 128 + signal.SIGPIPE
-"""Exit code, as shells report it, where nobody reads what is printed any more: `penstock generate ... | head -1`."""
+"""Exit code after writing to a closed pipe, as in `penstock generate ... | head -1`; the one that shells report."""
 
 
 @dataclass(frozen=True, slots=True)

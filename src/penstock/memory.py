@@ -118,7 +118,7 @@ class PoolLimits:
     """Maximum tokens that one step computes."""
     block_size: int
     num_branches: int = 0
-    """Maximum sequences with drafts in one step, each of which needs a second state."""
+    """Maximum number of sequences with drafts in one step; each needs a second recurrent state."""
 
 
 def plan_memory(

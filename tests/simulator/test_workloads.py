@@ -195,10 +195,10 @@ def test_chats_end_before_they_are_too_long_and_a_metronome_is_even() -> None:
 
 
 def test_chats_of_endless_turns_end_with_their_context_and_hardly_any_burstiness_is_none() -> None:
-    settings = {"chats_per_second": 2, "seconds": 5, "max_context": 900, "system_prompts": 0}
-    asked = play(Chats(**settings, turns=1e9))  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"chats_per_second": 2, "seconds": 5, "max_context": 900, "system_prompts": 0}
+    asked = play(Chats(**settings, turns=1e9))
     assert 900 / 2 < max(len(one.prompt) + len(one.answer) for one in asked) <= 900
-    even, nearly = (list(Chats(**settings, burstiness=value).arrivals()) for value in (0, 1e-200))  # type: ignore[arg-type]
+    even, nearly = (list(Chats(**settings, burstiness=value).arrivals()) for value in (0, 1e-200))
     assert [one.time for one in even] == [one.time for one in nearly]
 
 
@@ -214,7 +214,8 @@ def test_tenants_are_drawn() -> None:
     "name", ["chats_per_second", "seconds", "turns", "question_tokens", "answer_tokens", "tenants"]
 )
 def test_chats_that_make_no_sense_are_refused(name: str) -> None:
+    option: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=f"{name} must be above 0"):
-        Chats(**{name: 0})  # type: ignore[arg-type]
+        Chats(**option)
     with pytest.raises(ConfigError, match="burstiness must be at least 0"):
         Chats(burstiness=-0.5)

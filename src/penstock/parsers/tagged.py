@@ -185,15 +185,13 @@ def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def _types(schema: object, root: Mapping[str, Any], depth: int, known: dict[str, frozenset[str]]) -> frozenset[str]:
-    """The types that a schema allows; keywords that are malformed count for nothing. `known`: those of references."""
+    """The types that a schema allows; malformed keywords are ignored. `known`: the types behind each `$ref`."""
     if not isinstance(schema, Mapping) or not depth:
         return ALL_TYPES
     found = ALL_TYPES
     said = schema.get("type")
     if isinstance(said, (str, list)):
-        found = (
-            frozenset(one for one in ([said] if isinstance(said, str) else said) if isinstance(one, str)) & ALL_TYPES
-        )
+        found &= {one for one in ([said] if isinstance(said, str) else said) if isinstance(one, str)}
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         found &= frozenset().union(*map(type_of, values))

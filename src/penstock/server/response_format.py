@@ -68,7 +68,7 @@ class StructuredOutputs(TypedDict):
     json_object: NotRequired[bool | None]
 
 
-def structured_of_structured_outputs(given: StructuredOutputs) -> Structured:
+def structured_of_vllm(given: StructuredOutputs) -> Structured:
     """
     Raises:
         InvalidRequestError: it is not exactly one.
@@ -115,7 +115,7 @@ class FormatBody(Body):
                 "response_format and structured_outputs both define a format: leave one of them out",
                 "structured_outputs",
             )
-        return structured_of_structured_outputs(self.structured_outputs)
+        return structured_of_vllm(self.structured_outputs)
 
     @property
     def structured_field(self) -> str:

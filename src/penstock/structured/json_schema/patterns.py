@@ -14,7 +14,7 @@ _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"[\x{0}-\x{10ffff}]"
 _SPACE = r"\t-\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _PERHAPS_SPACE = r"\x{1c}-\x{1f}\x{85}\x{feff}"
-"""Characters that are space to only one of ECMA-262 and Python, either of which may check answers."""
+"""Characters that `\\s` matches in only one of ECMA-262 and Python; answers may be validated with either."""
 _SETS = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _QUANTIFIER = re.compile(r"[*+?]|\{[0-9]+(?:,[0-9]*)?\}")

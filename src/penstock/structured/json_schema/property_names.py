@@ -40,7 +40,7 @@ def _listed(schema: Subschema) -> list[str]:
 
 
 def _patterns(schema: Subschema) -> list[str]:
-    """Regular expressions of which a name must contain a match."""
+    """Regular expressions; each must match somewhere in a property name."""
     patterns = []
     lengths = sizes(schema, "minLength", "maxLength")
     if "format" in schema.keywords:
