@@ -311,6 +311,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "router_jitter_noise": 0.2,
         },
     ),
+    "phimoe, tied, with a bias of the output": (
+        "Phimoe",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True, "tie_word_embeddings": True},
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "smollm3, other layers, biases, sliding": (
         "SmolLM3",
@@ -367,6 +371,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_bias": False,
             "n_groups": 1,
         },
+    ),
+    "nemotron-h, an mlp and experts first": (
+        "NemotronH",
+        NEMOTRON | {"layers_block_type": ["mlp", "moe", "full_attention", "linear_attention"]},
     ),
     "nemotron-h, latent experts, not renormalised": (
         "NemotronH",

@@ -34,6 +34,14 @@ INTERVALS = {
     "interleave_moe_layer_step": "moe_layers",
 }
 """Settings that a list of the layers goes before, which is taken out to try them."""
+SHOWN_BY_TENSORS = {
+    *("intermediate_size", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads", "num_hidden_layers"),
+    *("q_lora_rank", "v_head_dim", "num_nextn_predict_layers"),
+}
+"""Sizes whose defaults need not be those of `transformers`: a wrong one is refused by the shapes of the tensors."""
+OTHER_DEFAULTS: dict[str, set[str]] = {
+    "Phi3": {"original_max_position_embeddings"},  # whose default goes before the value in `rope_parameters`
+}
 FAMILIES = sorted({family for family, _ in CASES.values()})
 
 
@@ -54,6 +62,21 @@ def test_another_value_makes_another_model_or_is_refused(tmp_path: Path, family:
     assert settings - effective - WITHOUT_EFFECT.get(family, set()) == set()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_absent_settings_have_the_defaults_of_transformers(tmp_path: Path, family: str) -> None:
+    differ: set[str] = set()
+    for name, changes in CASES.values():
+        if name == family:
+            config = written(tmp_path, family, SHAPE | changes)
+            for key in config.keys() - SHOWN_BY_TENSORS - {"architectures", "model_type"}:
+                rest = {other: value for other, value in config.items() if other != key}
+                completed = with_defaults(tmp_path, family, rest)
+                ours, theirs = read(tmp_path, rest), completed and read(tmp_path, completed)
+                if None not in (ours, theirs) and ours != theirs:
+                    differ.add(key)
+    assert differ - OTHER_DEFAULTS.get(family, set()) == set()
+
+
 def test_every_family_is_tried() -> None:
     assert {f"{family}ForCausalLM" for family in FAMILIES} == {
         name for name in ARCHITECTURES if name.endswith("ForCausalLM")
@@ -67,6 +90,21 @@ def written(folder: Path, family: str, changes: dict[str, Any]) -> dict[str, Any
     name = f"{family}ForCausalLM"
     config = getattr(transformers, name).config_class(architectures=[name], **changes)
     config.to_json_file(folder / "config.json", use_diff=False)
+    made: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return made
+
+
+def with_defaults(folder: Path, family: str, config: dict[str, Any]) -> dict[str, Any] | None:
+    """This config.json with what `transformers` puts in the place of absent keys; None: it refuses it."""
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
+
+    kind = getattr(transformers, f"{family}ForCausalLM").config_class
+    text = json.dumps(config).replace('{"__float__": "Infinity"}', "Infinity")
+    try:
+        kind.from_dict(json.loads(text)).to_json_file(folder / "config.json", use_diff=False)
+    except (StrictDataclassError, ZeroDivisionError):
+        return None
     made: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return made
 

@@ -13,6 +13,7 @@ import torch
 from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.gguf.architectures import ARCHITECTURES
+from penstock.layers.attention_spec import AttentionSpec
 from penstock.models.registry import read_spec
 from tests.checkpoints import write_random
 from tests.families import (
@@ -182,6 +183,14 @@ def test_a_layer_without_a_tensor_that_tells_its_kind_is_refused(tmp_path: Path)
     file.write_bytes(file.read_bytes().replace(b"blk.0.ssm_in.weight", b"blk.0.ssm_xx.weight"))
     with pytest.raises(CheckpointError, match=r"block 0 that tells its kind: one of .*ssm_in\.weight"):
         open_checkpoint(str(file))
+
+
+def test_a_mistral3_file_without_temperatures_has_no_window(tmp_path: Path) -> None:
+    write_random(tmp_path / "hf", "Ministral3", **SHAPE, head_dim=16, **MINISTRAL)
+    file = tmp_path / "model.gguf"
+    write_family(file, tmp_path / "hf", metadata={"mistral3.attention.temperature_scale": None})
+    spec = read_spec(open_checkpoint(str(file)))
+    assert [mixer.window for mixer in spec.mixers if isinstance(mixer, AttentionSpec)] == [None] * len(spec.layers)
 
 
 def test_an_olmo3_file_without_a_rope_base_has_the_familys(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
     stretch = given.keys.find("rope.scaling.yarn_log_multiplier", float)
     beta = given.keys.find("attention.temperature_scale", float)
     if scaling is None or beta is None:
-        return {"architectures": ["MistralForCausalLM"]}
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": NULL}
     mscale = {} if stretch is None else {"mscale": 1.0, "mscale_all_dim": stretch}
     theta = {"rope_theta": given.config["rope_theta"]}
     return {

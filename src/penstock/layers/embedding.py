@@ -50,11 +50,15 @@ class OutputHead:
     """
 
     def __init__(
-        self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: bool = False
+        self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: str | None = None
     ) -> None:
+        """
+        Args:
+            bias: name of the bias, without `.bias`; None: there is none.
+        """
         # Every step multiplies all of it. With fewer bits, rounding the weights costs more than 8-bit activations do.
         self.weight = factory.precise(least_bits=8).matrix(name, vocab_size, hidden_size)
-        self._bias = factory.bias((name,), (vocab_size,), self.weight.bias_dtype) if bias else None
+        self._bias = None if bias is None else factory.bias((bias,), (vocab_size,), self.weight.bias_dtype)
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
         self._vocab_size, self._exchange = vocab_size, factory.ops.exchange
 

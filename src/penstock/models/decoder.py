@@ -102,14 +102,14 @@ class DecoderLayer:
 
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Run the mixer. Returns its output, for `feed_forward`, and the residual stream [num_tokens, hidden_size].
 
         Args:
-            stream: the output of the previous layer.
+            stream: the output of the previous layer. Without a mixer it is returned as it is; in a model's first layer
+                it has no residual.
         """
         if self._mixer is None:
-            assert stream.residual is not None, "the first layer of a model mixes tokens"
             plain = stream.after is None and stream.total is None
             assert plain, "layers without a mixer follow others without a last norm and scale"
             return stream.x, stream.residual
@@ -117,7 +117,12 @@ class DecoderLayer:
         return self._mixer.mix(taken, step, batch, cache), residual
 
     def feed_forward(
-        self, mixed: Tensor, residual: Tensor, inputs: Tensor | None = None, *, adapters: AdapterRows | None = None
+        self,
+        mixed: Tensor,
+        residual: Tensor | None,
+        inputs: Tensor | None = None,
+        *,
+        adapters: AdapterRows | None = None,
     ) -> Stream:
         """Run the rest of the layer after `mix_tokens`; returns the layer's output.
 
@@ -128,6 +133,7 @@ class DecoderLayer:
         """
         stream = Stream(mixed, residual)
         if self._mixer is not None:
+            assert residual is not None
             stream = self._mixer_norms.stream(self._mixer.output(mixed, adapters), residual, self._residual)
         if self._feed_forward is not None:
             taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
@@ -173,7 +179,7 @@ class Decoder:
         names, tied = spec.names, spec.tie_embeddings
         table = (spec.vocab_size, spec.hidden_size)
         output = names.embedding if tied else names.output
-        self.output = OutputHead(output, *table, factory, bias=spec.output_bias)
+        self.output = OutputHead(output, *table, factory, bias=names.output if spec.output_bias else None)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self._positions = PositionTables(spec, max_positions, factory)
@@ -215,7 +221,9 @@ class Decoder:
         for layer, batch, cache in layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)
         layer, batch, cache = last
-        hidden = (*layer.mix_tokens(stream, step, batch, cache), *inputs)
+        mixed, residual = layer.mix_tokens(stream, step, batch, cache)
+        assert residual is not None, "a model of one layer has a mixer"
+        hidden = (mixed, residual, *inputs)
         return (self._finish(hidden, adapters),) if whole else hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:

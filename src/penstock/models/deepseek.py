@@ -30,7 +30,7 @@ def deepseek_v2_spec(config: HFConfig) -> ModelSpec:
         groups=groups if grouped else 1,
         top_groups=kept if grouped else 1,
     )
-    dense = _dense(config)
+    dense = _dense(config, max_position=2048)
     first = config.size("first_k_dense_replace", 0, least=0)
     sparse = [index >= first for index in range(dense.num_layers)]
     return _model(config, dense, sparse, routing, correction=False, paired=True)
@@ -43,7 +43,7 @@ def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
     config.expect("moe_layer_freq", 1)
-    dense = _dense(config)
+    dense = _dense(config, max_position=4096)
     first = config.size("first_k_dense_replace", 3, least=0)
     sparse = [index >= first for index in range(dense.num_layers)]
     return _with_sigmoids(config, dense, sparse, num_experts=256, groups=(8, 4), scaling=2.5)
@@ -51,7 +51,7 @@ def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
 
 def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeLiteForCausalLM`: DeepSeek V3, with the layers that have experts listed in `mlp_layer_types`."""
-    dense = _dense(config)
+    dense = _dense(config, max_position=202752, norm_eps=1e-5)
     kinds = config.get("mlp_layer_types", ["dense"] + ["sparse"] * (dense.num_layers - 1))
     if len(kinds) != dense.num_layers or not set(kinds) <= {"dense", "sparse"}:
         raise CheckpointError(
@@ -60,10 +60,10 @@ def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
     return _with_sigmoids(config, dense, [kind == "sparse" for kind in kinds], 64, groups=(1, 1), scaling=1.8)
 
 
-def _dense(config: HFConfig) -> Dense:
+def _dense(config: HFConfig, max_position: int, norm_eps: float = 1e-6) -> Dense:
     rotated = config.size("qk_rope_head_dim", 64)
     config.expect("head_dim", rotated, None)
-    return read_dense(config, max_position=4096, head_dim=rotated)
+    return read_dense(config, max_position=max_position, head_dim=rotated, norm_eps=norm_eps)
 
 
 def _with_sigmoids(

@@ -12,7 +12,7 @@ def exaone4_spec(config: HFConfig) -> ModelSpec:
     """Read an `Exaone4ForCausalLM`."""
     dense = read_dense(config, max_position=2048, norm_eps=1e-5)
     count = dense.num_layers
-    window = None if config.is_null("sliding_window") else config.size("sliding_window", 4096)
+    window = config.find_size("sliding_window", absent=4096)
     interval = 4
     if window is None or config.has("layer_types"):
         config.ignore("sliding_window_pattern")  # `layer_types` has the same information

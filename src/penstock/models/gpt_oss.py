@@ -30,13 +30,14 @@ def gpt_oss_spec(config: HFConfig) -> ModelSpec:
     for repeated in ("experts_per_token", "initial_context_length"):  # the first checkpoints have these, too
         config.find(repeated, int)
     bias = config.get("attention_bias", True)
-    rope = dense.attention.rope
+    rope, max_position = dense.attention.rope, dense.model.max_position
     if not (config.has("rope_parameters") or config.has("rope_scaling")):
         rope = config.rope_of(
             {**_ROPE, "rope_theta": config.positive("rope_theta", 150000.0)},
             dense.attention.head_dim,
-            dense.model.max_position,
+            max_position,
         )
+        max_position = rope.context(max_position)
     attention = replace(dense.attention, rope=rope, qkv_bias=bias, output_bias=bias, sinks=True)
     mixture = MixtureSpec(
         dense.model.hidden_size,
@@ -51,7 +52,7 @@ def gpt_oss_spec(config: HFConfig) -> ModelSpec:
     )
     attentions = _attentions(config, attention, dense.num_layers)
     layers = tuple(dense.layer(index, one, mixture) for index, one in enumerate(attentions))
-    return replace(dense.model, layers=layers)
+    return replace(dense.model, layers=layers, max_position=max_position)
 
 
 def _attentions(config: HFConfig, attention: AttentionSpec, num_layers: int) -> list[AttentionSpec]:

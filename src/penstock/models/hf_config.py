@@ -231,8 +231,10 @@ class HFConfig:
             raise CheckpointError(f"{self.file} lacks {key!r}")
         return cast(int, default) if value is None else value
 
-    def find_size(self, key: str, least: int = 1) -> int | None:
-        """Like `size`, but None if the key is absent or null."""
+    def find_size(self, key: str, least: int = 1, *, absent: int | None = None) -> int | None:
+        """Like `size`, but None if the key is null, and `absent` if it is absent."""
+        if key not in self._values:
+            return absent
         value = self.find(key, int)
         if value is not None and not least <= value <= _LARGEST[key]:
             raise CheckpointError(f"{key} in {self.file} must be from {least} to {_LARGEST[key]}, not {shown(value)}")

@@ -10,5 +10,5 @@ from penstock.models.spec import ModelSpec
 def mistral_spec(config: HFConfig) -> ModelSpec:
     """Read a `MistralForCausalLM`."""
     dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
-    attention = replace(dense.attention, window=config.find_size("sliding_window"))
+    attention = replace(dense.attention, window=config.find_size("sliding_window", absent=4096))
     return replace(dense.model, layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)))

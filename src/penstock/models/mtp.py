@@ -50,7 +50,9 @@ class MTPHead:
         both = (self._embedding_norm(embedded), self._hidden_norm(hidden))
         stream = Stream(self._projection(torch.cat(both, 1)))
         step = self._positions.inputs(batch.tensor("positions"))
-        return self._layer.mix_tokens(stream, step, batch, cache)
+        mixed, residual = self._layer.mix_tokens(stream, step, batch, cache)
+        assert residual is not None, "the head's layer has a mixer"
+        return mixed, residual
 
     def finish(self, mixed: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
         """The head's hidden states [count, hidden_size], after its norm, of the rows [count] int64 (count >= 1)."""

@@ -7,6 +7,7 @@ Mamba's time steps are limited by `time_step_limit`, as in training. (`transform
 from collections.abc import Mapping
 from dataclasses import replace
 
+from penstock.errors import CheckpointError
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec
 from penstock.layers.mamba2_spec import Mamba2Spec
 from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
@@ -35,6 +36,8 @@ def nemotron_h_spec(config: HFConfig) -> ModelSpec:
     """Read a `NemotronHForCausalLM`."""
     _refuse_what_is_not_computed(config)
     kinds = _layer_kinds(config)
+    if not {"linear_attention", "full_attention"} & set(kinds):
+        raise CheckpointError(f"{config.file}: layers_block_type must have a layer of attention or of Mamba")
     dense = read_dense(
         config,
         max_position=4096,

@@ -14,7 +14,7 @@ def qwen3_moe_spec(config: HFConfig) -> ModelSpec:
     """Read a `Qwen3MoeForCausalLM`."""
     dense = read_dense(config, max_position=32768)
     bias = config.get("attention_bias", False)
-    window = config.find_size("sliding_window")
+    window = config.find_size("sliding_window", absent=4096)
     attention = replace(
         dense.attention,
         qkv_bias=bias,
