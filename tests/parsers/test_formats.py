@@ -354,13 +354,34 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
         ),
         (
             f"<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>{FINAL}c",
-            [Reasoning("ab"), Text("c")],
+            [Reasoning("a\nb"), Text("c")],
         ),
         (
             "<|channel|>commentary to=functions.g<|message|>{}<|call|>",
             [Text("<|channel|>commentary to=functions.g<|message|>{}")],
         ),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.g<|message|>{}",
+            [Reasoning("a"), Text("<|start|>assistant<|channel|>commentary to=functions.g<|message|>{}")],
+        ),
         ("Just text.<|end|>", [Text("Just text.")]),
+        (f"Just text.<|end|>{FINAL}More.", [Text("Just text.\nMore.")]),
+        (f"<|channel|>commentary<|message|>I look.<|end|>{FINAL} Done.", [Text("I look.\n Done.")]),
+        (f"<|channel|>final<|message|><|end|>{FINAL}Done.", [Text("Done.")]),
+        (
+            "<|channel|>analysis to=functions.f <|message|>{}<|call|><|start|>assistant<|channel|>analysis<|message|>b",
+            [ToolCall("f", "{}"), Reasoning("b")],
+        ),
+        ("<|channel|>analysis to=python<|message|>1 + 1<|call|>", [Reasoning("1 + 1")]),
+        (
+            '<|channel|>commentary to=f<|message|> {"a": "<|call|> <|start|>"} <|call|>',
+            [ToolCall("f", '{"a": "<|call|> <|start|>"} ')],
+        ),
+        (
+            "<|channel|>commentary to=f<|message|>{<|end|><|start|>assistant<|channel|>final<|message|>b",
+            [ToolCall("f", "{"), Text("b")],
+        ),
+        ("<|channel|>commentary to=f<|message|>1 < 2<|call|>", [ToolCall("f", "1 < 2")]),
         ("<|start|><|start|>x", [Text("<|start|><|start|>x")]),
         ("<|channel|>fin", [Text("<|channel|>fin")]),
         ("<b>x</b>", [Text("<b>x</b>")]),
@@ -541,6 +562,33 @@ def test_reasoning_is_turned_on_and_off_where_the_template_knows_how():
         with pytest.raises(InvalidRequestError) as caught:
             refused()
         assert caught.value.param == "reasoning_effort"
+
+
+STRING = {"properties": {"s": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": STRING}},
+        {"allOf": [{"required": ["s"]}, STRING]},
+        {"anyOf": [STRING, {"properties": {"other": {"type": "integer"}}}]},
+        {"oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [STRING]}}},
+        {"patternProperties": {"^s": {"type": "string"}}},
+        {"patternProperties": {"^s": {"type": "string"}}, "additionalProperties": False},
+        {"additionalProperties": {"type": "string"}, "allOf": [{"additionalProperties": False}]},
+    ],
+)
+def test_a_property_is_found_behind_references_and_alternatives(schema):
+    assert types_of_property(schema, "s") == {"string"}
+
+
+def test_a_property_has_the_types_of_all_alternatives():
+    other = {"properties": {"s": {"type": ["integer", "null"]}}}
+    assert types_of_property({"anyOf": [STRING, other]}, "s") == {"string", "integer", "null"}
+    assert types_of_property({"allOf": [STRING, other]}, "s") == ALL_TYPES
+    assert types_of_property({"anyOf": [STRING, {"additionalProperties": {}}]}, "s") == ALL_TYPES
+    assert types_of_property({"anyOf": [STRING] * 300}, "s") == ALL_TYPES  # too many to search
 
 
 @pytest.mark.parametrize("deep", [{"anyOf": [{"$ref": "#/$defs/j"}] * 20}, {"allOf": [{"$ref": "#/$defs/j"}] * 20}])

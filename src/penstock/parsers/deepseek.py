@@ -8,7 +8,7 @@
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>...
 
-The marks are special tokens. Some answers leave out the marks around the list.
+The marks are special tokens; the one after the list may be missing.
 """
 
 from penstock.parsers.grammar import Grammar, Mark, document_after

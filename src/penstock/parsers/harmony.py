@@ -5,14 +5,15 @@
     <|start|>assistant<|channel|>final<|message|>It is sunny.<|return|>
 
 The marks are special tokens; the first message's `<|start|>assistant` is the prompt's. The channel `analysis` is
-reasoning; `final`, and `commentary` without a recipient, is text.
+reasoning; `final`, and `commentary` without a recipient, is text. Adjacent messages of text, or of reasoning, are
+separated by a line break.
 """
 
 import re
 from collections.abc import Callable
 
 from penstock.parsers.grammar import Mark, thinking
-from penstock.parsers.reading import Reader, Reading, expect, read_until, skip_spaces
+from penstock.parsers.reading import Reader, Reading, expect, json_value, read_until, skip_spaces
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -25,6 +26,7 @@ _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(analysis|commentary|final)")
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
+    last: Callable[[str], None] | None = None  # what took the message before this one
     while True:
         reading.hold("")
         character = yield from skip_spaces()
@@ -38,18 +40,24 @@ def read(reading: Reading) -> Reader[None]:
             reading.read_again()
             reading.say((yield))  # one at least, so that a mark is not read again and again
             yield from _content(reading, reading.say)
-        elif channel[1] == "analysis":
-            reading.turn()
-            yield from _content(reading, reading.think)
-            reading.turn()
-        elif (to := _RECIPIENT.search(header)) and reading.is_tool(to[1]):
+            last = reading.say
+            continue
+        to = _RECIPIENT.search(header)
+        if to and reading.is_tool(to[1]):
             reading.call(to[1])
-            yield from _content(reading, reading.argue)
-        else:
-            if to:
-                reading.reject()
-            reading.drop()
-            yield from _content(reading, reading.say)
+            yield from _arguments(reading)
+            last = None
+            continue
+        take = reading.think if channel[1] == "analysis" else reading.say
+        if take == last:
+            reading.separate()
+        elif reading.think in (take, last):
+            reading.turn()
+        reading.drop()
+        if to and take == reading.say:
+            reading.say(header)
+        yield from _content(reading, take)
+        last = take
 
 
 def _header(reading: Reading) -> Reader[str | None]:
@@ -67,6 +75,15 @@ def _header(reading: Reading) -> Reader[str | None]:
         if character == ">" and "".join(written[-len(MESSAGE) :]) == MESSAGE:
             return "".join(written)
     return None
+
+
+def _arguments(reading: Reading) -> Reader[None]:
+    """The message of a call; in the strings of a JSON object, marks are text."""
+    character = yield from skip_spaces()
+    reading.back(character)
+    if character == "{":
+        yield from json_value(reading, reading.argue, broken_by="<")
+    yield from _content(reading, reading.argue)
 
 
 def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:

@@ -119,6 +119,11 @@ class Reading:
         self._spaces.clear()
         self._spoke = False
 
+    def separate(self) -> None:
+        """Puts a line break before what is said or thought next, if something was before."""
+        if self._spoke:
+            self._spaces.append("\n")
+
     def call(self, name: str) -> None:
         """Starts a call; held text belongs to it."""
         self._has_other_parts = True

@@ -13,7 +13,7 @@ JSON of a type that the schema allows, else a string.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "arra
 _LONGEST_KEY = 256
 DEPTH = 16
 """Maximum references and alternatives that are followed to find a value's type."""
+_MOST_ALTERNATIVES = 256
+"""Maximum schemas, beside the whole, that are searched for a property."""
 _AS_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -179,15 +181,24 @@ def type_of(value: object) -> frozenset[str]:
 
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The types that an object's property may have by its schema; all of them where it says nothing."""
-    properties = schema.get("properties")
-    given = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(schema.get("additionalProperties") if given is None else given, schema, DEPTH, {})
+    of_values = _Types(schema, _own_types)
+
+    def of_property(one: Mapping[str, Any]) -> frozenset[str] | None:
+        properties, patterns, others = (
+            one.get(word) for word in ("properties", "patternProperties", "additionalProperties")
+        )
+        if isinstance(properties, Mapping) and key in properties:
+            return of_values.of(properties[key])
+        # Patterns are not matched with the key: that may take exponential time.
+        given = [*(patterns.values() if isinstance(patterns, Mapping) else ())]
+        given += [others] if isinstance(others, Mapping) else []
+        return _either(of_values.of(value) for value in given)
+
+    return _Types(schema, of_property, most=_MOST_ALTERNATIVES).of(schema) or ALL_TYPES
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int, known: dict[str, frozenset[str]]) -> frozenset[str]:
-    """The types that a schema allows; malformed keywords are ignored. `known`: the types behind each `$ref`."""
-    if not isinstance(schema, Mapping) or not depth:
-        return ALL_TYPES
+def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that `type`, `enum` and `const` of a schema allow; malformed ones are ignored."""
     found = ALL_TYPES
     said = schema.get("type")
     if isinstance(said, (str, list)):
@@ -195,19 +206,53 @@ def _types(schema: object, root: Mapping[str, Any], depth: int, known: dict[str,
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         found &= frozenset().union(*map(type_of, values))
-    pointer = schema.get("$ref")
-    if isinstance(pointer, str):
-        if pointer not in known:
-            known[pointer] = ALL_TYPES  # where it leads to itself
-            known[pointer] = _types(referenced(pointer, root), root, depth - 1, known)
-        found &= known[pointer]
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list):
-            found &= frozenset().union(*(_types(one, root, depth - 1, known) for one in schema[word]))
-    parts = schema.get("allOf")
-    for one in parts if isinstance(parts, list) else ():
-        found &= _types(one, root, depth - 1, known)
-    return found or ALL_TYPES
+    return found
+
+
+def _either(found: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
+    """The types of any of several schemas; None where none says anything."""
+    said = [types for types in found if types is not None]
+    return frozenset().union(*said) if said else None
+
+
+class _Types:
+    """Collects types over a schema's references and alternatives, in linear time."""
+
+    def __init__(
+        self,
+        root: Mapping[str, Any],
+        own: Callable[[Mapping[str, Any]], frozenset[str] | None],
+        most: int | None = None,
+    ) -> None:
+        """
+        Args:
+            root: the schema that references point into.
+            own: the types by a schema's own keywords; None where they say nothing.
+            most: maximum number of schemas to read; those beyond allow all types.
+        """
+        self._root, self._own, self._most = root, own, most
+        self._visited = 0
+        self._known: dict[str, frozenset[str] | None] = {}
+        """The types behind each `$ref`."""
+
+    def of(self, schema: object, depth: int = DEPTH) -> frozenset[str] | None:
+        """The types that a schema allows, None where it says nothing; malformed keywords are ignored."""
+        self._visited += 1
+        if not isinstance(schema, Mapping) or not depth or (self._most is not None and self._visited > self._most):
+            return ALL_TYPES
+        said = [self._own(schema)]
+        pointer = schema.get("$ref")
+        if isinstance(pointer, str):
+            if pointer not in self._known:
+                self._known[pointer] = ALL_TYPES  # where it leads to itself
+                self._known[pointer] = self.of(referenced(pointer, self._root), depth - 1)
+            said.append(self._known[pointer])
+        either, other, both = (schema.get(word) for word in ("anyOf", "oneOf", "allOf"))
+        for parts in (either, other):
+            said += [_either(self.of(one, depth - 1) for one in parts)] if isinstance(parts, list) else []
+        said += [self.of(one, depth - 1) for one in both] if isinstance(both, list) else []
+        found = [types for types in said if types is not None]
+        return (frozenset(ALL_TYPES).intersection(*found) or ALL_TYPES) if found else None
 
 
 def referenced(pointer: str, root: Mapping[str, Any]) -> object:
