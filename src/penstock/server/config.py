@@ -10,6 +10,8 @@ from penstock.frontend.limits import QueueLimits
 from penstock.frontend.router import ROUTERS
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+MAX_ENGINES = 1024
+"""Maximum engines of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +166,9 @@ class ServerConfig:
             raise ConfigError(f"nodes_per_engine must be at least 1, not {self.nodes_per_engine}")
         if self.nodes_per_engine > 1 and self.cluster is None:
             raise ConfigError("nodes_per_engine needs cluster")
-        if self.engines < 1:
-            raise ConfigError(f"engines must be at least 1, not {self.engines}")
+        for name, count in (("engines", self.engines), ("max_engines", self.max_engines)):
+            if count is not None and not 1 <= count <= MAX_ENGINES:
+                raise ConfigError(f"{name} must be from 1 to {MAX_ENGINES}, not {count}")
         if not 0 <= self.prefill_engines < self.engines:
             raise ConfigError(
                 f"prefill_engines must be from 0 to {self.engines - 1}, as at least one of the {self.engines} engines "
