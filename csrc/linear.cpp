@@ -126,7 +126,7 @@ int64_t panel_bytes(const Weight& weight) {
 // the tile one group, whose sums are in registers.
 template <class Kind>
 struct Division {
-    int64_t begin = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, window_blocks = 0;
+    int64_t begin = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, windows = 0;
 
     Division() = default;
     Division(int64_t begin, int64_t end, const Weight& weight)
@@ -136,8 +136,8 @@ struct Division {
           slice_blocks(std_min(tiles > 1 || (opens() && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
         // A single tile prefetches the panel's next window; with several, each prefetches its part of the next panel.
         const int64_t bytes = blocks * Kind::block_bytes(weight);
-        const int64_t windows = tiles == 1 ? std_max(1, (bytes + kWindowBytes / 2) / kWindowBytes) : 1;
-        window_blocks = (blocks + windows * slice_blocks - 1) / (windows * slice_blocks) * slice_blocks;
+        slices_ = (blocks + slice_blocks - 1) / slice_blocks;
+        windows = tiles == 1 ? std_max(1, std_min((bytes + kWindowBytes / 2) / kWindowBytes, slices_)) : 1;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
 
@@ -147,13 +147,16 @@ struct Division {
     // First token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
+    // First block of a window, which has as many slices as the others, or one more.
+    int64_t window_begin(int64_t window) const { return std_min(slices_ * window / windows * slice_blocks, blocks); }
+
   private:
     // Groups of `together` rows.
     static int64_t num_groups(int64_t rows, int64_t together) {
         return rows <= Kind::kRowsAlone ? 1 : (rows + together - 1) / together;
     }
 
-    int64_t smallest_ = 0, larger_ = 0;
+    int64_t smallest_ = 0, larger_ = 0, slices_ = 0;
 };
 
 // Prefetch where the results of tokens `begin` to `end` over a panel go: a store to memory that is not cached would
@@ -173,7 +176,17 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
     const Weight& weight = *args.weight;
     const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
     const uint8_t* beyond_blocks = data + Kind::offset_of(weight, of.blocks);
-    const int64_t window_bytes = Kind::offset_of(weight, of.window_blocks), passes = weight.x_bytes;
+    const int64_t passes = weight.x_bytes;
+    // Prefetch the window after this one, or the next panel's first, during the steps of this one.
+    const auto fetch = [&](int64_t window) {
+        const bool last = window + 1 == of.windows;
+        const int64_t begin = of.window_begin(window), end = of.window_begin(window + 1);
+        const int64_t bytes = last ? Kind::offset_of(weight, of.window_begin(1))
+                                   : Kind::offset_of(weight, of.window_begin(window + 2)) - Kind::offset_of(weight, end);
+        return Fetch(last ? next_data : data + Kind::offset_of(weight, end), bytes,
+                     (end - begin) * of.groups * Kind::kSteps * (kVectors / kWide),
+                     of.groups <= Kind::kNearGroups && bytes <= 2 * kWindowBytes);
+    };
     if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
     Fetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
@@ -183,12 +196,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
         for (int64_t block = 0, window = 0; block < of.blocks; block += of.slice_blocks) {
             const Slice slice{data + Kind::offset_of(weight, block), block, std_min(of.slice_blocks, of.blocks - block)};
             const bool first = block == 0, last = block + of.slice_blocks >= of.blocks;
-            if (tile == 0 && block == window) {
-                window += of.window_blocks;
-                prefetch = Fetch(window < of.blocks ? data + Kind::offset_of(weight, window) : next_data, window_bytes,
-                                 of.window_blocks * of.groups * Kind::kSteps * (kVectors / kWide),
-                                 of.groups <= Kind::kNearGroups && window_bytes <= 2 * kWindowBytes);
-            }
+            if (tile == 0 && block == of.window_begin(window)) prefetch = fetch(window++);
             alignas(64) uint8_t bytes[Kind::kOpened];
             const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
