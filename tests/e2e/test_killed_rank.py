@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 
 from tests.server.running import running_server
-from tests.waiting import alive
+from tests.waiting import alive, wait_until
 
 
 def children(pid: int) -> list[int]:
@@ -28,7 +28,8 @@ def test_a_killed_rank_takes_the_engine_down_and_the_next_one_goes_on(tiny_llama
             if len(texts[0]) > 5 and alive(rank):
                 os.kill(rank, signal.SIGKILL)
         assert texts == [choice.text for choice in undisturbed.choices]
-        assert server.metrics()["penstock_engine_restarts_total"] == 1
+        # On a busy machine the answer may have been complete before the kill.
+        wait_until(lambda: server.metrics()["penstock_engine_restarts_total"] == 1)
         (successor,) = children(server.engine_pid)
         assert not alive(engine)
     assert not alive(successor)
