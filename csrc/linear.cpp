@@ -136,8 +136,11 @@ struct Division {
           slice_blocks(std_min(tiles > 1 || (opens() && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
         // A single tile prefetches the panel's next window; with several, each prefetches its part of the next panel.
         const int64_t bytes = blocks * Kind::block_bytes(weight);
-        slices_ = (blocks + slice_blocks - 1) / slice_blocks;
-        windows = tiles == 1 ? std_max(1, std_min((bytes + kWindowBytes / 2) / kWindowBytes, slices_)) : 1;
+        const int64_t slices = (blocks + slice_blocks - 1) / slice_blocks;
+        const int64_t wanted = tiles == 1 ? std_max(1, (bytes + kWindowBytes / 2) / kWindowBytes) : 1;
+        const int64_t together = (slices + wanted - 1) / wanted;  // slices per window, at most
+        windows = (slices + together - 1) / together;
+        window_slices_ = slices / windows, smaller_windows_ = windows - slices % windows;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
 
@@ -147,8 +150,10 @@ struct Division {
     // First token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
-    // First block of a window, which has as many slices as the others, or one more.
-    int64_t window_begin(int64_t window) const { return std_min(slices_ * window / windows * slice_blocks, blocks); }
+    // First block of a window: the last windows have one slice more than the others.
+    int64_t window_begin(int64_t window) const {
+        return std_min((window * window_slices_ + std_max(0, window - smaller_windows_)) * slice_blocks, blocks);
+    }
 
   private:
     // Groups of `together` rows.
@@ -156,7 +161,7 @@ struct Division {
         return rows <= Kind::kRowsAlone ? 1 : (rows + together - 1) / together;
     }
 
-    int64_t smallest_ = 0, larger_ = 0, slices_ = 0;
+    int64_t smallest_ = 0, larger_ = 0, window_slices_ = 0, smaller_windows_ = 0;
 };
 
 // Prefetch where the results of tokens `begin` to `end` over a panel go: a store to memory that is not cached would
