@@ -150,7 +150,7 @@ struct Division {
     // First token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
-    // First block of a window: the last windows have one slice more than the others.
+    // First block of a window. The last windows may have one slice more than the others.
     int64_t window_begin(int64_t window) const {
         return std_min((window * window_slices_ + std_max(0, window - smaller_windows_)) * slice_blocks, blocks);
     }

@@ -77,6 +77,13 @@ def test_absent_settings_have_the_defaults_of_transformers(tmp_path: Path, famil
     assert differ - OTHER_DEFAULTS.get(family, set()) == set()
 
 
+def test_a_nemotron_without_attention_and_mamba_is_refused(tmp_path: Path) -> None:
+    config = written(tmp_path, "NemotronH", SHAPE | CASES["nemotron-h"][1])
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layers_block_type": ["mlp", "moe"]}))
+    with pytest.raises(CheckpointError, match="must have a layer of attention or of Mamba"):
+        read_spec(open_checkpoint(str(tmp_path)))
+
+
 def test_every_family_is_tried() -> None:
     assert {f"{family}ForCausalLM" for family in FAMILIES} == {
         name for name in ARCHITECTURES if name.endswith("ForCausalLM")

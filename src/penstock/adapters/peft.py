@@ -28,7 +28,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None, []),
     "init_lora_weights": _INITS,
 }
-"""Keys that may be absent or have one of these values, none of which changes the result."""
+"""Supported values of keys that would change the result otherwise; each key may be absent."""
 _READ = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern",

@@ -25,7 +25,7 @@ _LONGEST_KEY = 256
 DEPTH = 16
 """Maximum references and alternatives that are followed to find a value's type."""
 _MOST_ALTERNATIVES = 256
-"""Maximum schemas, beside the whole, that are searched for a property."""
+"""Maximum number of schemas that are searched for a property, the whole among them."""
 _AS_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -252,7 +252,7 @@ class _Types:
             said += [_either(self.of(one, depth - 1) for one in parts)] if isinstance(parts, list) else []
         said += [self.of(one, depth - 1) for one in both] if isinstance(both, list) else []
         found = [types for types in said if types is not None]
-        return (frozenset(ALL_TYPES).intersection(*found) or ALL_TYPES) if found else None
+        return (ALL_TYPES.intersection(*found) or ALL_TYPES) if found else None
 
 
 def referenced(pointer: str, root: Mapping[str, Any]) -> object:

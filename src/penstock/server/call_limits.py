@@ -138,7 +138,7 @@ class CallLimits:
                 response.headers["connection"] = "close"  # the rest of the body may still arrive
             await response(scope, receive, send_with_limits)
         except _ClientGone:
-            pass  # there is nobody to answer
+            pass  # the client has disconnected: no response can be sent
 
     @contextlib.contextmanager
     def _entered(self, holder: KeyHolder) -> Iterator[None]:
