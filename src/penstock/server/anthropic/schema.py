@@ -107,6 +107,7 @@ class PromptBody(Body):
     NOT_OBEYED: ClassVar[Neutral] = {
         "compaction": (),
         "container": (),
+        "max_output_tokens": (),
         "mcp_servers": ([],),
         "thread": (),
     }
