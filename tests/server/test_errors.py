@@ -39,7 +39,11 @@ def test_a_location_is_told_as_a_path(location, param):
         (ChatBody, {"messages": []}, "messages: must not be empty"),
         (ChatBody, {"response_format": "json"}, "response_format: must be an object"),
         (ChatBody, {"tool_choice": 5}, "tool_choice: must be a string or an object"),
-        (ChatBody, {"tool_choice": {"type": "x"}}, "tool_choice.type: must be 'function', 'allowed_tools', 'auto', 'none', 'required' or 'any'"),
+        (
+            ChatBody,
+            {"tool_choice": {"type": "x"}},
+            "tool_choice.type: must be 'function', 'allowed_tools', 'auto', 'none', 'required' or 'any'",
+        ),
         (ChatBody, {"early_stopping": "x"}, "early_stopping: must be true or false or 'never'"),
         (CompletionBody, {"prompt": 5.5}, "prompt: must be a string or a list"),
         (CompletionBody, {"prompt": None}, "prompt: this parameter is required"),
