@@ -21,11 +21,13 @@ from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RuleCore
 
 END = 0
-SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]"]
+HARMONY_MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
+SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]", *HARMONY_MARKS]
 SAY = "{{ messages[-1].content }}{% if opened %}<think>\n{% endif %}"
 HERMES = SAY + "{# <tool_call> </think> enable_thinking #}"
 MISTRAL = SAY + "{# [TOOL_CALLS] [ARGS] [/THINK] #}"
 LLAMA = SAY + "{# <|python_tag|> #}"
+HARMONY = SAY + "{# <|channel|>analysis <|end|> #}"
 PLAIN = SAY
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -71,7 +73,10 @@ def checkpoints(tmp_path_factory):
 
     return {
         name: write(name, template)
-        for name, template in (("hermes", HERMES), ("mistral", MISTRAL), ("llama", LLAMA), ("plain", PLAIN))
+        for name, template in (
+            *(("hermes", HERMES), ("mistral", MISTRAL), ("llama", LLAMA)),
+            *(("harmony", HARMONY), ("plain", PLAIN)),
+        )
     }
 
 
@@ -190,6 +195,39 @@ def test_reasoning_is_a_field_of_its_own(ask):
         ask(name, talk)
 
 
+def test_texts_around_calls_are_joined_by_a_line_break(ask):
+    async def hermes(client, http):
+        call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+        told = await chat(client, f"<think>hm</think>One. {call} two {call}{call}\nthree.")
+        assert told == ("hm", "One.\ntwo\nthree.", [("f", "{}")] * 3, "tool_calls")
+        assert (await chat(client, f"{call} after"))[1] == "after"
+        assert (await chat(client, f"before {call}"))[1] == "before"
+
+    async def harmony(client, http):
+        call = "<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant"
+        first, second = (f"<|channel|>analysis<|message|>{said}<|start|>assistant" for said in ("hm", "so"))
+        final = "<|channel|>final<|message|>Yes"
+        told = await chat(client, first + call + second + final)
+        assert told == ("hm\nso", "Yes", [("f", "{}")], "tool_calls")
+        assert (await chat(client, first + second + final))[:2] == ("hm\nso", "Yes")
+
+    for name, talk in (("hermes", hermes), ("harmony", harmony)):
+        ask(name, talk)
+
+
+def test_texts_around_calls_stay_parts_of_their_own_elsewhere(ask):
+    text = 'One. <tool_call>{"name": "f", "arguments": {}}</tool_call> Two.'
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+    async def talk(client, http):
+        content = (await messages(http, text, tools=[{"name": "f", "input_schema": {"type": "object"}}]))["content"]
+        assert [block.get("text") for block in content] == ["One.", None, "Two."]
+        items = (await client.responses.create(model="rule", input=text, tools=[tool])).output
+        assert [items[0].content[0].text, items[2].content[0].text] == ["One.", "Two."]
+
+    ask("hermes", talk)
+
+
 async def messages(http, says, **options):
     """An answer of Anthropic's dialect; streamed, its blocks must be the same."""
     body = {"model": "rule", "max_tokens": 200, "messages": [{"role": "user", "content": says}]} | options
@@ -208,8 +246,8 @@ async def messages(http, says, **options):
     for told, streamed in zip(whole["content"], blocks, strict=True):
         written = streamed.pop("partial_json")
         if told["type"] == "tool_use":
+            assert whole["stop_reason"] == "max_tokens" or json.loads(written) == told["input"]
             told = told | {"id": streamed["id"], "input": {}}
-            assert whole["stop_reason"] == "max_tokens" or json.loads(written) == whole["content"][-1]["input"]
         assert streamed == told
     return whole
 
