@@ -157,7 +157,7 @@ def test_only_what_must_be_guarded_is():
     ("make", "param"),
     [
         (lambda: Function("two words"), "tools"),
-        (lambda: Function("x" * 65), "tools"),
+        (lambda: Function("x" * 129), "tools"),
         (lambda: Function("f", None, {"type": "string"}), "tools"),
         (lambda: Function("f", "\ud800"), "tools"),
         (lambda: Tools((CITY, CITY)), "tools"),

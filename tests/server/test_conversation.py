@@ -287,6 +287,33 @@ def test_responses_get_items_in_the_order_of_the_answer(ask):
     ask("hermes", talk)
 
 
+def test_a_call_of_a_tool_that_is_not_offered_reaches_the_agent_as_a_call(ask):
+    text = '<tool_call>{"name": "invented", "arguments": {"a": 1}}</tool_call>'
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+    async def talk(client, http):
+        assert await chat(client, text) == ("", "", [("invented", '{"a": 1}')], "tool_calls")
+        message = await messages(http, text, tools=[{"name": "f", "input_schema": {"type": "object"}}])
+        assert [(block["name"], block["input"]) for block in message["content"]] == [("invented", {"a": 1})]
+        (item,) = (await client.responses.create(model="rule", input=text, tools=[tool])).output
+        assert (item.type, item.name) == ("function_call", "invented")
+        for without in ({"tools": openai.omit}, {"tool_choice": "none"}):
+            assert await chat(client, text, **without) == ("", text, [], "stop")
+
+    ask("hermes", talk)
+
+
+def test_a_name_of_128_characters_is_offered_and_called(ask):
+    name = "mcp__" + "x" * 123
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
+
+    async def talk(client, http):
+        text = f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
+        assert (await chat(client, text, tools=tools))[2] == [(name, "{}")]
+
+    ask("hermes", talk)
+
+
 def test_an_answer_of_nothing_is_still_an_answer(ask):
     async def talk(client, http):
         text = "<think>\n\n</think>\n\n"

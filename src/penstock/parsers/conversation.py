@@ -101,7 +101,7 @@ class ChatFormat:
         """A parser for one answer.
 
         Args:
-            functions: the tools that may be called; calls of others are text.
+            functions: the tools that may be called; without any, there are no calls.
             prompt_end: the end of the prompt, which may open reasoning.
         """
         if self.tools is not None and self.tools.before_text is not None:
@@ -266,7 +266,7 @@ class Parsers:
         """
         Args:
             token_ids: the prompt.
-            tools: those offered; calls of others are text.
+            tools: those offered.
         """
         self._known = known
         self._tokenizer = tokenizer

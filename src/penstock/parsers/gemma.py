@@ -26,7 +26,7 @@ def read(reading: Reading) -> Reader[None]:
         name = yield from name_of_tool(reading)
         character = yield from skip_spaces()
         reading.back(character)
-        if character != "{" or not reading.is_tool(name):
+        if character != "{" or not reading.may_call(name):
             reading.reject()
             continue
         reading.call(name)

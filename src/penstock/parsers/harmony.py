@@ -20,7 +20,7 @@ END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 _ENDS = (END, CALL, RETURN)
 _LONGEST_HEADER = 256
-_RECIPIENT = re.compile(r" to=(?:functions\.)?([a-zA-Z0-9_.-]+)")
+_RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]*)")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(analysis|commentary|final)")
 
 
@@ -43,7 +43,7 @@ def read(reading: Reading) -> Reader[None]:
             last = reading.say
             continue
         to = _RECIPIENT.search(header)
-        if to and reading.is_tool(to[1]):
+        if to and reading.may_call(to[1]):
             reading.call(to[1])
             yield from _arguments(reading)
             last = None
