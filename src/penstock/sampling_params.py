@@ -31,7 +31,7 @@ _UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 class Documents:
     """Where an answer contains JSON documents, in which no key may occur twice.
 
-    Marks are in Lark's notation: text in quotes, or a special token as <[id]>.
+    Marks are in Lark's notation: text in quotes, a special token as <[id]>, or several of them in a row.
     """
 
     after: tuple[str, ...] = ("",)
