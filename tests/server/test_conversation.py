@@ -61,8 +61,8 @@ def checkpoints(tmp_path_factory):
 
     def write(name, template):
         folder = tmp_path_factory.mktemp(name)
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet, len(SPECIAL))}, merges=[]))
+        tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
         tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()

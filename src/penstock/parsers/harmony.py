@@ -10,10 +10,11 @@ separated by a line break.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from penstock.parsers.grammar import Mark, thinking
+from penstock.parsers.grammar import TEXT, Grammar, Mark, thinking
 from penstock.parsers.reading import Reader, Reading, expect, json_value, read_until, skip_spaces
+from penstock.parsers.tools import Function
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -99,10 +100,46 @@ def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
         take("<|")
 
 
-def final(mark: Mark) -> str:
-    """A rule `before` for reasoning and the header of the final message."""
-    channel, message, start = mark(CHANNEL), mark(MESSAGE), mark(START)
-    return (
-        f'before: ({channel} "analysis" {message} thinking {start} "assistant")? {channel} "final" {message}\n'
-        f"{thinking(mark(END))}"
-    )
+def thoughts(mark: Mark) -> str:
+    """A rule `before` for messages of reasoning."""
+    return "\n".join(["before: thought*", _message("thought", '"analysis"', mark), thinking(mark(END))])
+
+
+def header(mark: Mark) -> str:
+    """The header of the final message."""
+    return f'{mark(CHANNEL)} "final" {mark(MESSAGE)}'
+
+
+def _message(rule: str, kind: str, mark: Mark) -> str:
+    """A rule for a message of a kind that another message follows."""
+    return f'{rule}: {mark(CHANNEL)} {kind} {mark(MESSAGE)} thinking {mark(START)} "assistant"'
+
+
+def _messages(mark: Mark) -> list[str]:
+    """The rules of an answer: messages, of which the last may be a call."""
+    return [
+        "start: message* (last | call)",
+        _message("message", "KIND", mark),
+        f"last: {mark(CHANNEL)} KIND {mark(MESSAGE)} TEXT",
+        'KIND: "analysis" | "commentary" | "final"',
+        TEXT,
+        thinking(mark(END)),
+    ]
+
+
+def _item(name: str, arguments: str, mark: Mark) -> str:
+    """A call, whose recipient stands after the channel or before it. It ends the turn, so `<|call|>` may stay out."""
+    recipient, channel = f" to=functions.{name}", mark(CHANNEL)
+    headers = f'{channel} "commentary{recipient} "', f'"{recipient}" {channel} "commentary "'
+    return f'({" | ".join(headers)}) {mark(CONSTRAIN)}? "json" {mark(MESSAGE)} {arguments}'
+
+
+def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
+    return items
+
+
+def _documents(functions: Sequence[Function], mark: Mark) -> Sequence[str]:
+    return (f'"json" {mark(MESSAGE)}',)
+
+
+GRAMMAR = Grammar(opening=None, item=_item, call=_call, between=None, documents=_documents, start=_messages)

@@ -179,6 +179,11 @@ def type_of(value: object) -> frozenset[str]:
     return frozenset({names[type(value)]})
 
 
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a value may have by its schema, which is within `root`."""
+    return _Types(root, _own_types).of(schema) or ALL_TYPES
+
+
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The types that an object's property may have by its schema; all of them where it says nothing."""
     of_values = _Types(schema, _own_types)
