@@ -21,16 +21,21 @@ from tests.structured.answers import follows, mask
 MARKS = sorted({mark for one in FORMATS for kind in KINDS for mark in (*one.marks, kind.open, kind.close)})
 
 
-@cache
-def vocabulary() -> tuple[Tokenizer, Vocabulary]:
-    """A token for each byte, and a special token for each mark of each format."""
+def write_tokenizer(folder):
+    """A tokenizer with a special token for each mark of each format, and a token for each byte."""
     tokens = [*MARKS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
     backend.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in MARKS])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    backend.save(f"{folder}/tokenizer.json")
+
+
+@cache
+def vocabulary():
+    """That tokenizer and its vocabulary."""
     with TemporaryDirectory() as folder:
-        backend.save(f"{folder}/tokenizer.json")
+        write_tokenizer(folder)
         tokenizer = Tokenizer.from_path(folder)
     return tokenizer, Vocabulary(tokenizer, tokenizer.vocab_size)
 
