@@ -168,8 +168,8 @@ class ChatAnswer(Chunks):
             self._sent[index] = _Sent()
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
         self._stream_usage.count(delta)
-        pieces = [piece for piece in self._parsers.feed_text(delta) if self._shows(piece)]
-        deltas = [self._delta(index, piece) for piece in pieces]
+        pieces = [(piece, self._delta(index, piece)) for piece in self._parsers.feed_text(delta)]
+        deltas = [one for piece, one in pieces if self._shows(piece)]
         for one in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, one, logprobs, None))
             logprobs = None
