@@ -5,7 +5,6 @@
 
 import json
 import os
-from array import array
 from decimal import Decimal
 from random import Random
 
@@ -16,11 +15,9 @@ from jsonschema import Draft202012Validator
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
-from penstock.structured.matcher import Matcher
-from tests.structured.answers import mask
+from tests.structured.answers import finished
 
 EXAMPLES = int(os.environ.get("TEST_SWEEP", "60"))
-LONGEST = 250
 
 numbers = st.one_of(
     st.integers(-20, 20),
@@ -113,21 +110,6 @@ def containers(inner):
 
 
 schemas = st.recursive(leaves, containers, max_leaves=5)
-
-
-def finished(grammar, vocabulary, dice):
-    """The tokens of a random answer that leans to its end; None if it has none in time."""
-    matcher, answer = Matcher(grammar), array("i")
-    while len(answer) < LONGEST:
-        assert matcher.follow(answer)
-        tokens, may_end = mask(matcher, vocabulary)
-        if may_end and (not tokens or dice.random() < 0.5):
-            return answer
-        if not tokens:
-            return None  # all keys or items that were left are used up
-        ends = [token for token in tokens if vocabulary.pieces.texts[token][:1] in (b'"', b"}", b"]", b",")]
-        answer.append(dice.choice(ends if ends and dice.random() < 0.4 else tokens))
-    return None
 
 
 def no_key_twice(pairs):

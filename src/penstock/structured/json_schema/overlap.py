@@ -65,7 +65,9 @@ class Overlap:
                     found = listed if found is None else found & listed
         types = self.types(schema)
         if found is None:
-            found = _values_of_types(types) or _whole_numbers(list(self.parts(schema)))
+            found = _values_of_types(types)
+        if found is None:
+            found = _whole_numbers(list(self.parts(schema)))
         return None if found is None else frozenset(value for value in found if value[0] in types)
 
     def _values_of_branches(self, schema: Subschema, depth: int) -> "Iterator[frozenset[Value] | None]":
