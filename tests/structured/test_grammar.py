@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
-from penstock.structured.grammar import MAX_CHARACTERS, MAX_CHOICES, MAX_PATTERN, compile_grammar
+from penstock.sampling_params import MAX_FORM_CHARACTERS, Structured
+from penstock.structured.grammar import MAX_CHOICES, MAX_PATTERN, compile_grammar
 from tests.structured.answers import accepts
 
 
@@ -43,7 +43,7 @@ def keyword(**schema):
         (Structured.regex("a" * (MAX_PATTERN + 1)), f"at most {MAX_PATTERN}"),
         (Structured.grammar("first: second"), "start"),
         (Structured.grammar("start: <|nobody|>"), "special token"),
-        (Structured.grammar("#" * (MAX_CHARACTERS + 1)), f"at most {MAX_CHARACTERS}"),
+        (Structured.grammar("#" * (MAX_FORM_CHARACTERS + 1)), f"at most {MAX_FORM_CHARACTERS}"),
         (Structured.choice([str(i) for i in range(MAX_CHOICES + 1)]), f"at most {MAX_CHOICES}"),
     ],
 )

@@ -5,6 +5,7 @@ other in a way that is not checked here count as overlapping.
 """
 
 import math
+from collections import deque
 from collections.abc import Hashable, Iterator
 
 from penstock.structured.json_schema.document import Json, number
@@ -120,9 +121,9 @@ class Overlap:
     def parts(self, schema: Subschema, branches: bool = False) -> Iterator[Subschema]:
         """All schemas that a value of `schema` must satisfy; with `branches`, also those that it may satisfy."""
         seen: set[str] = set()
-        pending = [schema]
+        pending = deque([schema])
         while pending:
-            one = pending.pop()
+            one = pending.popleft()
             if one.pointer in seen:
                 continue
             seen.add(one.pointer)
