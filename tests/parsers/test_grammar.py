@@ -1,11 +1,14 @@
 """What grammars let a model write, asked of the library that enforces them."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer
 
 from penstock.errors import InvalidRequestError
@@ -477,6 +480,46 @@ def test_a_tool_whose_schema_alone_is_too_large_leaves_room_for_others():
     assert told(write(HERMES, [("count", {"n": "many"})]), forced) is False
     with pytest.raises(InvalidRequestError, match=f"at most {MAX_FORM_CHARACTERS}"):
         told("", grammar(HERMES, replace(large, strict=True)))
+
+
+keywords = st.sampled_from(
+    [
+        *(
+            "type",
+            "properties",
+            "required",
+            "items",
+            "enum",
+            "const",
+            "pattern",
+            "format",
+            "minimum",
+            "maxLength",
+            "not",
+        ),
+        *("anyOf", "allOf", "oneOf", "$ref", "$defs", "additionalProperties", "propertyNames", "uniqueItems", "a", "b"),
+        *("prefixItems", "multipleOf", "patternProperties", "minProperties", "default", "if"),
+    ]
+)
+words = st.sampled_from(
+    ["string", "integer", "object", "array", "#", "#/$defs/a", "date", "^a(?=b)", "^[ab]+$", "a", ""]
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False, allow_infinity=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keywords, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=int(os.environ.get("TEST_SWEEP", "60")))
+@given(st.dictionaries(keywords, anything, max_size=4))
+def test_a_tool_that_is_not_strict_may_have_any_schema(parameters):
+    """Whatever its keywords are, calls can be required, and those of another tool validate."""
+    function = Function("odd", None, {**parameters, "type": "object"})
+    for format in ENFORCED:
+        forced = grammar(format, STRICT, function, choice="required")
+        assert told(write(format, [FIVE]).removeprefix("<|python_tag|>"), forced)
+        assert told(write(format, [("count", {"n": "a"})]).removeprefix("<|python_tag|>"), forced) is False
 
 
 HARMLESS = {

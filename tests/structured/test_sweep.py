@@ -28,9 +28,11 @@ numbers = st.one_of(
 scalars = st.one_of(st.none(), st.booleans(), numbers, st.text('ab"\\\nüé/', max_size=3))
 names = st.sampled_from(["a", "b", "ü", 'q"', "x y"])
 formats = st.sampled_from(
-    ["date", "time", "date-time", "hostname", "email", "ipv4", "ipv6", "uuid", "int32", "password"]
+    ["date", "time", "date-time", "hostname", "email", "ipv4", "ipv6", "uuid", "int32", "password", "nanoid"]
 )
-patterns = st.sampled_from(["^[ab]{1,3}$", "b", "^\\d{2}-\\w$", "^[^a]*?x$", "^(a|bc){1,2}$", "^.\\s.$"])
+patterns = st.sampled_from(
+    ["^[ab]{1,3}$", "b", "^\\d{2}-\\w$", "^[^a]*?x$", "^(a|bc){1,2}$", "^.\\s.$", "^(?=.*b)[ab1]{2,3}$"]
+)
 
 
 @st.composite
@@ -55,6 +57,7 @@ leaves = st.one_of(
         {"type": st.just("integer"), "minimum": st.just(0), "maximum": st.just(99), "multipleOf": st.integers(1, 9)}
     ),
     st.just({"type": ["boolean", "null"]}),
+    st.just({"not": {}}),
     integers(),
     fractions(),
 )
