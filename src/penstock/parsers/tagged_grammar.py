@@ -83,25 +83,12 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
         if not valid:
             key = rf'"{tags.before_key}" /[^<>\n]{{1,64}}/ {json.dumps(_key(tags, "").removeprefix(tags.before_key))}'
             return [f"arguments_{index}: any_argument*", f"any_argument[lazy]: {key} /(?s:.*)/ {end}"]
-        _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
-        required = schema.get("required", [])
+        properties, required = _permitted(function)
         made, parts = [], []
-        properties = schema.get("properties", {})
-        if not isinstance(properties, Mapping):
-            raise _malformed("properties", function.name, "an object")
-        if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-            raise _malformed("required", function.name, "a list of names")
-        for missing in (one for one in required if one not in properties):
-            raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties")
-        needed = frozenset(required)
         types = TypesOfProperties(schema)
-        for number, (key, value) in enumerate(properties.items()):
-            if value is False or (isinstance(value, Mapping) and value.get("not") == {}):
-                if key in needed:
-                    raise _unenforceable("required", f"{function.name}: {key!r} is permitted no value")
-                continue
+        for number, key in enumerate(properties):
             name = f"value_{index}_{number}"
-            parts.append(f"({json.dumps(_key(tags, key))} {name}){'' if key in needed else '?'}")
+            parts.append(f"({json.dumps(_key(tags, key))} {name}){'' if key in required else '?'}")
             try:
                 made += _value(name, function, key, types.of(key), end)
             except InvalidRequestError:
@@ -111,6 +98,30 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
         return [f"arguments_{index}: {' '.join(parts) or chr(34) * 2}", *made]
 
     return rules
+
+
+def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
+    """The keys that arguments may have, and those that they must have.
+
+    Raises:
+        InvalidRequestError: another keyword constrains the arguments, or one is malformed; `param` is "tools".
+    """
+    schema = function.schema
+    _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping):
+        raise _malformed("properties", function.name, "an object")
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise _malformed("required", function.name, "a list of names")
+    keys = [key for key, value in properties.items() if not _is_never(value)]
+    for missing in frozenset(required).difference(keys):
+        raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties, or has no value")
+    return keys, frozenset(required)
+
+
+def _is_never(schema: object) -> bool:
+    """Whether a schema forbids everything."""
+    return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
 
 
 def _malformed(keyword: str, where: str, expected: str) -> InvalidRequestError:

@@ -21,8 +21,6 @@ _LEXEME = re.compile(
     | .""",
     re.VERBOSE | re.DOTALL,
 )
-
-
 _NAME = re.compile(r"[^\S\n]*//\s*([^\n]*)")
 
 Keep = Callable[[Rewritten], bool]
