@@ -10,15 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import InvalidRequestError
+from penstock.parsers.reasoning import Marks
 from penstock.parsers.tools import Function, Tools
 from penstock.sampling_params import MAX_FORM_CHARACTERS, check_exact
 
 Mark = Callable[[str], str]
 """A format's mark in a grammar: a special token, or its text."""
 
-MAX_CHARACTERS = MAX_FORM_CHARACTERS - 2**12
-"""Maximum characters of the rules of all tools: those that are not strict and would take more are not enforced."""
-_TEXT = "TEXT: /(?s:.*)/"
+_MAX_ROOM = MAX_FORM_CHARACTERS // 2
+"""Maximum characters of the rules of tools that are not strict: those that would take more are not enforced."""
+_REST = 2**12
+"""Characters for the rules of text and reasoning."""
+TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
 
@@ -34,8 +37,8 @@ class Grammar:
     """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
     between: str | None
     """The separator of calls with an opening each; None if there is one opening at most."""
-    documents: Callable[[Sequence[Function]], Sequence[str]] | None
-    """The marks before the JSON in calls of these functions; None if an answer that is a call begins with it."""
+    documents: Callable[[Sequence[Function], Mark], Sequence[str]] | None
+    """What precedes the JSON in calls of these functions; None if an answer that is a call begins with it."""
     key: str = ""
     """The property of that JSON that holds the arguments; empty if it is the arguments, or a part of them."""
     arguments: "Callable[[Function, int, bool, Mark], list[str]] | None" = None
@@ -44,11 +47,13 @@ class Grammar:
     Raises InvalidRequestError if they are to validate and cannot; those of a function that is not strict are then free.
     Further rules that functions share are the same text, and are written once.
     """
+    start: Callable[[Mark], list[str]] | None = None
+    """The rule `start` of answers of text or calls, and those that it needs; None: text up to the mark of a call."""
 
 
-def document_after(mark: str) -> Callable[[Sequence[Function]], Sequence[str]]:
+def document_after(text: str) -> Callable[[Sequence[Function], Mark], Sequence[str]]:
     """`Grammar.documents` of a format in which the JSON of a call, or of a list of calls, follows this mark."""
-    return lambda functions: (mark,)
+    return lambda functions, mark: (mark(text),)
 
 
 def json_call(key: str) -> Callable[[str, str, Mark], str]:
@@ -66,13 +71,8 @@ def lark(grammar: Grammar, tools: Tools, mark: Mark) -> str:
     """The grammar of an answer, less the reasoning before it."""
     if tools.choice == "required":
         return _lines(f"start: {_calls(grammar, tools)}", *_alone(grammar, mark), *_call(grammar, tools, mark))
-    many = tools.parallel and grammar.between is not None
-    return _lines(
-        f"start: {'call* TEXT' if many else 'TEXT | call'}",
-        *_after_text(grammar, mark),
-        *_call(grammar, tools, mark),
-        _NOT_JSON if grammar.opening is None else _TEXT,
-    )
+    start = _text_or_calls(grammar, tools, mark) if grammar.start is None else grammar.start(mark)
+    return _lines(*start, *_call(grammar, tools, mark))
 
 
 def calls(grammar: Grammar, tools: Tools, mark: Mark) -> str:
@@ -82,6 +82,16 @@ def calls(grammar: Grammar, tools: Tools, mark: Mark) -> str:
 
 def _lines(*rules: str) -> str:
     return "\n".join(rules) + "\n"
+
+
+def _text_or_calls(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
+    """The rule `start` of text in which calls may stand, and those that it needs but for `call`."""
+    many = tools.parallel and grammar.between is not None
+    return [
+        f"start: {'call* TEXT' if many else 'TEXT | call'}",
+        *_after_text(grammar, mark),
+        _NOT_JSON if grammar.opening is None else TEXT,
+    ]
 
 
 def _calls(grammar: Grammar, tools: Tools) -> str:
@@ -113,7 +123,7 @@ def _arguments_of_all(
     """
     arguments = grammar.arguments or _json_arguments
     made = [arguments(one, index, one.strict, mark) for index, one in enumerate(functions)]
-    room = MAX_CHARACTERS - taken - _size(_once(made))
+    room = min(_MAX_ROOM, MAX_FORM_CHARACTERS - _REST - taken - _size(_once(made)))
     for index, one in enumerate(functions) if forced else ():
         if one.strict or one.schema_size > room:
             continue
@@ -165,11 +175,12 @@ def schema_rule(function: Function, schema: object) -> str:
     return f"{directive} {json.dumps(schema)} // {function.name}"
 
 
-def thought(open: str, close: str, opened: bool, mark: Mark) -> str:
+def thought(marks: Marks, opened: bool, mark: Mark) -> str:
     """A rule `before` for reasoning between two marks; `opened` if the prompt holds the first one."""
     spaces = r"/\n{0,2}/"
-    begun = f"thinking {spaces}" if opened else f"({mark(open)} thinking {spaces})?"
-    return f"before: {begun}\n{thinking(mark(close))}"
+    label = f" {json.dumps(marks.label)}" if marks.label else ""
+    begun = f"thinking {spaces}" if opened else f"({mark(marks.open)}{label} thinking {spaces})?"
+    return f"before: {begun}\n{thinking(mark(marks.close))}"
 
 
 def thinking(end: str) -> str:

@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Whether a value is a string or JSON shows in the tool's schema. A value that may be either is JSON where it reads as
-JSON of a type that the schema allows, else a string.
+Whether a value is a string or JSON shows in the tool's schema. A value that may be either, as all values of a tool that
+is not offered, is JSON where it reads as JSON of a type that the schema allows and that is no string, else a string.
 """
 
 import json
@@ -77,11 +77,11 @@ def _skip(reading: Reading, text: str) -> Reader[bool]:
 
 
 def _name(reading: Reading, tags: Tags) -> Reader[str | None]:
-    """The name of a tool that is there, up to the first key or the end; None if there is none."""
+    """The name of the called tool, up to the first key or the end; None if there is none."""
     if not (yield from _skip(reading, tags.before_name)):
         return None
     name = yield from name_of_tool(reading)
-    if not (yield from expect(reading, tags.after_name)) or not reading.is_tool(name):
+    if not (yield from expect(reading, tags.after_name)) or not reading.may_call(name):
         return None
     character = yield from skip_spaces()
     reading.back(character)
@@ -182,7 +182,7 @@ def type_of(value: object) -> frozenset[str]:
 
 
 class TypesOfProperties:
-    """The types that an object's properties may have by its schema."""
+    """The types that an object's properties may have by its schema. What references lead to is read once."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
@@ -203,6 +203,10 @@ class TypesOfProperties:
             return _either(self._of_values.of(value) for value in given)
 
         return _Types(self._schema, of_property, most=_MOST_ALTERNATIVES).of(self._schema) or ALL_TYPES
+
+    def of_value(self, schema: object) -> frozenset[str]:
+        """The types that a value may have by a schema within the whole one."""
+        return self._of_values.of(schema) or ALL_TYPES
 
 
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:

@@ -16,7 +16,7 @@ from penstock.parsers.tagged import GLM as GLM_TAGS
 from penstock.parsers.tagged import QWEN as QWEN_TAGS
 from penstock.parsers.tools import Function
 
-_ANNOTATIONS = {
+ANNOTATIONS = {
     "title",
     "description",
     "default",
@@ -29,9 +29,9 @@ _ANNOTATIONS = {
 }
 _OF_ARGUMENTS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$id"),
-    *_ANNOTATIONS,
+    *ANNOTATIONS,
 }
-_OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *_ANNOTATIONS}
+_OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *ANNOTATIONS}
 _LONGEST = 2**16
 """Characters of a length that is counted."""
 
@@ -52,11 +52,11 @@ def grammar(tags: Tags) -> Grammar:
     )
 
 
-def _documents(tags: Tags) -> Callable[[Sequence[Function]], Sequence[str]]:
+def _documents(tags: Tags) -> Callable[[Sequence[Function], Mark], Sequence[str]]:
     """`Grammar.documents` of tagged formats: JSON follows the keys of values that are not strings."""
 
-    def marks(functions: Sequence[Function]) -> Sequence[str]:
-        return tuple(dict.fromkeys(_key(tags, key) for function in functions for key in _json_keys(function)))
+    def marks(functions: Sequence[Function], mark: Mark) -> Sequence[str]:
+        return tuple(dict.fromkeys(mark(_key(tags, key)) for function in functions for key in _json_keys(function)))
 
     return marks
 
@@ -147,7 +147,7 @@ def _value(name: str, function: Function, key: str, types: frozenset[str], end: 
     schema = _resolved(schema, function.schema)
     where = f"{key} of {function.name}"
     if types == ALL_TYPES and isinstance(schema, Mapping):
-        _refuse(schema, _ANNOTATIONS, where)
+        _refuse(schema, ANNOTATIONS, where)
     if types != {"string"} or not isinstance(schema, Mapping):
         if isinstance(schema, Mapping):
             _refuse_mixed(schema, where)
@@ -188,8 +188,8 @@ def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
     """For a value that may be a string or something else, only alternatives by type are enforced."""
     for word in ("anyOf", "oneOf"):
         for one in schema.get(word, ()):
-            _refuse(one, {"type", *_ANNOTATIONS}, where)
-    _refuse(schema, {"type", "anyOf", "oneOf", *_ANNOTATIONS}, where)
+            _refuse(one, {"type", *ANNOTATIONS}, where)
+    _refuse(schema, {"type", "anyOf", "oneOf", *ANNOTATIONS}, where)
 
 
 def _with_definitions(schema: object, root: Mapping[str, Any]) -> object:

@@ -14,7 +14,7 @@ from penstock.subschemas import map_schemas, without_nulls
 Choice = Literal["auto", "required", "none"]
 
 MAX_TOOLS = 1024
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
 _DIGITS = string.digits + string.ascii_letters
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -40,7 +40,7 @@ class Function:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidRequestError(
-                f"a tool's name must be 1 to 64 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
+                f"a tool's name must be 1 to 128 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
             )
         set_field = object.__setattr__
         try:
@@ -154,15 +154,25 @@ def arguments_text(arguments: object, field: str) -> str:
 
 def called(name: str, arguments: str, id: str) -> dict[str, Any]:
     """A call of an earlier turn as chat templates expect it, with its arguments as an object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = arguments  # malformed, as the model wrote it
     return {
         "id": template_id(id),
         "type": "function",
-        "function": {"name": name, "arguments": value if isinstance(value, dict) else arguments},
+        "function": {"name": name, "arguments": arguments_object(arguments)},
     }
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, which many chat templates require. None are an empty object.
+
+    Others, malformed or cut off, are wrapped as Anthropic recommends.
+    """
+    try:
+        value = json.loads(arguments) if arguments else None
+    except (ValueError, RecursionError):
+        value = arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def add_names(messages: list[dict[str, Any]]) -> None:

@@ -64,7 +64,19 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all interfaces")
     port: int = option(8000, "port to listen on; 0: any free port")
-    served_model_name: str | None = option(None, "the model's name for clients; default: the checkpoint's")
+    served_model_name: str | None = option(
+        None,
+        "the model's name for clients, or several separated by commas, the first of which answers have by default; "
+        "default: the checkpoint's",
+    )
+    strict_fields: bool = option(
+        False, "refuse unknown fields of requests; by default they are accepted and named in penstock-ignored"
+    )
+    allowed_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may call the server (https://example.org, app://obsidian.md; *: "
+        "all); pages on loopback addresses may without this",
+    )
     log_level: str = option("info", "minimum level of messages logged to standard error", LOG_LEVELS)
     log_format: str = option("text", "text, or one JSON object per line", ("text", "json"))
     log_prompts: bool = option(False, "log prompts, too")
@@ -196,6 +208,16 @@ class ServerConfig:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
 
     @property
+    def served_model_names(self) -> list[str]:
+        """The model's names for clients; none: the checkpoint's."""
+        return _listed(self.served_model_name)
+
+    @property
+    def listed_origins(self) -> list[str]:
+        """Origins whose pages may call the server, besides those on loopback addresses."""
+        return _listed(self.allowed_origins)
+
+    @property
     def transfer(self) -> KVTransfer:
         """Transport of blocks from prefill engines to the others."""
         return cast(KVTransfer, self.kv_transfer)
@@ -220,6 +242,11 @@ class ServerConfig:
         return {
             f.name: getattr(getattr(self, section) if section else self, f.name) for section, f in iter_server_options()
         }
+
+
+def _listed(text: str | None) -> list[str]:
+    """The values of an option that takes several, separated by commas."""
+    return [value.strip() for value in (text or "").split(",") if value.strip()]
 
 
 def iter_server_options() -> "Iterator[tuple[str, Field[Any]]]":

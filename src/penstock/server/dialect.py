@@ -33,11 +33,16 @@ from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
-from penstock.server.body import LARGE_BODY, renamed_params
+from penstock.server.body import renamed_params
+from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""A comment, which clients skip."""
+SILENCE_SECONDS = 10.0
+"""Silence after which a stream gets a sign of life. Proxies close silent connections after 50 to 60 s."""
 
 EVENTS: dict[str, Any] = {
     "text/event-stream": {
@@ -111,15 +116,16 @@ ANY_MODEL = ("tgi", "dummy")
 
 
 class Serving:
-    """An engine, and its model's served name."""
+    """An engine, and the names of its model."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str, resumable_streams: bool = False) -> None:
+    def __init__(self, engine: AsyncEngine, model_names: Sequence[str], resumable_streams: bool = False) -> None:
         """
         Args:
+            model_names: the model's names for clients; answers to calls that name none have the first.
             resumable_streams: whether stream event ids contain what another server needs to resume the stream.
         """
         self.engine = engine
-        self.model_name = model_name
+        self.model_names = tuple(model_names)
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
 
@@ -146,6 +152,9 @@ class Answer(Protocol):
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Events that close a stream."""
 
+    def keep_alive(self) -> bytes:
+        """An event or comment without content, for a stream that has been silent."""
+
     def fail_stream(self, reply: ErrorReply) -> bytes:
         """The event that ends a stream after a failure."""
 
@@ -163,7 +172,8 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
-        self.model_name = serving.model_name
+        self.model_names = serving.model_names
+        self.model_name = serving.model_names[0]
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""
@@ -173,13 +183,20 @@ class Call:
         """The format of the model's answers."""
         return self._serving.chat_format
 
-    def choose_model(self, name: str) -> None:
-        """Select the model of this name, or an adapter of it, which the answers then name.
+    def ignore(self, *fields: str) -> None:
+        """Name fields that have no effect on this model in the answer's header."""
+        self._context.ignored.update((field, field) for field in fields)
+
+    def choose_model(self, name: str | None) -> None:
+        """Select the model of this name, or an adapter of it, which the answers then name; None: the served model.
 
         Raises:
             ModelNotFoundError: there is no such model or adapter.
         """
-        if name == self.model_name:
+        if name is None or name == self.model_name:
+            return
+        if name in self.model_names:
+            self.model_name = name
             return
         self.adapter = self.engine.adapters.find(name)
         if self.adapter is None:
@@ -198,15 +215,16 @@ class Call:
             known = self.engine.adapters.describe()
             raise InvalidRequestError(f"there is no adapter {name!r} here; there are: {known}", "adapter_id")
 
-    def check_model(self, name: str) -> None:
+    def check_model(self, name: str | None) -> None:
         """
         Raises:
             ModelNotFoundError: the served model has another name.
         """
-        if name not in (self.model_name, *ANY_MODEL):
+        if name is not None and name not in (*self.model_names, *ANY_MODEL):
             adapters = self.engine.adapters
             also = f", with the adapters {adapters.describe()}" if len(adapters) else ""
-            raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is{also}", "model")
+            names = " or ".join(map(repr, self.model_names))
+            raise ModelNotFoundError(f"the model {name!r} is not served here; {names} is{also}", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
         """Run some work on the body; in a thread if the body is large, to keep the event loop free."""
@@ -362,6 +380,30 @@ async def _call(context: ContextOf, serving: ServingOf) -> Call:
 CallOf = Annotated[Call, Depends(_call)]
 
 
+class _KeepAlive:
+    """Wakes the reader of a stream whenever nothing was sent for `SILENCE_SECONDS`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = wake
+        self._timer = self._loop.call_later(SILENCE_SECONDS, self._tick)
+        self._last_sent = self._loop.time()
+
+    def sent(self) -> None:
+        """Record that something is sent now."""
+        self._last_sent = self._loop.time()
+
+    def _tick(self) -> None:
+        # one timer per interval, not one per token
+        left = self._last_sent + SILENCE_SECONDS - self._loop.time()
+        if left <= 0:
+            self._wake()
+        self._timer = self._loop.call_later(left if left > 0 else SILENCE_SECONDS, self._tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
 async def _events(
     request_stream: RequestStream,
     answer: Answer,
@@ -371,6 +413,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """Events of the stream; deltas that arrived together form one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
+    keep_alive = _KeepAlive(request_stream.wake)
     has_begun = cursor is not None and cursor.resumes
     try:
         begin = answer.begin_stream()
@@ -385,7 +428,8 @@ async def _events(
                 piece = answer.stream_delta(position, delta)
                 has_begun = has_begun or bool(piece)
                 pieces.append(cursor.mark(position, delta, piece) if cursor else piece)
-            if events := b"".join(pieces):
+            if events := b"".join(pieces) if deltas else answer.keep_alive():
+                keep_alive.sent()
                 yield events
             pieces.clear()
         if end := answer.end_stream(request_stream.snapshot()):
@@ -396,6 +440,8 @@ async def _events(
         reply = reply_to_error(error)
         context.record_failure(reply)
         yield b"".join([*pieces, answer.fail_stream(reply)])
+    finally:
+        keep_alive.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,8 +490,9 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
+    call.ignore(*conversation.ignored)
     token_ids = await call.engine.prompts.encode_chat(
-        conversation.messages,
+        conversation.template_messages(known),
         conversation.template_tools(known),
         conversation.variables,
         prefill=conversation.prefill,

@@ -4,7 +4,7 @@
     Lark's notation, with %json inside ──────────┼──> library ──> Grammar
     regular expression, choices ─────────────────┘       what it lets write twice ──> Uniqueness
 
-Reasoning may stand before the form, and calls of tools in its place.
+Reasoning may stand before the form and the header of its message, and calls of tools in their place.
 
 A schema that is enforced only if possible (`%json_if_possible`, of a tool that is not strict) is left out where it is
 refused, or where the library does not compile it. If the whole does not compile then, all of them are left out.
@@ -32,7 +32,7 @@ MAX_CHOICES = 2000
 MAX_PATTERN = 2**13
 """Characters of a regular expression."""
 MAX_REASON = 500
-LIMITS = LLParserLimits(verbose_errors=False)
+LIMITS = LLParserLimits(max_items_in_row=4096, verbose_errors=False)
 """The library's own on how much work one mask may be; these fail only the sequence that it was for."""
 _ANYWHERE = (
     "that no key or item comes twice is held where the whole answer is JSON. Objects in %json need "
@@ -91,7 +91,7 @@ def _compile(vocabulary: Vocabulary, structured: Structured, keep: Keep) -> Gram
     try:
         form, schemas = _form(structured, keep)
         calls, schemas_of_calls = rewrite_schemas(structured.calls, keep)
-        source = _within(structured.before, form, calls)
+        source = _within(structured, form, calls)
         matcher = LLMatcher(vocabulary.library, source, log_level=0, limits=LIMITS)
     except (SchemaError, ValueError, RecursionError) as error:
         raise refusal(structured, str(error)) from error
@@ -142,7 +142,7 @@ def _form(structured: Structured, keep: Keep) -> tuple[str, list[Rewritten]]:
         text, schemas = rewrite_schemas(text, keep)
         return LLMatcher.grammar_from_lark(text), schemas
     if structured.kind == "choice":
-        # A terminal: each alternative of a rule would take one of the 2,000 items that the parser has for a position.
+        # A terminal: each alternative of a rule would take one of the items that the parser has for a position.
         one_of = " | ".join(map(_quoted, structured.choices))
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {one_of}"), []
     schema = rewrite('{"type": "object"}' if structured.kind == "json_object" else text)
@@ -154,12 +154,13 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _within(before: str, form: str, calls: str) -> str:
+def _within(structured: Structured, form: str, calls: str) -> str:
     """A form after what may stand before it, or calls in its place."""
-    if not before and not calls:
+    before, header = structured.before, structured.header
+    if not (before or header or calls):
         return form
     parts = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
-    start = f"{'before' if before else ''} {'(calls | @form)' if calls else '@form'}"
+    start = f"{'before' if before else ''} ({'calls | ' if calls else ''}{header} @form)"
     first = {"lark_grammar": f"start: {start}\n{before}\n{calls}"}
     return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.request import Adapter
-from penstock.server.body import LargeBodyRoute
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
@@ -21,19 +21,21 @@ from penstock.server.openai.body_to_params import (
     conversation,
     echoes_logprobs,
     prompts,
+    shows_reasoning,
     stream_usage,
 )
 from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
 from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
 
 @router.get("/models")
 async def list_models(call: CallOf) -> ModelList:
-    """The model that is served, and its adapters."""
-    cards = [_card(call), *(_adapter_card(call, adapter) for adapter in call.engine.adapters)]
+    """The names of the model that is served, and its adapters."""
+    cards = [_card(call, name) for name in call.model_names]
+    cards += (_adapter_card(call, adapter) for adapter in call.engine.adapters)
     first, last = cards[0]["id"], cards[-1]["id"]
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
@@ -44,24 +46,24 @@ async def retrieve_model(name: str, call: CallOf) -> ModelCard:
     adapter = call.engine.adapters.find(name)
     if adapter is not None:
         return _adapter_card(call, adapter)
-    call.check_model(name)
-    return _card(call)
+    call.choose_model(name)
+    return _card(call, call.model_name)
 
 
 def _adapter_card(call: Call, adapter: Adapter) -> ModelCard:
-    base = _card(call)
+    base = _card(call, call.model_name)
     return {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
 
 
-def _card(call: Call) -> ModelCard:
+def _card(call: Call, name: str) -> ModelCard:
     return {
-        "id": call.model_name,
+        "id": name,
         "object": "model",
         "created": call.created,
         "owned_by": "penstock",
         "max_model_len": call.engine.info.max_model_len,
         "type": "model",
-        "display_name": call.model_name,
+        "display_name": name,
         "root": call.engine.info.model_path,
         "parent": None,
         "created_at": datetime.fromtimestamp(call.created, timezone.utc).isoformat().replace("+00:00", "Z"),
@@ -78,7 +80,8 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
             call, partial(conversation, body), chat_params(body), request_id=head.id, priority=body.priority
         )
         usage = stream_usage(body, [accepted.request.prompt_token_ids])
-        answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), parsers, usage)
+        tokenizer = call.engine.prompts.need_tokenizer()
+        answer = ChatAnswer(head, tokenizer, parsers, usage, show_reasoning=shows_reasoning(body))
         return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
