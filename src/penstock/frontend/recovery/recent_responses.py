@@ -82,10 +82,14 @@ class RecentResponses:
         self._evict()
 
     def put(self, response: StoredResponse) -> None:
-        """Store a response. One of the same id stays as it is, and none can continue itself, by whatever detour."""
+        """Store a response, unless it is larger than the store, or one of the same id is stored.
+
+        No response can continue itself, by whatever detour.
+        """
         lineage = [] if response.parent is None else self._lineage(response.tenant, response.parent)
         continues_itself = any(one.parent == response.id for one in (response, *lineage))
-        if self.max_bytes == 0 or continues_itself or self._find(response.tenant, response.id) is not None:
+        is_stored = self._find(response.tenant, response.id) is not None
+        if is_stored or continues_itself or response.num_bytes > self.max_bytes:
             return
         number = next(self._numbers)
         self._insert(number, response)
