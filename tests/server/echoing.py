@@ -21,7 +21,7 @@ from tests.engine.rule_core import RuleCore
 END = 0
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]"]
 SAY = "{{ messages[-1].content }}{% if opened %}<think>\n{% endif %}"
-HERMES = SAY + "{# <tool_call> </think> enable_thinking #}"
+HERMES = SAY + "{# <tool_call> </think> #}{% if enable_thinking %}{% endif %}"
 MISTRAL = SAY + "{# [TOOL_CALLS] [ARGS] [/THINK] #}"
 LLAMA = SAY + "{# <|python_tag|> #}"
 PLAIN = SAY

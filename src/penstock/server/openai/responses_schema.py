@@ -68,7 +68,7 @@ class ResponsesBody(Body):
     """The body of `POST /v1/responses`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
-        **NOT_OBEYED_ANYWHERE,
+        **{name: neutral for name, neutral in NOT_OBEYED_ANYWHERE.items() if name != "max_output_tokens"},
         **_CONTROLS_OF_CHATS,
         "access_programs": (),
         "background": (False,),
