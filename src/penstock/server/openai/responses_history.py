@@ -141,9 +141,9 @@ class _Turns:
 
 
 def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The first of these fields that an item has; if it has none, all that it has."""
+    """The first of these fields that an item has; if it has none of them, all that it has, if anything."""
     others = {name: value for name, value in given.items() if name not in ("id", "call_id", "name")}
-    return next((given[name] for name in names if name in given), others)
+    return next((given[name] for name in names if name in given), others or None)
 
 
 def _parts_text(content: str | Sequence[Part], field: str, *, with_placeholders: bool) -> str:
@@ -160,7 +160,7 @@ def _parts_text(content: str | Sequence[Part], field: str, *, with_placeholders:
         text = part.text if part.text is not None else part.refusal
         if text is None and not with_placeholders:
             at = f"{field}[{index}]"
-            raise InvalidRequestError(f"{at}.type: {part.type} is not supported here: this model reads text", at)
+            raise InvalidRequestError(f"{at}: {part.type} is not supported here: this model reads text", at)
         texts.append(check_text(placeholder(part.type) if text is None else text, field))
     return "".join(texts)
 

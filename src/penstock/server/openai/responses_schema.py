@@ -78,7 +78,10 @@ class ResponsesBody(Body):
         "moderation": (),
         "prompt": (),
     }
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE | {"max_tool_calls", "usage"}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE - {"metadata", "store"} | {
+        "max_tool_calls",
+        "usage",
+    }
 
     model: str | None = Field(None, description="Default: the served model.")
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
