@@ -19,11 +19,13 @@ from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RuleCore
 
 END = 0
-SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]"]
+HARMONY_MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
+SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]", *HARMONY_MARKS]
 SAY = "{{ messages[-1].content }}{% if opened %}<think>\n{% endif %}"
 HERMES = SAY + "{# <tool_call> </think> #}{% if enable_thinking %}{% endif %}"
 MISTRAL = SAY + "{# [TOOL_CALLS] [ARGS] [/THINK] #}"
 LLAMA = SAY + "{# <|python_tag|> #}"
+HARMONY = SAY + "{# <|channel|>analysis <|end|> #}"
 PLAIN = SAY
 SHOW = "{{ messages | tojson }}{# <tool_call> #}"
 """The answer is the messages that the template got, as JSON."""
@@ -55,8 +57,8 @@ class EchoCore(RuleCore):
 
 def write_checkpoint(folder, template):
     """A checkpoint whose tokenizer has a token for each byte, and the special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet, len(SPECIAL))}, merges=[]))
+    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
     tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
