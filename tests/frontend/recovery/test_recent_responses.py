@@ -89,6 +89,10 @@ class Store(RuleBasedStateMachine):
         found = self.store.with_item(tenant, item)
         assert found in holders if holders else found is None
 
+    @rule(tenant=TENANTS, ids=st.lists(IDS, max_size=4))
+    def use_some(self, tenant, ids):
+        self.store.use(tenant, ids)
+
     @precondition(lambda self: self.log.rows)
     @rule()
     def restart(self):
@@ -136,6 +140,18 @@ def test_the_use_of_a_response_keeps_what_it_continues_and_leaves_go_first():
     assert recent.get("a", "other") is None
     recent.put(make("z"))
     assert (recent.get("a", "leaf"), recent.chain("a", "root")) == (None, [make("root")])
+
+
+def test_several_are_used_at_once_in_whatever_order_they_are_named():
+    for ids in (["leaf", "root", "other"], ["root", "other", "leaf"], ["other", "leaf"]):
+        recent = store(4 * RESPONSE_BYTES + 100)
+        for response in (make("root"), make("leaf", parent="root"), make("other"), make("idle")):
+            recent.put(response)
+        recent.use("a", ids)
+        recent.check_integrity()
+        recent.put(make("new"))
+        assert recent.get("a", "idle") is None
+        assert recent.chain("a", "leaf") is not None
 
 
 def test_a_response_that_lost_its_parent_can_be_got_but_not_continued():

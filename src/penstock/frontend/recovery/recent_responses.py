@@ -9,6 +9,7 @@ holds the most bytes loses its least recently used response. With a journal, res
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -100,8 +101,7 @@ class RecentResponses:
     def get(self, tenant: str, id: str) -> StoredResponse | None:
         """A tenant's response; None if it is not stored."""
         found = self._find(tenant, id)
-        if found is not None:
-            self._use(tenant, id)
+        self.use(tenant, [id])
         return found
 
     def chain(self, tenant: str, id: str) -> list[StoredResponse] | None:
@@ -109,14 +109,29 @@ class RecentResponses:
         lineage = self._lineage(tenant, id)
         if not lineage or lineage[-1].parent is not None:
             return None
-        self._use(tenant, id)
+        self.use(tenant, [id])
         return lineage[::-1]
 
     def with_item(self, tenant: str, item_id: str) -> StoredResponse | None:
-        """The newest response that contains an item; None if none is stored."""
+        """The newest response that contains an item; None if none is stored. The caller says when it is used."""
         held = self._tenants.get(tenant)
         holders = held.holders.get(item_id) if held is not None else None
-        return self.get(tenant, next(reversed(holders))) if holders else None
+        return self._find(tenant, next(reversed(holders))) if holders else None
+
+    def use(self, tenant: str, ids: Iterable[str]) -> None:
+        """Make responses, as far as they are stored, the most recently used, each before its ancestors."""
+        seen: set[str] = set()
+        lineages: list[list[str]] = []
+        for id in ids:
+            lineage, found = [], self._find(tenant, id)
+            while found is not None and found.id not in seen:
+                lineage.append(found.id)
+                seen.add(found.id)
+                found = None if found.parent is None else self._find(tenant, found.parent)
+            lineages.append(lineage)
+        for lineage in reversed(lineages):  # a later one may end at an ancestor in an earlier one
+            for id in lineage:
+                self._tenants[tenant].responses.move_to_end(id)
 
     def delete(self, tenant: str, id: str) -> bool:
         """Remove a tenant's response; returns whether it was stored. What continues it cannot be continued again."""
@@ -150,10 +165,6 @@ class RecentResponses:
             found = None if found.parent is None else self._find(tenant, found.parent)
         return lineage
 
-    def _use(self, tenant: str, id: str) -> None:
-        for one in self._lineage(tenant, id):
-            self._tenants[tenant].responses.move_to_end(one.id)
-
     def _insert(self, number: int, response: StoredResponse) -> None:
         held = self._tenants.setdefault(response.tenant, _Tenant(OrderedDict(), {}))
         held.responses[response.id] = number, response
@@ -161,7 +172,7 @@ class RecentResponses:
             held.holders.setdefault(item, {})[response.id] = None
         held.num_bytes += response.num_bytes
         self.num_bytes += response.num_bytes
-        self._use(response.tenant, response.id)
+        self.use(response.tenant, [response.id])
 
     def _remove(self, tenant: str, id: str) -> None:
         held = self._tenants[tenant]

@@ -37,7 +37,9 @@ class Recalled:
     chain: Sequence[StoredResponse]
     """The response that it continues after those that this one continues, oldest first."""
     holders: Mapping[str, StoredResponse]
-    """A response that contains it, for each item that is referred to."""
+    """Those that contain the items that are referred to, by their ids."""
+    references: Sequence[str]
+    """Ids of the items that are referred to."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,12 +53,12 @@ class Recalled:
         """The items with each reference replaced by its item."""
         found = {
             item["id"]: item
-            for holder in {one.id: one for one in self.holders.values()}.values()
+            for holder in self.holders.values()
             for raw in _raw_items(holder)
             for item in _decode_items(raw)
         }
-        whole = _ITEMS.validate_python([found[id] for id in self.holders])
-        by_id = dict(zip(self.holders, whole, strict=True))
+        whole = _ITEMS.validate_python([found[id] for id in self.references])
+        by_id = dict(zip(self.references, whole, strict=True))
         return [by_id[item.id] if isinstance(item, ItemReference) else item for item in given]
 
 
@@ -75,27 +77,29 @@ def recall(body: ResponsesBody, recent: RecentResponses, tenant: str) -> Recalle
     Raises:
         ResponseNotFoundError: the response that the body continues, or an item that it refers to, is not stored.
     """
-    previous, chain = body.previous_response_id, None
-    if previous is not None:
-        chain = recent.chain(tenant, previous)
-        if chain is None:
-            raise PreviousResponseNotFoundError(
-                f"Previous response with id {previous[:80]!r} not found: it, or a response that it continues, "
-                f"{_NOT_STORED}; {_SEND_ALL}",
-                "previous_response_id",
-            )
-    holders = {}
-    for item in input_items(body):
-        if isinstance(item, ItemReference):
-            holder = recent.with_item(tenant, item.id)
-            if holder is None:
-                raise ResponseNotFoundError(
-                    f"Item with id {item.id[:80]!r} not found: it {_NOT_STORED}; {_SEND_ALL}, with whole items instead "
-                    "of references (some clients do that if store is false)",
-                    "input",
-                )
-            holders[item.id] = holder
-    return Recalled(chain or [], holders)
+    previous = body.previous_response_id
+    chain = [] if previous is None else recent.chain(tenant, previous)
+    if chain is None:
+        raise PreviousResponseNotFoundError(
+            f"Previous response with id {(previous or '')[:80]!r} not found: it, or a response that it continues, "
+            f"{_NOT_STORED}; {_SEND_ALL}",
+            "previous_response_id",
+        )
+    references = dict.fromkeys(item.id for item in input_items(body) if isinstance(item, ItemReference))
+    holders = {holder.id: holder for holder in (_holder(recent, tenant, id) for id in references)}
+    recent.use(tenant, holders)
+    return Recalled(chain, holders, list(references))
+
+
+def _holder(recent: RecentResponses, tenant: str, item_id: str) -> StoredResponse:
+    holder = recent.with_item(tenant, item_id)
+    if holder is None:
+        raise ResponseNotFoundError(
+            f"Item with id {item_id[:80]!r} not found: it {_NOT_STORED}; {_SEND_ALL}, with whole items instead of "
+            "references (some clients do that if store is false)",
+            "input",
+        )
+    return holder
 
 
 # ── storing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
