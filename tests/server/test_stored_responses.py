@@ -189,6 +189,23 @@ def test_what_is_not_stored_is_refused_with_the_way_out(ask, change, status, par
     ask("hermes", talk)
 
 
+@pytest.mark.parametrize("depth", [100, 250, 700])
+def test_what_is_nested_deeply_can_be_continued_if_it_was_accepted(ask, depth):
+    async def talk(client, http):
+        nested = json.loads("[" * depth + "]" * depth)
+        turns = [
+            {"role": "user", "content": "x"},
+            {"type": "unknown", "data": nested},
+            {"role": "user", "content": "y"},
+        ]
+        made = await create(client, turns)
+        assert (await create(client, "z", previous_response_id=made.id)).output_text == "z"
+        listed = (await http.get(f"/v1/responses/{made.id}/input_items")).json()["data"]
+        assert listed[1]["data"] == nested
+
+    ask("hermes", talk)
+
+
 def test_store_false_stores_nothing(ask):
     async def talk(client, http):
         made = await create(client, "x", store=False)

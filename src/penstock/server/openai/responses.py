@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
@@ -111,7 +112,11 @@ async def delete_response(response_id: str, context: ContextOf, serving: Serving
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-@router.get("/responses/{response_id}/input_items", responses=ERRORS)
+@router.get(
+    "/responses/{response_id}/input_items",
+    response_class=Response,
+    responses={200: {"model": InputItemList}, **ERRORS},
+)
 async def list_input_items(
     response_id: str,
     context: ContextOf,
@@ -119,7 +124,8 @@ async def list_input_items(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-) -> InputItemList:
+) -> Response:
     """The input of a stored response, without that of the responses that it continues."""
     found = stored_response(serving.recent_responses, context.caller.tenant, response_id)
-    return list_input(found, after, limit, newest_first=order == "desc")
+    page = list_input(found, after, limit, newest_first=order == "desc")
+    return Response(msgspec.json.encode(page), media_type="application/json")

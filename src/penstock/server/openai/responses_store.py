@@ -47,24 +47,19 @@ class Recalled:
 
     def earlier_items(self) -> list[Item]:
         """The items of the chain."""
-        return [item for one in self.chain for raw in _raw_items(one) for item in _ITEMS.validate_json(raw)]
+        return _ITEMS.validate_python([item for one in self.chain for item in _items_of(one)])
 
     def resolve(self, given: Sequence[Item]) -> list[Item]:
         """The items with each reference replaced by its item."""
-        found = {
-            item["id"]: item
-            for holder in self.holders.values()
-            for raw in _raw_items(holder)
-            for item in _decode_items(raw)
-        }
+        found = {item["id"]: item for holder in self.holders.values() for item in _items_of(holder)}
         whole = _ITEMS.validate_python([found[id] for id in self.references])
         by_id = dict(zip(self.references, whole, strict=True))
         return [by_id[item.id] if isinstance(item, ItemReference) else item for item in given]
 
 
-def _raw_items(stored: StoredResponse) -> tuple[bytes, bytes]:
-    """JSON lists: its input and its output."""
-    return stored.input, bytes(_decode_output(stored.response).output)
+def _items_of(stored: StoredResponse) -> list[dict[str, Any]]:
+    """Its own input and output. (Pydantic's own parser of JSON would refuse what is nested deeper than 200 levels.)"""
+    return _decode_items(stored.input) + _decode_items(_decode_output(stored.response).output)
 
 
 def input_items(body: ResponsesBody) -> Sequence[Item]:
