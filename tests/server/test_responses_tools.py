@@ -5,13 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from penstock.errors import InvalidRequestError
 from penstock.server.openai.custom_input import CustomInput, custom_input
 from penstock.server.openai.responses_schema import ResponsesBody
+from penstock.server.openai.responses_store import input_items
 from penstock.server.openai.responses_tools import ignored_tools, offered_tools, shell_action, tools_of
-from penstock.server.openai.responses_tools_schema import Tool
 from tests.server.echoing import HERMES, SHOW, echoing, write_checkpoint
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -197,23 +196,28 @@ def test_a_call_goes_back_as_it_came_and_reaches_the_template_under_the_offered_
 
 
 def test_a_required_custom_tool_is_called(ask):
-    tools = TypeAdapter(list[Tool]).validate_python([FUNCTION, PATCH])
     for choice in ({"type": "custom", "name": "apply_patch"}, {"type": "allowed_tools", "mode": "required"}):
         more = {"tools": [{"type": "custom", "name": "apply_patch"}]} if choice["type"] == "allowed_tools" else {}
-        body = ResponsesBody.model_validate({"input": "x", "tools": [FUNCTION, PATCH], "tool_choice": choice | more})
-        made = tools_of(body, offered_tools(tools))
+        body, items = with_tools(FUNCTION, PATCH, tool_choice=choice | more)
+        made = tools_of(body, offered_tools(body, items))
         assert ([one.name for one in made.callable], made.choice) == (["apply_patch"], "required")
 
 
 # ── what the prompt has ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def offered(*tools):
-    return offered_tools(TypeAdapter(list[Tool]).validate_python(list(tools)))
+def with_tools(*tools, input="x", **more):
+    """(body, items) of a request with these tools."""
+    body = ResponsesBody.model_validate({"input": input, "tools": list(tools)} | more)
+    return body, input_items(body)
 
 
-def ignored(*tools):
-    return list(ignored_tools(TypeAdapter(list[Tool]).validate_python(list(tools))))
+def offered(*tools, **more):
+    return offered_tools(*with_tools(*tools, **more))
+
+
+def ignored(*tools, **more):
+    return ignored_tools(*with_tools(*tools, **more))
 
 
 def test_hosted_tools_are_left_out_and_named():
@@ -253,9 +257,9 @@ def test_the_functions_of_a_namespace_bear_its_name_and_the_first_its_descriptio
     ],
 )
 def test_a_choice_of_a_tool_that_is_not_there_is_refused_by_name(choice, param):
-    body = ResponsesBody.model_validate({"input": "x", "tools": [FUNCTION, *HOSTED], "tool_choice": choice})
+    body, items = with_tools(FUNCTION, *HOSTED, tool_choice=choice)
     with pytest.raises(InvalidRequestError) as refused:
-        tools_of(body, offered_tools(body.tools))
+        tools_of(body, offered_tools(body, items))
     assert refused.value.param == param
 
 
@@ -271,8 +275,32 @@ def test_a_choice_of_a_tool_that_is_not_there_is_refused_by_name(choice, param):
     ],
 )
 def test_a_choice_names_a_namespaces_tool_with_or_without_it(choice, names):
-    body = ResponsesBody.model_validate({"input": "x", "tools": [FUNCTION, AGENTS], "tool_choice": choice})
-    assert [one.name for one in tools_of(body, offered_tools(body.tools)).callable] == names
+    body, items = with_tools(FUNCTION, AGENTS, tool_choice=choice)
+    assert [one.name for one in tools_of(body, offered_tools(body, items)).callable] == names
+
+
+def test_tools_in_items_are_offered_beside_the_bodys_the_last_of_each_name():
+    first = {"type": "additional_tools", "role": "developer", "tools": [PATCH, AGENTS, HOSTED[0]]}
+    last = {"type": "additional_tools", "tools": [PATCH | {"description": "Better."}]}
+    turns = [first, {"role": "user", "content": "x"}, last]
+    made = offered(FUNCTION, input=turns)
+    assert [one.function.name for one in made] == ["f", "apply_patch", "agents__f", "agents__apply_patch"]
+    assert made[1].function.description == "Better."
+    assert ignored(FUNCTION, input=turns) == ["tools.type"]
+
+
+def test_tools_in_an_item_are_called_and_continued(ask):
+    async def talk(client, http):
+        tools = {"type": "additional_tools", "role": "developer", "tools": [AGENTS]}
+        turns = [tools, {"role": "user", "content": calling("agents__apply_patch", {"input": "x"})}]
+        first = await client.responses.create(model="rule", input=turns)
+        (call,) = first.output
+        assert (call.type, call.namespace, call.name, call.input) == ("custom_tool_call", "agents", "apply_patch", "x")
+        says = calling("agents__f", {})
+        again = await client.responses.create(model="rule", input=says, previous_response_id=first.id)
+        assert [(one.namespace, one.name) for one in again.output] == [("agents", "f")]
+
+    ask("hermes", talk)
 
 
 # ── the input within its JSON ────────────────────────────────────────────────────────────────────────────────────────

@@ -55,7 +55,7 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     with renamed_params(_NAMES):
         items, num_earlier, store = await _read_input(body, call, head.id)
         params = response_params(body, call.chat_format)
-        offered = offered_tools(body.tools or ())
+        offered = offered_tools(body, items)
         read = partial(conversation, body, items, num_earlier, tools_of(body, offered))
         accepted, parsers = await accept_conversation(call, read, params, request_id=request.id, priority=body.priority)
         tokenizer = call.engine.prompts.need_tokenizer()

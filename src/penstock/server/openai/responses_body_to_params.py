@@ -56,12 +56,12 @@ def conversation(
     effort = None if body.reasoning is None else body.reasoning.effort
     variables = {} if effort is None else known.effort(effort)
     ignored = ["reasoning.effort"] if variables is None else []
-    return Conversation(messages, tools, variables or {}, ignored=(*ignored, *_ignored(body)))
+    return Conversation(messages, tools, variables or {}, ignored=(*ignored, *_ignored(body, items)))
 
 
-def _ignored(body: ResponsesBody) -> list[str]:
+def _ignored(body: ResponsesBody, items: Sequence[Item]) -> list[str]:
     """Fields whose values have no effect."""
-    fields = [*ignored_tools(body.tools or ())]
+    fields = ignored_tools(body, items)
     if any(one != LOGPROBS for one in body.include or ()):
         fields.append("include")
     if body.truncation == "auto":

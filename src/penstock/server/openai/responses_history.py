@@ -11,10 +11,10 @@ from penstock.parsers.history import REASONING, placeholder
 from penstock.parsers.tools import arguments_text, called, template_id
 from penstock.server.body import check_text
 from penstock.server.openai.responses_items_schema import (
+    AdditionalToolsItem,
     CustomCallItem,
     FunctionCallItem,
     Item,
-    ItemReference,
     MessageItem,
     OtherItem,
     Part,
@@ -48,7 +48,9 @@ def messages_of(items: Sequence[Item], num_earlier: int) -> list[dict[str, Any]]
 def _is_assistants(item: Item) -> bool:
     if isinstance(item, MessageItem):
         return item.role == "assistant"
-    return not (isinstance(item, ResultItem) or (isinstance(item, OtherItem) and _is_result(item)))
+    if isinstance(item, OtherItem):
+        return not _is_result(item)
+    return not isinstance(item, ResultItem | AdditionalToolsItem)
 
 
 def _is_result(item: OtherItem) -> bool:
@@ -76,9 +78,10 @@ class _Turns:
             self._add_call(SHELL, shell_arguments(item.action), item.call_id or item.id, field)
         elif isinstance(item, ResultItem):
             self._add_result(item.output, item.call_id or item.id, item.name, field)
-        else:
-            assert not isinstance(item, ItemReference), "references are replaced by their items"
+        elif isinstance(item, OtherItem):
             self._add_other(item, field)
+        else:
+            assert isinstance(item, AdditionalToolsItem), "references are replaced by their items"
 
     def _add_message(self, item: MessageItem, field: str, *, is_history: bool) -> None:
         if item.content is None and item.role != "assistant":

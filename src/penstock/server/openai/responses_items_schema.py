@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from penstock.server.body import HistoryItem, Many
+from penstock.server.openai.responses_tools_schema import Tool
 
 
 class Part(HistoryItem):
@@ -80,6 +81,14 @@ class ItemReference(HistoryItem):
     id: str
 
 
+class AdditionalToolsItem(HistoryItem):
+    """More tools, which Codex sends in place of the body's."""
+
+    type: Literal["additional_tools"]
+    id: str | None = None
+    tools: Many[Tool] = Field(default_factory=list)
+
+
 class OtherItem(HistoryItem):
     """An item of any other type. One that is named `..._call` or `..._output` is read as a call or as a result."""
 
@@ -97,7 +106,7 @@ def _item_tag(item: Any) -> str:
 
 _ITEM_TYPES = (
     *("message", "reasoning", "function_call", "custom_tool_call", "local_shell_call", "item_reference"),
-    *("function_call_output", "custom_tool_call_output", "local_shell_call_output"),
+    *("function_call_output", "custom_tool_call_output", "local_shell_call_output", "additional_tools"),
 )
 Item = Annotated[
     Annotated[MessageItem, Tag("message item")]
@@ -109,6 +118,7 @@ Item = Annotated[
     | Annotated[ResultItem, Tag("custom_tool_call_output item")]
     | Annotated[ResultItem, Tag("local_shell_call_output item")]
     | Annotated[ItemReference, Tag("item_reference item")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools item")]
     | Annotated[OtherItem, Tag("other item")],
     Discriminator(_item_tag),
 ]

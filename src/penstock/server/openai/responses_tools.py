@@ -16,6 +16,7 @@ from typing import Any, Literal
 from penstock.errors import InvalidRequestError
 from penstock.parsers.tools import Choice, Function, Tools
 from penstock.server.openai.body_to_params import allowed
+from penstock.server.openai.responses_items_schema import AdditionalToolsItem, Item
 from penstock.server.openai.responses_schema import ResponsesBody, ShellAction
 from penstock.server.openai.responses_tools_schema import (
     CustomTool,
@@ -63,16 +64,26 @@ def joined_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
-def offered_tools(given: Sequence[Tool]) -> list[OfferedTool]:
-    """The tools that the model sees."""
-    return [offered for tool in given for offered in _offered(tool)]
+def offered_tools(body: ResponsesBody, items: Sequence[Item]) -> list[OfferedTool]:
+    """The tools that the model sees: the body's, and those of items, the last of each name."""
+    own = [offered for tool in body.tools or () for offered in _offered(tool)]
+    added = [offered for tool in _added_tools(items) for offered in _offered(tool)]
+    return [*own, *{tool.function.name: tool for tool in added}.values()]
 
 
-def ignored_tools(given: Sequence[Tool]) -> Iterator[str]:
+def ignored_tools(body: ResponsesBody, items: Sequence[Item]) -> list[str]:
     """The fields of tools that have no effect: types that are left out, and grammars, which are not enforced."""
+    return list(_ignored([*(body.tools or ()), *_added_tools(items)]))
+
+
+def _added_tools(items: Sequence[Item]) -> list[Tool]:
+    return [tool for item in items if isinstance(item, AdditionalToolsItem) for tool in item.tools]
+
+
+def _ignored(given: Sequence[Tool]) -> Iterator[str]:
     for tool in given:
         if isinstance(tool, NamespaceTool):
-            yield from (f"tools.{name}" for name in ignored_tools(tool.tools))
+            yield from (f"tools.{name}" for name in _ignored(tool.tools))
         elif isinstance(tool, HostedTool):
             yield "tools.type"
         elif isinstance(tool, CustomTool) and tool.format is not None and tool.format.type == "grammar":
