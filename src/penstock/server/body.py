@@ -3,7 +3,7 @@
 A field that asks for something else than what is done is refused by name (`NOT_OBEYED`, with the values that change
 nothing). A field that cannot change the answer is accepted (`WITHOUT_EFFECT`). An unknown field is refused if it looks
 like a typo, and otherwise accepted. `ignored_fields` lists what was accepted without effect; the answer's header names
-it. A null is a field left out, in every object. All strings must be valid Unicode.
+it. A null is a field left out, in every object. Strings must be valid Unicode; those of a conversation are mended.
 
     Body         a request, and the options in it
     HistoryItem  what an earlier answer contained and comes back: its unknown fields are accepted and not listed
@@ -217,6 +217,25 @@ def check_all_text(content: object) -> None:
                 raise InvalidRequestError(f"{field} contains an unpaired surrogate, so it is not text", field)
 
 
+def mend_conversation(content: object) -> None:
+    """Replace unpaired surrogates in a body's conversation by U+FFFD, as browsers do (WHATWG's USVString).
+
+    Agents cut the results of tools in the middle of a pair, and such a text stays in their history.
+    """
+    if isinstance(content, dict):
+        for name in _CONVERSATION & content.keys():
+            content[name] = _mended(content[name])
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if _is_text(value) else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_mended(item) for item in value]
+    return {_mended(name): _mended(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+_CONVERSATION = frozenset({"input", "instructions", "messages", "system"})
 _MARKS_OF_SURROGATES = (b"\\ud", b"\\uD", b"\xed")
 
 
