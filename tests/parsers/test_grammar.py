@@ -357,6 +357,7 @@ def test_strings_between_tags_obey_words_and_lengths(format):
         ({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}, "minimum"),
         ({"properties": {"a": {"description": "x", "not": {"const": 1}}}}, "not"),
         ({"properties": {"a": {"not": {}}}, "required": ["a"]}, "required"),
+        ({"properties": {"a": {"not": 1}}}, "not"),
         ({"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}}}, "format"),
         ({"properties": {"a": {"type": "string", "minLength": 10**6}}}, "minLength"),
         ({"minProperties": 1}, "minProperties"),

@@ -123,7 +123,8 @@ def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
 
 def _is_never(schema: object) -> bool:
     """Whether a schema forbids everything."""
-    return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
+    excluded = schema.get("not") if isinstance(schema, Mapping) else None
+    return schema is False or excluded == {} or excluded is True
 
 
 def _malformed(keyword: str, where: str, expected: str) -> InvalidRequestError:
