@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -27,7 +27,7 @@ from pydantic import (
     PrivateAttr,
     model_validator,
 )
-from typing_extensions import Self
+from typing_extensions import Self, is_typeddict
 
 from penstock.errors import InvalidRequestError
 from penstock.server.errors import refused_field
@@ -119,8 +119,10 @@ class Body(BaseModel):
     def ignored_fields(self) -> "IgnoredFields":
         """Fields of this object and of the options in it that were accepted without effect."""
         found = IgnoredFields(dict.fromkeys(self._hints), dict.fromkeys(self._unknown))
-        for name in type(self).model_fields:
+        for name, field in type(self).model_fields.items():
             value = getattr(self, name)
+            if isinstance(value, dict):
+                found.unknown.update((f"{name}.{one}", None) for one in _unknown_keys(value, field.annotation))
             for one in value if isinstance(value, list) else (value,):
                 if not isinstance(one, Body):
                     break  # lists are of one kind
@@ -140,6 +142,19 @@ class IgnoredFields:
         """Add the fields of the object at a field."""
         self.hints.update((f"{name}.{one}", None) for one in within.hints)
         self.unknown.update((f"{name}.{one}", None) for one in within.unknown)
+
+
+def _unknown_keys(value: Mapping[str, Any], annotation: Any) -> Iterator[str]:
+    """Paths of the keys of a typed dictionary, and of those in it, that its type does not have."""
+    kind = next((one for one in (annotation, *get_args(annotation)) if is_typeddict(one)), None)
+    if kind is None:
+        return
+    known = get_type_hints(kind)
+    for name, item in value.items():
+        if name not in known:
+            yield name[:_LONGEST_NAME]
+        elif isinstance(item, dict):
+            yield from (f"{name}.{one}" for one in _unknown_keys(item, known[name]))
 
 
 def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
