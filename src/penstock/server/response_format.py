@@ -9,8 +9,8 @@ from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.server.body import Body, Many
 
-_OBJECT = ConfigDict(strict=True, extra="ignore")
-"""Objects in which unknown fields have no effect, as notes of clients and libraries; null is a field left out."""
+_OBJECT = ConfigDict(strict=True, extra="allow")
+"""Objects in which unknown fields have no effect; `Body.ignored_fields` lists them. Null is a field left out."""
 
 
 @with_config(_OBJECT)
