@@ -83,7 +83,8 @@ def structured_of_vllm(given: StructuredOutputs) -> Structured:
     Raises:
         InvalidRequestError: it is not exactly one.
     """
-    said = {name: value for name, value in given.items() if value not in (None, False)}
+    known = StructuredOutputs.__annotations__
+    said = [name for name, value in given.items() if name in known and value not in (None, False)]
     if len(said) != 1:
         raise InvalidRequestError(
             "structured_outputs takes one of json, regex, choice, grammar and json_object", "structured_outputs"
