@@ -153,6 +153,15 @@ PANELS = [
             "kept": gauge("penstock_stored_blocks"),
         },
     ),
+    Panel(
+        "Stored responses",
+        "short",
+        {
+            "responses": gauge("penstock_stored_responses"),
+            "bytes": gauge("penstock_stored_response_bytes"),
+        },
+    ),
+    Panel("Ignored fields", "short", {"{{field}}": rate("penstock_ignored_fields", "field")}),
 ]
 
 

@@ -314,6 +314,10 @@ def read_in_pieces(arguments, sizes):
     return text + reader.feed_text(arguments[place:]) + reader.finish()
 
 
+def mended(text):
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
 SIZES = st.lists(st.integers(0, 5), max_size=12)
 
@@ -323,7 +327,7 @@ def test_an_input_is_read_whatever_its_escapes_and_pieces(text, escaped, sizes):
     if any(0xD800 <= ord(one) < 0xE000 for one in text):
         escaped = True
     arguments = json.dumps({"input": text}, ensure_ascii=escaped)
-    expected = json.loads(arguments)["input"].encode("utf-8", "replace").decode()
+    expected = mended(json.loads(arguments)["input"])
     assert read_in_pieces(arguments, sizes) == custom_input(arguments) == expected
 
 
@@ -332,7 +336,7 @@ def test_a_cut_input_is_a_beginning_of_it(text, sizes, cut):
     arguments = json.dumps({"input": text})[:-2][: len('{"input": "') + cut]
     read = read_in_pieces(arguments, sizes)
     assert read == custom_input(arguments)
-    assert json.loads(json.dumps(text)).encode("utf-8", "replace").decode().startswith(read)
+    assert mended(json.loads(json.dumps(text))).startswith(read)
 
 
 @given(st.text('{}":,inputx\\ud83de0 \n', max_size=30), SIZES)

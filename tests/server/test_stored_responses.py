@@ -230,6 +230,18 @@ def test_a_chain_without_a_deleted_response_cannot_be_continued(ask):
     ask("hermes", talk)
 
 
+def test_items_of_one_id_are_listed_one_after_the_other(ask):
+    async def talk(client, http):
+        turns = [{"type": "message", "id": "msg_1", "role": "user", "content": str(number)} for number in range(5)]
+        made = await create(client, turns)
+        pages = client.responses.input_items.list(made.id, order="asc", limit=1)
+        listed = [item async for item in pages]
+        assert [item.content[0].text for item in listed] == ["0", "1", "2", "3", "4"]
+        assert len({item.id for item in listed}) == 5
+
+    ask("hermes", talk)
+
+
 def test_a_response_is_stored_before_its_last_event_is_sent(ask):
     async def talk(client, http):
         async with client.responses.stream(model="rule", input="x") as stream:

@@ -5,10 +5,12 @@ import sqlite3
 
 import pytest
 
+from penstock.errors import JournalUnavailableError
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.recent_responses import RecentResponses, StoredResponse
 from penstock.metrics import Metrics
 from tests.frontend.recovery.test_journal import accept, make_entry, unfinished
+from tests.frontend.recovery.test_journal_disk import LimitedFiles, until_sound
 
 MAX_BYTES = 2**20
 
@@ -144,6 +146,31 @@ def test_of_a_damaged_table_of_responses_the_readable_ones_stay_and_the_loss_is_
     assert len(kept) > 30
     assert lost == 1
     assert "is lost from the journal" in caplog.text
+
+
+def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(tmp_path):
+    path = tmp_path / "journal"
+
+    async def work():
+        journal, metrics = Journal(path, retry_seconds=0.02), Metrics()
+        journal.start(metrics)
+        store = RecentResponses(MAX_BYTES, metrics, journal)
+        store.put(make("r0"))
+        await journal.flush()
+        with LimitedFiles(tmp_path).full():
+            for number in range(1, 4):
+                store.put(make(f"r{number}", size=100_000))
+            store.delete("t", "r3")
+            with pytest.raises(JournalUnavailableError):
+                await journal.flush()
+            store.delete("t", "r0")
+        await asyncio.wait_for(until_sound(journal), 30)
+        await journal.flush()
+        await journal.close()
+
+    asyncio.run(work())
+    assert with_store(path, ids) == ["r1", "r2"]
+    assert rows(path) == [1, 2]
 
 
 def test_a_journal_of_an_earlier_penstock_gets_the_table(tmp_path):

@@ -28,8 +28,8 @@ from penstock.frontend.recovery.journal_repair import (
     move_aside,
     salvage,
 )
+from penstock.frontend.recovery.journal_responses import read_responses, write_responses
 from penstock.frontend.recovery.journal_rows import (
-    HAS_RESPONSES,
     LOST,
     OF_CALL,
     TABLES,
@@ -39,10 +39,8 @@ from penstock.frontend.recovery.journal_rows import (
     Entry,
     add_outputs,
     decode_record,
-    decode_response,
     delete_ended,
     encode_outputs,
-    encode_response,
     lossy_text,
     transaction,
 )
@@ -282,27 +280,11 @@ class JournalFile:
             withdrawn = [(request_id,) for request_id in batch.withdrawn]
             database.executemany("DELETE FROM outputs WHERE request = ?", withdrawn)
             database.executemany("DELETE FROM requests WHERE id = ?", withdrawn)
-            self._write_responses(batch)
+            write_responses(database, batch.responses, batch.damaged_responses)
         self._writes += 1
         if self._writes % WRITES_PER_PRUNING == 0:
             with contextlib.suppress(sqlite3.OperationalError), transaction(database):  # retried next time
                 delete_ended(database, self._kept_seconds)
-
-    def _write_responses(self, batch: Batch) -> None:
-        now = time.time()
-        self._database.executemany(
-            "INSERT INTO damaged SELECT 'response ' || number, NULL, NULL, NULL, response, ?2, ?3 FROM responses"
-            " WHERE number = ?1",
-            [(number, reason, now) for number, reason in batch.damaged_responses.items()],
-        )
-        gone = [number for number, response in batch.responses.items() if response is None]
-        self._database.executemany(
-            "DELETE FROM responses WHERE number = ?", [(number,) for number in (*batch.damaged_responses, *gone)]
-        )
-        self._database.executemany(
-            "INSERT OR IGNORE INTO responses VALUES (?, ?)",
-            [(number, encode_response(one)) for number, one in batch.responses.items() if one is not None],
-        )
 
     def _move_damaged(self, damage: list[Damage]) -> None:
         now = time.time()
@@ -343,25 +325,11 @@ class JournalFile:
         """The stored responses with their numbers, in order. Damaged rows are moved aside."""
         if self._is_new:
             return []
-        return self._unless_damaged(lambda: list(self._read_responses()))
-
-    def _read_responses(self) -> Iterator[tuple[int, StoredResponse]]:
-        if self._database.execute(HAS_RESPONSES).fetchone() is None:  # an earlier Penstock wrote the file
-            return
-        for number, blob in self._database.execute("SELECT number, response FROM responses ORDER BY number").fetchall():
-            response = self._decode_response(number, blob)
-            if response is not None:
-                yield number, response
-
-    def _decode_response(self, number: int, blob: bytes) -> StoredResponse | None:
-        """A stored response; None if its row is damaged, which the next write moves aside."""
-        try:
-            return decode_response(blob)
-        except ValueError as error:
-            if number not in self._unwritten.damaged_responses:
-                self._unwritten.damaged_responses[number] = str(error)
-                self._tell_lost("response", str(number), str(error))
-            return None
+        responses, damaged = self._unless_damaged(lambda: read_responses(self._database))
+        for number, reason in damaged.items():
+            self._tell_lost("response", str(number), reason)
+        self._unwritten.damaged_responses |= damaged
+        return responses
 
     def find(self, name: str) -> list[Entry]:
         """The requests of a call, including unwritten rows; [] if it is unknown.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.frontend.recovery.journal_rows import HAS_RESPONSES
+from penstock.frontend.recovery.journal_responses import HAS_TABLE
 
 _MAGIC = b"SQLite format 3\0"
 MALFORMED = "a page of the file is malformed"
@@ -113,7 +113,7 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
 
 def _copy_responses(old: sqlite3.Connection, new: sqlite3.Connection) -> bool:
     """Copy the readable stored responses; returns whether some are lost."""
-    if not _read(old, HAS_RESPONSES)[0]:
+    if not _read(old, HAS_TABLE)[0]:
         return False
     responses = _read_table(old, "responses", "number")
     new.executemany("INSERT OR IGNORE INTO responses VALUES (?, ?)", responses.before + responses.after)

@@ -38,7 +38,6 @@ CREATE TABLE IF NOT EXISTS responses (number INTEGER PRIMARY KEY, response BLOB 
 """
 """In `damaged`, `part` is NULL for a request's record, and `content` is NULL for an unreadable row."""
 
-HAS_RESPONSES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'responses'"
 OF_CALL = """call IN (
     SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
     UNION ALL SELECT call FROM (SELECT call FROM requests WHERE alias = ?1 ORDER BY accepted DESC LIMIT 1)

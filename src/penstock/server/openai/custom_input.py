@@ -78,5 +78,5 @@ def _read_other(arguments: str) -> str:
 
 
 def _valid(text: str) -> str:
-    """The text with unpaired surrogates replaced, as an answer cannot contain them."""
-    return text.encode("utf-8", "replace").decode()
+    """The text with U+FFFD in place of unpaired surrogates, which an answer cannot contain."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

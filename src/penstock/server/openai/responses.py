@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
+from penstock.parsers.tools import Tools
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
@@ -30,7 +31,7 @@ from penstock.server.openai.responses_store import (
     stored_response,
     storing,
 )
-from penstock.server.openai.responses_tools import offered_tools, tools_of
+from penstock.server.openai.responses_tools import OfferedTool, offered_tools, tools_of
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
@@ -43,7 +44,20 @@ _NAMES = {
     "structured": "text",
 }
 _ID = re.compile(r"resp_[0-9a-f]{32}")
-Store = Callable[[ResponseObject], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a body asks for, with what it refers to."""
+
+    items: list[Item]
+    """The conversation: stored items, then the input."""
+    num_earlier: int
+    """How many of the items were stored."""
+    offered: list[OfferedTool]
+    tools: Tools
+    store: Callable[[ResponseObject], None] | None
+    """Stores the response; None: it is not stored."""
 
 
 @router.post("/responses", response_class=Response, responses=answers_or_errors(ResponseObject))
@@ -53,15 +67,14 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     request = Head.new("resp_", call.model_name)
     head = _resumed_head(call, request)
     with renamed_params(_NAMES):
-        items, num_earlier, store = await _read_input(body, call, head.id)
+        asked = await _read(body, call, head.id)
         params = response_params(body, call.chat_format)
-        offered = offered_tools(body, items)
-        read = partial(conversation, body, items, num_earlier, tools_of(body, offered))
+        read = partial(conversation, body, asked.items, asked.num_earlier, asked.tools)
         accepted, parsers = await accept_conversation(call, read, params, request_id=request.id, priority=body.priority)
         tokenizer = call.engine.prompts.need_tokenizer()
-        output = OutputItems(head.id, {tool.function.name: tool for tool in offered})
-        answer = ResponsesAnswer(head, body, accepted.request.params, tokenizer, parsers, output, store)
-        before_end = None if store is None else call.engine.responses_recorded
+        output = OutputItems(head.id, {tool.function.name: tool for tool in asked.offered})
+        answer = ResponsesAnswer(head, body, accepted.request.params, tokenizer, parsers, output, asked.store)
+        before_end = None if asked.store is None else call.engine.responses_recorded
         return await call.answer([accepted], answer, stream=bool(body.stream), before_end=before_end)
 
 
@@ -71,11 +84,11 @@ def _resumed_head(call: Call, new: Head) -> Head:
     return new if id is None or not _ID.fullmatch(id) else replace(new, id=id)
 
 
-async def _read_input(body: ResponsesBody, call: Call, response_id: str) -> tuple[list[Item], int, Store | None]:
-    """All items of a body's conversation, how many of them were stored, and what stores the response.
-
+async def _read(body: ResponsesBody, call: Call, response_id: str) -> _Asked:
+    """
     Raises:
         ResponseNotFoundError: the body refers to something that is not stored.
+        InvalidRequestError: the tools contradict each other.
     """
     recent, tenant = call.recent_responses, call.tenant
     recalled = recall(body, recent, tenant)
@@ -83,12 +96,13 @@ async def _read_input(body: ResponsesBody, call: Call, response_id: str) -> tupl
     if body.store and not stores:
         call.ignore("store")
 
-    def read() -> tuple[list[Item], int, Store | None]:
+    def read() -> _Asked:
         earlier, new = recalled.earlier_items(), recalled.resolve(input_items(body))
-        if not stores:
-            return [*earlier, *new], len(earlier), None
-        store = storing(recent, tenant, body.previous_response_id, stored_input(new, response_id))
-        return [*earlier, *new], len(earlier), store
+        items, store = [*earlier, *new], None
+        if stores:
+            store = storing(recent, tenant, body.previous_response_id, stored_input(new, response_id))
+        offered = offered_tools(body, items)
+        return _Asked(items, len(earlier), offered, tools_of(body, offered), store)
 
     return await call.off_loop_if_large(read, recalled.num_bytes)
 

@@ -101,15 +101,20 @@ def _holder(recent: RecentResponses, tenant: str, item_id: str) -> StoredRespons
 
 
 def stored_input(items: Sequence[Item], response_id: str) -> list[dict[str, Any]]:
-    """New items in OpenAI's shape; those without an id get one."""
-    return [_stored_item(item, f"{response_id.removeprefix('resp_')}in{index:02x}") for index, item in enumerate(items)]
+    """New items in OpenAI's shape; those without an id of their own get one."""
+    stored: dict[str, dict[str, Any]] = {}
+    for index, item in enumerate(items):
+        one = _stored_item(item)
+        id = one.get("id")
+        if not isinstance(id, str) or not id or id in stored:
+            prefix = _PREFIXES.get(str(one.get("type")), "item")
+            id = one["id"] = f"{prefix}_{response_id.removeprefix('resp_')}in{index:02x}"
+        stored[id] = one
+    return list(stored.values())
 
 
-def _stored_item(item: Item, id: str) -> dict[str, Any]:
+def _stored_item(item: Item) -> dict[str, Any]:
     stored = item.model_dump(exclude_none=True)
-    kind = str(stored.get("type"))
-    if not stored.get("id") or not isinstance(stored["id"], str):
-        stored["id"] = f"{_PREFIXES.get(kind, 'item')}_{id}"
     if isinstance(item, MessageItem):
         stored["status"] = "completed"
         if isinstance(item.content, str):
