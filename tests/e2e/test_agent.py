@@ -317,9 +317,9 @@ def test_claude_is_forced_too(claude, server):
         assert call.input["count"] in range(1, 10)
 
 
-def test_a_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_tools(server):
+def test_a_strict_schema_that_cannot_be_obeyed_is_refused_by_the_name_of_tools(server):
     for parameters in ({"type": "object", "not": {"required": ["a"]}}, {"type": "object", "required": 5}):
-        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}]
         answer = server.post("/v1/chat/completions", messages=HELLO, tool_choice="required", tools=tools)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "tools"
