@@ -16,6 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.chat_template import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, REFUSED, TEXT, longest_prompt
+from penstock.template_fallbacks import fallbacks
 from penstock.worker_process import Channel, limit_memory, limited_cpu_time
 
 _LONGEST_COMPLAINT = 2000
@@ -52,11 +53,23 @@ class Renderer:
             self._compiled[name] = self._environment.from_string(self._sources[name])
         return self._compiled[name]
 
+    def _render(self, template: Template, variables: dict[str, Any]) -> str:
+        """The text of a conversation or, if the template refuses it, of the first fallback that it accepts."""
+        try:
+            return template.render(variables)
+        except MemoryError:
+            raise
+        except Exception:
+            for messages in fallbacks(variables["messages"]):
+                with contextlib.suppress(TemplateError, TypeError):
+                    return template.render({**variables, "messages": messages})
+            raise
+
     def answer(self, frame: bytes) -> bytes:
         """The answer to one conversation: see `penstock.chat_template`."""
         try:
             name, variables = json.loads(frame.decode("utf-8", "surrogatepass"))
-            text = self._template(name).render(variables)
+            text = self._render(self._template(name), variables)
             if len(text) > longest_prompt(len(frame)):
                 return _refused(
                     f"the model's chat template makes a prompt of {len(text)} characters of these messages; at most "

@@ -245,6 +245,12 @@ class Metrics:
         label="finished_reason",
     )
     failures: Counter = _counter("penstock_request_failures", "Failed calls, by reason.", label="reason")
+    ignored_fields: Counter = _counter(
+        "penstock_ignored_fields",
+        "Fields of requests that were accepted without effect, by name; unknown: those that docs/dialects.md does not "
+        "list.",
+        label="field",
+    )
     time_to_first_token: Histogram = _histogram(
         "penstock_time_to_first_token_seconds",
         "Time from arrival to the first token.",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from penstock.errors import InvalidRequestError
 from penstock.parsers import deepseek, gemma, harmony, hermes, llama, mistral, reasoning, tagged, tagged_grammar
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
+from penstock.parsers.history import REASONING, clean_messages, reasoning_fields_of, switches_of
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
@@ -89,7 +90,9 @@ class ChatFormat:
     thinks: Marks | None
     """None: the model does not reason."""
     switches: frozenset[str]
-    """The template's variables that control reasoning: `enable_thinking`, `reasoning_effort`."""
+    """The template's variables that control reasoning: `enable_thinking`, `thinking`, `reasoning_effort`."""
+    reasoning_fields: tuple[str, ...] = (REASONING,)
+    """Names under which the template reads the reasoning of earlier turns."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -112,31 +115,18 @@ class ChatFormat:
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
         return Reading(lambda reading: reasoning.read(reading, marks, opened, read), functions)
 
-    def think(self, wanted: bool) -> dict[str, Any]:
-        """The template's variables that turn reasoning on or off.
+    def effort(self, wanted: str) -> dict[str, Any] | None:
+        """The template's variables for an effort of reasoning: "none" turns it off, "on" only turns it on.
 
-        Raises:
-            InvalidRequestError: the model has no such control; `param` is "reasoning_effort".
+        None if it has no effect: the model cannot reason, or not less.
         """
-        if "enable_thinking" in self.switches:
-            return {"enable_thinking": wanted}
-        if wanted == (self.thinks is not None):
-            return {}
-        words = "this model does not reason" if wanted else "this model's reasoning cannot be turned off"
-        raise InvalidRequestError(words, "reasoning_effort")
-
-    def effort(self, wanted: str) -> dict[str, Any]:
-        """The template's variables for an effort of reasoning; "none" turns it off.
-
-        Raises:
-            InvalidRequestError: the model has no such control; `param` is "reasoning_effort".
-        """
-        if wanted == "none":
-            return self.think(False)
-        if "reasoning_effort" in self.switches:
+        if wanted != "on" and wanted != "none" and "reasoning_effort" in self.switches:
             return {"reasoning_effort": wanted}
-        words = "this model's chat template knows no reasoning_effort: leave it out"
-        raise InvalidRequestError(words, "reasoning_effort")
+        for name in ("enable_thinking", "thinking"):
+            if name in self.switches:
+                return {name: wanted != "none"}
+        reasons = self.thinks is not None
+        return {} if reasons == (wanted != "none") and wanted in ("on", "none") else None
 
     def grammar(self, tools: Tools, mark: Mark) -> str:
         """The grammar, in Lark notation, of answers that call tools as `tools` demands. Requires a format of calls."""
@@ -195,8 +185,7 @@ class ChatFormat:
 def format_of(template: str) -> ChatFormat:
     """The format of a checkpoint, by its chat template (the text of all, if it has several)."""
     thinks = next((marks for marks in reasoning.KINDS if marks.shown_by(template)), None)
-    switches = frozenset(name for name in ("enable_thinking", "reasoning_effort") if name in template)
-    return ChatFormat(_tool_format(template), thinks, switches)
+    return ChatFormat(_tool_format(template), thinks, switches_of(template), reasoning_fields_of(template))
 
 
 def _tool_format(template: str) -> ToolFormat | None:
@@ -235,6 +224,12 @@ class Conversation:
     """Further variables of the template."""
     prefill: str = ""
     """The start of the answer, given by the caller."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the body that have no effect on this model."""
+
+    def template_messages(self, known: ChatFormat) -> list[dict[str, Any]]:
+        """The messages as the chat template receives them."""
+        return clean_messages(self.messages, known.reasoning_fields)
 
     def template_tools(self, known: ChatFormat) -> list[dict[str, Any]] | None:
         """The tools as the chat template receives them; None without tools.

@@ -143,15 +143,25 @@ def arguments_text(arguments: object, field: str) -> str:
 
 def called(name: str, arguments: str, id: str) -> dict[str, Any]:
     """A call of an earlier turn as chat templates expect it, with its arguments as an object."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = arguments  # malformed, as the model wrote it
     return {
         "id": template_id(id),
         "type": "function",
-        "function": {"name": name, "arguments": value if isinstance(value, dict) else arguments},
+        "function": {"name": name, "arguments": arguments_object(arguments)},
     }
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, which many chat templates require. None are an empty object.
+
+    Others, malformed or cut off, are wrapped as Anthropic recommends.
+    """
+    try:
+        value = json.loads(arguments) if arguments else None
+    except (ValueError, RecursionError):
+        value = arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def add_names(messages: list[dict[str, Any]]) -> None:

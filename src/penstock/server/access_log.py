@@ -24,6 +24,7 @@ access_logger = logging.getLogger("penstock.access")
 
 GONE = "client_gone"
 REQUEST_ID = "x-request-id"
+IGNORED = "penstock-ignored"
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -80,7 +81,7 @@ class HeadRequests:
 
 
 class AccessLog:
-    """ASGI middleware: logs each call at its end, from its `CallContext`."""
+    """ASGI middleware: logs each call at its end, from its `CallContext`, and names its ignored fields in a header."""
 
     def __init__(
         self, app: ASGIApp, engine: AsyncEngine, *, log_prompts: bool = False, tracer: "CallTracer | None" = None
@@ -103,6 +104,8 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if (ignored := context.ignored_header()) is not None:
+                    MutableHeaders(scope=message)[IGNORED] = ignored
                 if self._tracer is not None and span is not None:
                     MutableHeaders(scope=message).update(self._tracer.headers(span))
             await send(message)
@@ -122,6 +125,8 @@ class AccessLog:
                 context.failure = _failure_of(status, outputs)
             if context.failure is not None:
                 self._engine.metrics.failures.add(1, context.failure)
+            for label in context.ignored.values():
+                self._engine.metrics.ignored_fields.add(1, label)
             self._log(scope, context, status, time.monotonic() - began, outputs)
             if self._tracer is not None and span is not None:
                 self._tracer.end_span(span, status, context.failure, outputs)

@@ -28,10 +28,12 @@ def create_app(
 ) -> FastAPI:
     """The application of a started engine; without `keys`, there is no authentication."""
     app = FastAPI(title="Penstock", version=__version__, description="An inference server for large language models.")
-    model_name = config.served_model_name or engine.info.model_name
-    if engine.adapters.find(model_name) is not None:
-        raise ConfigError(f"an adapter cannot have the model's own name, {model_name!r}")
-    app.state.serving = Serving(engine, model_name, config.resumable_streams)
+    model_names = config.served_model_names or [engine.info.model_name]
+    for name in model_names:
+        if engine.adapters.find(name) is not None:
+            raise ConfigError(f"an adapter cannot have the model's own name, {name!r}")
+    app.state.serving = Serving(engine, model_names, config.resumable_streams)
+    app.state.strict_fields = config.strict_fields
     app.state.large_work = engine.large_work
     add_dialects(app)
     app.include_router(calls.router)
@@ -42,7 +44,7 @@ def create_app(
     add_health(app, engine)
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]
     if config.metrics_names == "vllm":
-        collectors.append(VllmNames(engine.metrics, model_name, lambda: engine.info, engine.adapter_use))
+        collectors.append(VllmNames(engine.metrics, model_names[0], lambda: engine.info, engine.adapter_use))
     app.add_middleware(HeadRequests)
     app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)

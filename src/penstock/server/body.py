@@ -1,29 +1,35 @@
-"""Base class of request bodies in all dialects.
+"""Base classes of request bodies in all dialects.
 
-A parameter is obeyed, or refused by name. A class's `NOT_OBEYED` lists known parameters that this server does not
-support, with the values that have no effect; null never has an effect. All strings must be valid Unicode. Large bodies
-are validated in a thread (`LargeBodyRoute`), so that the event loop stays free.
+A field that asks for something else than what is done is refused by name (`NOT_OBEYED`, with the values that change
+nothing). A field that cannot change the answer is accepted (`WITHOUT_EFFECT`). An unknown field is refused if it looks
+like a typo, and otherwise accepted. `ignored_fields` lists what was accepted without effect; the answer's header names
+it. A null is a field left out, in every object. All strings must be valid Unicode.
+
+    Body         a request, and the options in it
+    HistoryItem  what an earlier answer contained and comes back: its unknown fields are accepted and not listed
 """
 
 import contextlib
 import difflib
+import functools
 import json
-import math
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from starlette.responses import Response
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+from typing_extensions import Self
 
 from penstock.errors import InvalidRequestError
-from penstock.frontend.large_work import LargeWork
-from penstock.sampling_params import RoundedNumber
 from penstock.server.errors import refused_field
 
 T = TypeVar("T")
@@ -34,31 +40,118 @@ Many = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation stops at its first invalid item: a million of them must not cost a million errors."""
 
 MAX_METADATA = 16
+MAX_UNKNOWN = 32
+"""Maximum unknown fields of one object; each is compared with every known name."""
 _LONGEST_NAME = 64
+_TYPO = 0.8
+"""`difflib`'s ratio from which on a name counts as a typo of another: `temprature`, `top-k`, `repeat_penalty`."""
+_TYPES = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
-class Body(BaseModel):
-    """Strict: types are not converted, and unknown fields are refused with the nearest known name."""
+class HistoryItem(BaseModel):
+    """An object of an earlier turn: unknown fields, which other servers and clients add, are accepted."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-    NOT_OBEYED: ClassVar[Neutral] = {}
+    model_config = _TYPES
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_what_is_not_obeyed(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.keys() <= cls.__pydantic_fields__.keys():
-            return data
-        for name, value in data.items():
+    def _drop_nulls(cls, data: Any) -> Any:
+        return _without_nulls(data) if isinstance(data, dict) else data
+
+
+class Body(BaseModel):
+    """Strict: types are not converted, except that 8.0 is taken for the integer 8."""
+
+    model_config = _TYPES
+
+    NOT_OBEYED: ClassVar[Neutral] = {}
+    """Known fields that are refused, with the values that are accepted because they have no effect."""
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    """Known fields that cannot change the answer; any value is accepted."""
+    _integers: ClassVar[frozenset[str]] = frozenset()
+    _hints: tuple[str, ...] = PrivateAttr(())
+    _unknown: tuple[str, ...] = PrivateAttr(())
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._integers = frozenset(name for name, field in cls.model_fields.items() if _is_integer(field.annotation))
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _sort_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return handler(data)
+        data = _without_nulls(data)
+        others = [name for name in data if name not in cls.model_fields]
+        hints = tuple(name for name in others if name in cls.WITHOUT_EFFECT)
+        unknown = cls._check_others([name for name in others if name not in cls.WITHOUT_EFFECT], data)
+        for name in cls._integers & data.keys():
+            data[name] = _as_integer(data[name])
+        made = handler(data)
+        made._hints, made._unknown = hints, unknown
+        return made
+
+    @classmethod
+    def _check_others(cls, names: Iterable[str], data: Mapping[str, Any]) -> tuple[str, ...]:
+        """The unknown fields among these; a known one must have a value without effect, and no other be a typo."""
+        unknown = []
+        for name in names:
             if name in cls.NOT_OBEYED:
-                if value is not None and not _is_one_of(value, cls.NOT_OBEYED[name]):
+                if not _is_one_of(data[name], cls.NOT_OBEYED[name]):
                     raise refused_field(name, f"{{}} is not supported here{_neutral(cls.NOT_OBEYED[name])}")
-            elif name not in cls.model_fields:
-                name = str(name)[:_LONGEST_NAME]
-                close = difflib.get_close_matches(name, [*cls.model_fields, *cls.NOT_OBEYED], n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise refused_field(name, f"unknown parameter '{{}}'{hint}")
-        return {name: value for name, value in data.items() if name in cls.model_fields}
+                continue
+            name = str(name)[:_LONGEST_NAME]
+            if close := _close_to(name, cls):
+                raise refused_field(name, f"unknown parameter '{{}}'; did you mean {close!r}?")
+            unknown.append(name)
+            if len(unknown) > MAX_UNKNOWN:
+                raise refused_field(name, f"more than {MAX_UNKNOWN} unknown parameters, the last '{{}}'")
+        return tuple(unknown)
+
+    @classmethod
+    def known_fields(cls) -> set[str]:
+        """Names of all fields that are obeyed, refused or known to have no effect."""
+        return {*cls.model_fields, *cls.NOT_OBEYED, *cls.WITHOUT_EFFECT}
+
+    def ignored_fields(self) -> "IgnoredFields":
+        """Fields of this object and of the options in it that were accepted without effect."""
+        found = IgnoredFields(dict.fromkeys(self._hints), dict.fromkeys(self._unknown))
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for one in value if isinstance(value, list) else (value,):
+                if not isinstance(one, Body):
+                    break  # lists are of one kind
+                found.add(name, one.ignored_fields())
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredFields:
+    """Fields that were accepted without effect, by path without indices: `tools.function.title`."""
+
+    hints: dict[str, None]
+    """Fields that are documented to have no effect."""
+    unknown: dict[str, None]
+
+    def add(self, name: str, within: "IgnoredFields") -> None:
+        """Add the fields of the object at a field."""
+        self.hints.update((f"{name}.{one}", None) for one in within.hints)
+        self.unknown.update((f"{name}.{one}", None) for one in within.unknown)
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None}
+
+
+def _is_integer(annotation: Any) -> bool:
+    """Whether a field takes integers and no other numbers."""
+    kinds = {annotation, *get_args(annotation)}
+    return int in kinds and float not in kinds
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -67,6 +160,23 @@ def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 def _neutral(values: tuple[Any, ...]) -> str:
     return f": leave it out, or send {' or '.join(map(json.dumps, values))}" if values else ": leave it out"
+
+
+@functools.lru_cache(4096)
+def _close_to(name: str, cls: type[Body]) -> str | None:
+    """The known field that an unknown name is probably a typo of; its spelling with other separators or capitals counts
+    as one."""
+    plain = {_plain(known): known for known in sorted(cls.model_fields.keys() | cls.NOT_OBEYED.keys())}
+    close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=_TYPO)
+    return plain[close[0]] if close else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+WholeNumber = Annotated[int, BeforeValidator(_as_integer)]
+"""An integer in a list, which may be written as 8.0."""
 
 
 def check_text(text: str, field: str) -> str:
@@ -159,71 +269,3 @@ def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
             pattern = rf"(?<![\w.]){re.escape(name)}\b" if "_" in name else rf"^{re.escape(name)}\b"
             error.args = (re.sub(pattern, lambda _: names[name], str(error)), *error.args[1:])
         raise
-
-
-LARGE_BODY = 65_536
-"""Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
-_LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
-"""Numbers with more digits than a double may represent; integers are exact in Python."""
-
-
-class CheckedRequest(Request):
-    """A request whose body has been checked already: its JSON is the checked object."""
-
-    def __init__(self, request: Request, raw: bytes, checked: object) -> None:
-        super().__init__(request.scope, request.receive)
-        self._raw = raw
-        self._checked = checked
-
-    async def body(self) -> bytes:
-        return self._raw
-
-    async def json(self) -> Any:
-        return self._checked
-
-
-class LargeBodyRoute(APIRoute):
-    """Lets FastAPI validate small bodies, and validates large ones in a thread, with the same result."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_large(request: Request) -> Response:
-            raw = await request.body()
-            if self.body_field is None:
-                return await handle(request)
-            with contextlib.suppress(ValueError, RecursionError):  # not JSON: FastAPI reports it
-                if len(raw) >= LARGE_BODY:
-                    work: LargeWork = request.app.state.large_work
-                    request = CheckedRequest(request, raw, await work.run(len(raw), lambda: self._check(raw)))
-                elif _LONG_NUMBER.search(raw):
-                    request = CheckedRequest(request, raw, self._check(raw))
-                elif may_hold_half_a_pair(raw):
-                    check_all_text(json.loads(raw))
-            return await handle(request)
-
-        return handle_large
-
-    def _check(self, raw: bytes) -> object:
-        """
-        Raises:
-            InvalidRequestError: a string in it is not valid Unicode.
-            RequestValidationError: it is JSON, but does not match the route's schema.
-        """
-        assert self.body_field is not None
-        content = json.loads(raw, parse_float=_number)
-        if may_hold_half_a_pair(raw):
-            check_all_text(content)
-        checked, errors = self.body_field.validate(content, {}, loc=("body",))
-        if errors:
-            raise RequestValidationError(errors, body=content)
-        return checked
-
-
-def _number(literal: str) -> float:
-    value = float(literal)
-    if not math.isfinite(value) or Decimal(literal) == Decimal(repr(value)):
-        return value
-    rounded = RoundedNumber(value)
-    rounded.literal = literal
-    return rounded

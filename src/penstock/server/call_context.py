@@ -4,7 +4,8 @@ RequestId ──> AccessLog ──> CallLimits ──> routes: each layer adds w
 """
 
 import asyncio
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -15,6 +16,10 @@ from penstock.frontend.open_requests import RequestStream
 from penstock.server.errors import ErrorReply
 
 _KEY = "call_context"
+_LONGEST_HEADER = 1000
+_TOKEN = re.compile(r"[\w.-]+", re.ASCII)
+UNKNOWN_FIELD = "unknown"
+"""Metrics label of the ignored fields that the documentation does not list: a caller chooses their names."""
 _PUBLIC_PATHS = frozenset(
     ("/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc")
 ) | {"/openapi.json"}
@@ -43,10 +48,23 @@ class CallContext:
     receive: Receive = _stay_connected
     """ASGI's `receive`: after the body, a message when the client disconnects."""
     request_stream: RequestStream | None = None
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Fields of the body that had no effect, with their metrics labels; the header `penstock-ignored` lists them."""
     failure: str | None = None
     """Why it failed, as a one-word metrics label."""
     refusal: ErrorReply | None = None
     """The reply that its connection sent while the body was arriving."""
+
+    def ignored_header(self) -> str | None:
+        """Value of the header that names the ignored fields; None if there are none."""
+        names: list[str] = []
+        length = 0
+        for name in self.ignored:
+            length += len(name) + 2
+            if length > _LONGEST_HEADER:
+                return ", ".join([*names, "..."])
+            names.append(name if _TOKEN.fullmatch(name) else ascii(name))
+        return ", ".join(names) or None
 
     def record_failure(self, reply: ErrorReply) -> None:
         """Record the error with which the call, or its stream, ends."""

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.frontend.limits import SharedLimit
 from penstock.host import trim_heaps
-from penstock.server.body import LARGE_BODY
+from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import error_response

@@ -64,7 +64,14 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all interfaces")
     port: int = option(8000, "port to listen on; 0: any free port")
-    served_model_name: str | None = option(None, "the model's name for clients; default: the checkpoint's")
+    served_model_name: str | None = option(
+        None,
+        "the model's name for clients, or several separated by commas, the first of which answers have by default; "
+        "default: the checkpoint's",
+    )
+    strict_fields: bool = option(
+        False, "refuse unknown fields of requests; by default they are accepted and named in penstock-ignored"
+    )
     log_level: str = option("info", "minimum level of messages logged to standard error", LOG_LEVELS)
     log_format: str = option("text", "text, or one JSON object per line", ("text", "json"))
     log_prompts: bool = option(False, "log prompts, too")
@@ -194,6 +201,12 @@ class ServerConfig:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
+
+    @property
+    def served_model_names(self) -> list[str]:
+        """The model's names for clients; none: the checkpoint's."""
+        names = (self.served_model_name or "").split(",")
+        return [name.strip() for name in names if name.strip()]
 
     @property
     def transfer(self) -> KVTransfer:

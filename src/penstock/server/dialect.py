@@ -33,7 +33,8 @@ from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
-from penstock.server.body import LARGE_BODY, renamed_params
+from penstock.server.body import renamed_params
+from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
 
@@ -111,15 +112,16 @@ ANY_MODEL = ("tgi", "dummy")
 
 
 class Serving:
-    """An engine, and its model's served name."""
+    """An engine, and the names of its model."""
 
-    def __init__(self, engine: AsyncEngine, model_name: str, resumable_streams: bool = False) -> None:
+    def __init__(self, engine: AsyncEngine, model_names: Sequence[str], resumable_streams: bool = False) -> None:
         """
         Args:
+            model_names: the model's names for clients; answers to calls that name none have the first.
             resumable_streams: whether stream event ids contain what another server needs to resume the stream.
         """
         self.engine = engine
-        self.model_name = model_name
+        self.model_names = tuple(model_names)
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
 
@@ -163,7 +165,7 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
-        self.model_name = serving.model_name
+        self.model_name = serving.model_names[0]
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""
@@ -173,13 +175,20 @@ class Call:
         """The format of the model's answers."""
         return self._serving.chat_format
 
-    def choose_model(self, name: str) -> None:
-        """Select the model of this name, or an adapter of it, which the answers then name.
+    def ignore(self, *fields: str) -> None:
+        """Name fields that have no effect on this model in the answer's header."""
+        self._context.ignored.update((field, field) for field in fields)
+
+    def choose_model(self, name: str | None) -> None:
+        """Select the model of this name, or an adapter of it, which the answers then name; None: the served model.
 
         Raises:
             ModelNotFoundError: there is no such model or adapter.
         """
-        if name == self.model_name:
+        if name is None or name == self.model_name:
+            return
+        if name in self._serving.model_names:
+            self.model_name = name
             return
         self.adapter = self.engine.adapters.find(name)
         if self.adapter is None:
@@ -198,15 +207,17 @@ class Call:
             known = self.engine.adapters.describe()
             raise InvalidRequestError(f"there is no adapter {name!r} here; there are: {known}", "adapter_id")
 
-    def check_model(self, name: str) -> None:
+    def check_model(self, name: str | None) -> None:
         """
         Raises:
             ModelNotFoundError: the served model has another name.
         """
-        if name not in (self.model_name, *ANY_MODEL):
+        served = self._serving.model_names
+        if name is not None and name not in (*served, *ANY_MODEL):
             adapters = self.engine.adapters
             also = f", with the adapters {adapters.describe()}" if len(adapters) else ""
-            raise ModelNotFoundError(f"the model {name!r} is not served here; {self.model_name!r} is{also}", "model")
+            names = " or ".join(map(repr, served))
+            raise ModelNotFoundError(f"the model {name!r} is not served here; {names} is{also}", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:
         """Run some work on the body; in a thread if the body is large, to keep the event loop free."""
@@ -444,8 +455,9 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
+    call.ignore(*conversation.ignored)
     token_ids = await call.engine.prompts.encode_chat(
-        conversation.messages,
+        conversation.template_messages(known),
         conversation.template_tools(known),
         conversation.variables,
         prefill=conversation.prefill,

@@ -159,7 +159,7 @@ def _run(
 
     def make_server(engine: AsyncEngine) -> HttpServer:
         app = create_app(engine, config, keys, tracer)
-        announce = functools.partial(_announce, engine, app.state.serving.model_name, listener, config, shared)
+        announce = functools.partial(_announce, engine, app.state.serving.model_names[0], listener, config, shared)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
     with (

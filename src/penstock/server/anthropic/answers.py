@@ -3,14 +3,13 @@
 message_start, content_block_start, content_block_delta ..., content_block_stop, message_delta, message_stop
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, ToolCall
-from penstock.parsers.tools import call_id
+from penstock.parsers.tools import arguments_object, call_id
 from penstock.request import CompletionOutput, FinishReason, Request, RequestOutput
 from penstock.server.anthropic.errors import shape
 from penstock.server.anthropic.schema import (
@@ -29,11 +28,12 @@ from penstock.server.errors import ErrorReply
 class MessagesAnswer:
     """One message: blocks of reasoning, of text and of calls, in the order the model wrote them; one at least."""
 
-    def __init__(self, model: str, request: Request, parsers: Parsers) -> None:
+    def __init__(self, model: str, request: Request, parsers: Parsers, *, show_thinking: bool = True) -> None:
         self.id = request.request_id
         self._model = model
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._parsers = parsers
+        self._show_thinking = show_thinking
         self._opened: list[str] = []  # the type of each block of the stream; all but the last are closed
 
     def begin_stream(self) -> bytes:
@@ -49,6 +49,8 @@ class MessagesAnswer:
             return self._delta({"type": "input_json_delta", "partial_json": piece.text})
         kind = "thinking" if isinstance(piece, Reasoning) else "text"
         opening = b"" if self._opened[-1:] == [kind] else self._open(_thinking("") if kind == "thinking" else _text(""))
+        if kind == "thinking" and not self._show_thinking:
+            return opening
         return opening + self._delta({"type": f"{kind}_delta", kind: piece.text})
 
     def _open(self, block: BlockAnswer) -> bytes:
@@ -91,10 +93,11 @@ class MessagesAnswer:
         calls = 0
         for part in parts:
             if isinstance(part, ToolCall):
-                blocks.append(_tool_use(self.id, calls, part.name, _input(part.arguments)))
+                blocks.append(_tool_use(self.id, calls, part.name, arguments_object(part.arguments)))
                 calls += 1
             else:
-                blocks.append(_thinking(part.text) if isinstance(part, Reasoning) else _text(part.text))
+                shown = part.text if self._show_thinking else ""
+                blocks.append(_thinking(shown) if isinstance(part, Reasoning) else _text(part.text))
         return blocks or [_text("")]
 
     def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
@@ -119,7 +122,7 @@ def _event(data: Mapping[str, object]) -> bytes:
 
 
 def _text(text: str) -> TextAnswer:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text}
 
 
 def _thinking(text: str) -> ThinkingAnswer:
@@ -128,15 +131,6 @@ def _thinking(text: str) -> ThinkingAnswer:
 
 def _tool_use(message: str, call_index: int, name: str, input: dict[str, Any]) -> ToolUseAnswer:
     return {"type": "tool_use", "id": call_id(message, 0, call_index), "name": name, "input": input}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object. Invalid JSON, perhaps cut off, is wrapped as Anthropic recommends."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def _usage(prompt: int, cached: int, generated: int) -> Usage:

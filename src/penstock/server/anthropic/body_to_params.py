@@ -1,37 +1,32 @@
-"""From Anthropic's bodies to the words of chat templates."""
+"""Converts Anthropic's request bodies to conversations."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
+from penstock.parsers.history import is_billing, placeholder
 from penstock.parsers.tools import Function, Tools, add_names, arguments_text, called, template_id
-from penstock.server.anthropic.schema import (
-    Block,
-    PromptBody,
-    TextBlock,
-    Thinking,
-    ThinkingBlock,
-    ToolChoice,
-    ToolParam,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
-from penstock.server.body import check_text, renamed_params
+from penstock.server.anthropic.schema import Block, ContextManagement, PromptBody, ToolChoice, ToolParam, Turn
+from penstock.server.body import check_text
 
-_WHOSE = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+_OWNERS = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+_UNREAD = frozenset({"redacted_thinking"})
+"""Blocks without a placeholder: another server's encrypted reasoning says nothing to this model."""
 
 
 def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
     """The conversation of a body. A last turn of the assistant begins the answer.
 
     Raises:
-        InvalidRequestError: a turn is no text or not its role's, or what is said of tools or reasoning is not obeyed.
+        InvalidRequestError: a block is not text or belongs to another role, or the options of tools, reasoning or
+            context management cannot be obeyed.
     """
-    messages = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []
+    asked_from = 1 + max((i for i, turn in enumerate(body.messages) if turn.role == "assistant"), default=-1)
+    messages = [{"role": "system", "content": _system(body.system)}] if body.system else []
     for index, turn in enumerate(body.messages):
-        for message in _messages(turn, f"messages[{index}].content"):
+        for message in _messages(turn, f"messages[{index}].content", is_history=index < asked_from):
             last = messages[-1] if messages else {}
             if last.get("role") == message["role"] != "tool" and "tool_calls" not in last:
                 _join(last, message)
@@ -47,41 +42,94 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
         prefill = messages.pop()["content"]
     if not any(message["role"] != "system" for message in messages):
         raise InvalidRequestError("there is no user message before the assistant's: add one", "messages")
-    return Conversation(messages, _tools(body.tools, body.tool_choice), _variables(body.thinking, known), prefill)
+    variables, ignored = _template_variables(body, known)
+    tools, left_out = _tools(body.tools, body.tool_choice)
+    return Conversation(messages, tools, variables, prefill, (*ignored, *left_out))
 
 
-def _messages(turn: Turn, field: str) -> list[dict[str, Any]]:
-    """A turn as templates know it: results of tools are messages of their own."""
+def _ignored_edits(given: ContextManagement | None) -> list[str]:
+    """The field of edits that have no effect: the chat template decides which reasoning it shows."""
+    edits = (given and given.edits) or []
+    for index, edit in enumerate(edits):
+        if not edit.type.startswith("clear_thinking"):
+            field = f"context_management.edits[{index}].type"
+            raise InvalidRequestError(
+                f"{field}: {edit.type} is not supported here: leave it out, and shorten the conversation", field
+            )
+    return ["context_management"] if any(edit.keep != "all" for edit in edits) else []
+
+
+def _messages(turn: Turn, field: str, *, is_history: bool) -> list[dict[str, Any]]:
+    """A turn as templates expect it: results of tools are messages of their own."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": check_text(turn.content, field)}]
     messages: list[dict[str, Any]] = []
     for index, block in enumerate(turn.content):
-        if _WHOSE.get(block.type, turn.role) != turn.role:
-            raise InvalidRequestError(f"{field}[{index}]: a {turn.role} has no {block.type} block", f"{field}[{index}]")
-        if isinstance(block, ToolResultBlock):
-            messages.append(_result(block, field))
+        at = f"{field}[{index}]"
+        if _OWNERS.get(block.type, turn.role) != turn.role:
+            raise InvalidRequestError(f"{at}: a {turn.role} has no {block.type} block", at)
+        if block.type == "tool_result":
+            messages.append(_result(block, at))
             continue
         if not messages or messages[-1]["role"] == "tool":
             messages.append({"role": turn.role, "content": ""})
-        _add(messages[-1], block, field)
+        _add(messages[-1], block, at, with_placeholder=is_history or turn.role != "user")
     return messages or [{"role": turn.role, "content": ""}]
 
 
-def _add(message: dict[str, Any], block: Block, field: str) -> None:
-    if isinstance(block, TextBlock):
-        message["content"] += check_text(block.text, field)
-    elif isinstance(block, ThinkingBlock):
-        message["reasoning_content"] = message.get("reasoning_content", "") + check_text(block.thinking, field)
-    elif isinstance(block, ToolUseBlock):
-        arguments = check_text(arguments_text(block.input, field), field)
+def _add(message: dict[str, Any], block: Block, field: str, *, with_placeholder: bool) -> None:
+    if block.type == "thinking":
+        thought = check_text(block.thinking or "", field)
+        if thought:
+            message["reasoning_content"] = message.get("reasoning_content", "") + thought
+    elif block.type == "tool_use":
+        input = {} if block.input is None else block.input
+        arguments = check_text(arguments_text(input, field), field)
         made = called(check_text(block.name, field), arguments, check_text(block.id, field))
         message.setdefault("tool_calls", []).append(made)
+    else:
+        message["content"] += block_text(block, field, with_placeholder=with_placeholder)
 
 
-def _result(block: ToolResultBlock, field: str) -> dict[str, Any]:
-    text = _text(block.content or "", field)
+def block_text(block: Block, field: str, *, with_placeholder: bool) -> str:
+    """The text of a block.
+
+    Args:
+        with_placeholder: a block that is not text becomes a placeholder; otherwise it is refused.
+
+    Raises:
+        InvalidRequestError: it is not text, or is not valid Unicode.
+    """
+    if block.type == "text":
+        if block.text is None:
+            raise InvalidRequestError(f"{field}.text: this parameter is required", f"{field}.text")
+        return check_text(block.text, field)
+    if block.type == "document" and block.source is not None and block.source.type == "text":
+        title = f"{block.title}\n\n" if block.title else ""
+        return check_text(f"{title}{block.source.data or ''}", field)
+    if block.type == "tool_reference":
+        return check_text(f"[tool: {block.tool_name}]", field)
+    if block.type in _UNREAD:
+        return ""
+    if not with_placeholder:
+        raise InvalidRequestError(f"{field}: {block.type} is not supported here: this model reads text", field)
+    return check_text(placeholder(block.type), field)
+
+
+def _result(block: Block, field: str) -> dict[str, Any]:
+    text = _result_text(block.content, f"{field}.content")
     id = template_id(check_text(block.tool_use_id, field))
     return {"role": "tool", "content": f"Error: {text}" if block.is_error else text, "tool_call_id": id}
+
+
+def _result_text(content: Any, field: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return check_text(content, field)
+    if isinstance(content, list) and all(isinstance(one, Block) for one in content):
+        return "".join(block_text(one, f"{field}[{index}]", with_placeholder=True) for index, one in enumerate(content))
+    return check_text(json.dumps(content, ensure_ascii=False), field)
 
 
 def _join(last: dict[str, Any], message: dict[str, Any]) -> None:
@@ -89,27 +137,47 @@ def _join(last: dict[str, Any], message: dict[str, Any]) -> None:
     last |= message
 
 
-def _tools(given: Sequence[ToolParam] | None, choice: ToolChoice | None) -> Tools:
+def _tools(given: Sequence[ToolParam] | None, choice: ToolChoice | None) -> tuple[Tools, tuple[str, ...]]:
+    """The caller's tools, and the field `tools` if some of them are Anthropic's own, which cannot run here."""
+    own = [one for one in given or () if one.type == "custom"]
+    left_out = ("tools.type",) if len(own) < len(given or ()) else ()
     functions = tuple(
         Function(name=one.name, description=one.description, parameters=one.input_schema, strict=bool(one.strict))
-        for one in given or ()
+        for one in own
     )
     if choice is None:
-        return Tools(functions)
+        return Tools(functions), left_out
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequestError("tool_choice.name is required for type tool, and only for it", "tool_choice.name")
     parallel = not choice.disable_parallel_tool_use
     if choice.type == "tool":
-        return Tools.forced(functions, choice.name or "")
-    return Tools(functions, "required" if choice.type == "any" else choice.type, parallel=parallel)
+        return Tools.forced(functions, choice.name or ""), left_out
+    return Tools(functions, "required" if choice.type == "any" else choice.type, parallel=parallel), left_out
 
 
-def _variables(thinking: Thinking | None, known: ChatFormat) -> dict[str, Any]:
-    if thinking is None:
-        return {}
-    with renamed_params({"reasoning_effort": "thinking"}):
-        return known.think(thinking.type != "disabled")
+def _template_variables(body: PromptBody, known: ChatFormat) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The template's variables, and the fields that set none of them."""
+    efforts: list[tuple[str, str]] = []
+    if body.output_config is not None and body.output_config.effort is not None:
+        efforts.append(("output_config.effort", body.output_config.effort))
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        efforts.append(("thinking", "none" if body.thinking.type == "disabled" else "on"))
+    variables: dict[str, Any] = {}
+    ignored = _ignored_edits(body.context_management)
+    for field, effort in efforts:
+        wanted = known.effort(effort)
+        if wanted is None:
+            ignored.append(field)
+        else:
+            variables |= wanted  # thinking comes last: Claude Code sends an effort beside thinking that is disabled
+    return variables, tuple(ignored)
 
 
-def _text(content: str | Sequence[TextBlock], field: str) -> str:
-    return check_text(content if isinstance(content, str) else "".join(block.text for block in content), field)
+def _system(system: str | Sequence[Block]) -> str:
+    if isinstance(system, str):
+        return check_text(system, "system")
+    return "".join(
+        block_text(block, f"system[{index}]", with_placeholder=False)
+        for index, block in enumerate(system)
+        if not (block.text and is_billing(block.text))
+    )

@@ -12,11 +12,12 @@ from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.body_to_params import conversation
 from penstock.server.anthropic.errors import ERRORS
-from penstock.server.anthropic.schema import MessageAnswer, MessagesBody, PromptBody, TokenCount
-from penstock.server.body import LargeBodyRoute, renamed_params
+from penstock.server.anthropic.schema import CountTokensBody, MessageAnswer, MessagesBody, TokenCount
+from penstock.server.body import renamed_params
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import EVENTS, CallOf, accept_conversation, prepare
 
-router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=BodyRoute)
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {200: {"model": MessageAnswer, "content": EVENTS}, **ERRORS}
 _NAMES = {"prompt": "messages", "stop": "stop_sequences", "structured": "output_config"}
@@ -34,12 +35,13 @@ async def create_message(body: MessagesBody, call: CallOf) -> Response:
             request_id=f"msg_{uuid.uuid4().hex}",
             priority=body.priority,
         )
-        answer = MessagesAnswer(call.model_name, accepted.request, parsers)
+        omitted = body.thinking is not None and body.thinking.display == "omitted"
+        answer = MessagesAnswer(call.model_name, accepted.request, parsers, show_thinking=not omitted)
         return await call.answer([accepted], answer, stream=bool(body.stream))
 
 
 @router.post("/count_tokens", responses=ERRORS)
-async def count_tokens(body: PromptBody, call: CallOf) -> TokenCount:
+async def count_tokens(body: CountTokensBody, call: CallOf) -> TokenCount:
     """Number of tokens of a conversation's prompt."""
     call.choose_model(body.model)
     with renamed_params(_NAMES):

@@ -1,74 +1,46 @@
 """The wire format of Anthropic's Messages: what a body may hold, and what answers look like."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from penstock.server.body import Body, Many, Neutral
+from penstock.server.body import Body, HistoryItem, Many, Neutral
 from penstock.server.response_format import SchemaFormat
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_CACHED = "Accepted without effect: prefixes are cached by their tokens."
+
+class Source(HistoryItem):
+    """The source of a document or an image."""
+
+    type: str = ""
+    data: str | None = None
+    content: Any = None
 
 
-class TextBlock(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {"citations": ([],)}
+class Block(HistoryItem):
+    """A block of content; its type says which fields it has.
 
-    type: Literal["text"]
-    text: str
-    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+    `text`, `thinking`, `tool_use`, `tool_result`, and `document` with a text in it are read. Any other becomes a
+    placeholder, but is refused in what the user asks now.
+    """
 
-
-class ThinkingBlock(Body):
-    """The assistant's reasoning, passed to the chat template."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = Field(None, description="Accepted without effect.")
-
-
-class ToolUseBlock(Body):
-    """A call that the assistant made."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "toolset_name": ()}
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+    type: str = ""
+    text: str | None = None
+    thinking: str | None = Field(None, description="The assistant's reasoning, passed to the chat template.")
+    id: str = ""
+    name: str = ""
+    input: Any = None
+    tool_use_id: str = ""
+    tool_name: str = ""
+    content: "str | Many[Block] | Any" = Field(None, union_mode="left_to_right")
+    is_error: bool | None = Field(None, description="The result is given to the model with `Error: ` before it.")
+    source: Source | None = None
+    title: str | None = None
 
 
-class ToolResultBlock(Body):
-    """The result of a tool call."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {"toolset_name": ()}
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Many[TextBlock] | None = None
-    is_error: bool | None = Field(None, description="The content is given to the model with `Error: ` before it.")
-    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
-
-
-def _kind_of(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return f"{kind} block"
-
-
-_NO_BLOCK = "a block is of type text, thinking, tool_use or tool_result here"
-Block = Annotated[
-    Annotated[TextBlock, Tag("text block")]
-    | Annotated[ThinkingBlock, Tag("thinking block")]
-    | Annotated[ToolUseBlock, Tag("tool_use block")]
-    | Annotated[ToolResultBlock, Tag("tool_result block")],
-    Discriminator(_kind_of, custom_error_type="no_block", custom_error_message=_NO_BLOCK),
-]
-
-
-class Turn(Body):
+class Turn(HistoryItem):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -76,21 +48,20 @@ class Turn(Body):
 
 
 class ToolParam(Body):
-    """A tool of the caller's."""
+    """A tool of the caller's; one of Anthropic's own, which has another type, is left out of the prompt."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-        "eager_input_streaming": (True,),
-        "input_examples": ([],),
-    }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"),
+            "toolset_name",
+        }
+    )
 
-    name: str
-    input_schema: dict[str, Any] = Field(description="A JSON schema of an object.")
+    name: str = ""
+    input_schema: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
     description: str | None = None
     strict: bool | None = Field(None, description="Inputs always validate, even if calls are not required.")
-    type: Literal["custom"] | None = None
-    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+    type: str = "custom"
 
 
 class ToolChoice(Body):
@@ -100,50 +71,67 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model reasons, if its chat template knows how to say so."""
+    """Whether the model reasons, if its chat template has a switch."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"budget_tokens": (), "display": ("summarized",)}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"budget_tokens"})
 
     type: Literal["adaptive", "disabled", "enabled"]
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="`omitted`: blocks of thinking come without their text."
+    )
 
 
 class OutputConfig(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {"effort": ()}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"task_budget"})
 
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="Passed to the chat template, if it has a variable for it; otherwise without effect."
+    )
     format: SchemaFormat | None = Field(None, description="The answer validates against the schema.")
+
+
+class ContextEdit(HistoryItem):
+    """A rule by which Anthropic's servers clear parts of the conversation."""
+
+    type: str
+    keep: Any = None
+
+
+class ContextManagement(Body):
+    edits: Many[ContextEdit] | None = None
 
 
 class PromptBody(Body):
     """Fields of the prompt, shared by messages and `count_tokens`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
-        "betas": ([],),
-        "billing_policy": (),
         "compaction": (),
         "container": (),
-        "context_management": (),
-        "diagnostics": (),
-        "fallback_credit_token": (),
-        "fallbacks": (),
-        "inference_geo": (),
         "mcp_servers": ([],),
-        "service_tier": ("auto", "standard_only"),
-        "speed": ("standard",),
         "thread": (),
-        "user_profile_id": (),
     }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("anthropic_beta", "betas", "billing_policy", "cache_control", "diagnostics", "fallback_credit_token"),
+            *("fallbacks", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id"),
+        }
+    )
 
-    model: str
+    model: str | None = Field(None, description="Default: the served model.")
     messages: list[Turn] = Field(
         min_length=1,
         fail_fast=True,
         description="Consecutive turns of one role are merged. A final assistant turn is continued.",
     )
-    system: str | Many[TextBlock] | None = None
-    cache_control: dict[str, Any] | None = Field(None, description=_CACHED)
+    system: str | Many[Block] | None = None
     tools: Many[ToolParam] | None = Field(None, description="Tools that the model may call.")
     tool_choice: ToolChoice | None = Field(None, description="Inputs of required calls always validate.")
-    thinking: Thinking | None = Field(None, description="Default: as in the chat template.")
+    thinking: Thinking | None = Field(
+        None, description="Default and `adaptive`: as in the chat template. Without effect if it has no switch."
+    )
+    context_management: ContextManagement | None = Field(
+        None, description="Edits of thinking have no effect: the chat template decides. Others are refused."
+    )
     output_config: OutputConfig | None = None
     output_format: SchemaFormat | None = Field(None, description="Older name of `output_config.format`.")
 
@@ -152,7 +140,6 @@ class MessagesBody(PromptBody):
     """The body of `POST /v1/messages`."""
 
     max_tokens: int = Field(ge=0, lt=2**31)
-    metadata: dict[str, Any] | None = Field(None, description="Accepted without effect.")
     stop_sequences: Many[str] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy.")
@@ -160,6 +147,14 @@ class MessagesBody(PromptBody):
     top_p: float | None = Field(None, gt=0, le=1)
     priority: int | None = Field(
         None, ge=-(2**31), lt=2**31, description="Penstock's own: lower values are served first."
+    )
+
+
+class CountTokensBody(PromptBody):
+    """The body of `POST /v1/messages/count_tokens`; the other fields of a message's body have no effect."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = PromptBody.WITHOUT_EFFECT | (
+        MessagesBody.model_fields.keys() - PromptBody.model_fields.keys()
     )
 
 
@@ -171,7 +166,6 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "pau
 class TextAnswer(TypedDict):
     type: Literal["text"]
     text: str
-    citations: None
 
 
 class ThinkingAnswer(TypedDict):

@@ -9,12 +9,13 @@ from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from penstock.server.body import Body, LargeBodyRoute, Many, Neutral
+from penstock.server.body import Body, Many, Neutral
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import CallOf
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.encoding import check_count, ranking, score_pairs, usage_of
 
-router = APIRouter(prefix="/v2", tags=["Cohere"], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v2", tags=["Cohere"], route_class=BodyRoute)
 
 
 class ErrorBody(TypedDict):
@@ -41,7 +42,7 @@ class CohereRerankBody(Body):
 
     NOT_OBEYED: ClassVar[Neutral] = {"max_tokens_per_doc": (), "relevant_spans": ()}
 
-    model: str
+    model: str | None = Field(None, description="Default: the served model.")
     query: str
     documents: Many[str]
     top_n: int | None = Field(None, ge=1, description="Number of results, best first; default: all.")

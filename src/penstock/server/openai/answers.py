@@ -122,10 +122,19 @@ class Chunks:
 class ChatAnswer(Chunks):
     """`chat.completion` and its chunks."""
 
-    def __init__(self, head: Head, tokenizer: Tokenizer, parsers: Parsers, stream_usage: StreamUsage) -> None:
+    def __init__(
+        self,
+        head: Head,
+        tokenizer: Tokenizer,
+        parsers: Parsers,
+        stream_usage: StreamUsage,
+        *,
+        show_reasoning: bool = True,
+    ) -> None:
         self._head = head
         self._tokenizer = tokenizer
         self._parsers = parsers
+        self._show_reasoning = show_reasoning
         self._stream_usage = stream_usage
         self._calls: dict[int, int] = {}  # begun so far, by the answer's index
 
@@ -137,7 +146,8 @@ class ChatAnswer(Chunks):
             self._calls[index] = 0
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
         self._stream_usage.count(delta)
-        deltas = [self._delta(index, piece) for piece in self._parsers.feed_text(delta)]
+        pieces = [piece for piece in self._parsers.feed_text(delta) if self._shows(piece)]
+        deltas = [self._delta(index, piece) for piece in pieces]
         for one in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, one, logprobs, None))
             logprobs = None
@@ -145,6 +155,9 @@ class ChatAnswer(Chunks):
         if reason is not None:
             chunks.append(self._chunk(index, {}, None, reason))
         return b"".join(map(event, chunks))
+
+    def _shows(self, part: Piece | Part) -> bool:
+        return self._show_reasoning or not isinstance(part, Reasoning)
 
     def _delta(self, index: int, piece: Piece) -> Delta:
         if isinstance(piece, Text):
@@ -201,7 +214,7 @@ class ChatAnswer(Chunks):
         return made
 
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
-        parts = self._parsers.parts(answer)
+        parts = [part for part in self._parsers.parts(answer) if self._shows(part)]
         calls = [part for part in parts if isinstance(part, ToolCall)]
         reason = _end_of_chat(answer, len(calls))
         assert reason is not None, "a whole answer has ended"

@@ -1,22 +1,23 @@
 """Converts OpenAI request bodies to sampling parameters and conversations."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
+from penstock.parsers.history import placeholder
 from penstock.parsers.tools import Choice, Function, Tools, add_names, arguments_text, called, template_id
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, renamed_params
 from penstock.server.openai.answers import StreamUsage
-from penstock.server.openai.schema import ChatBody, CompletionBody, GenerationBody, Message
-from penstock.server.openai.tools_schema import ToolCallMade, ToolChoice, ToolDefinition
+from penstock.server.openai.schema import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
+from penstock.server.openai.tools_schema import CalledFunction, ToolChoice, ToolDefinition
 
 
 def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:
-    """The tools of a body; `choice` may also be a function's name, as in TGI.
+    """The tools of a body; `choice` may also be a function's name, as in TGI, or Mistral's `any`.
 
     Raises:
         InvalidRequestError: they contradict each other.
@@ -31,9 +32,12 @@ def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | 
         for one in given or ()
     )
     if isinstance(choice, ToolChoice):
-        return _chosen(functions, choice, parallel)
-    if choice in (None, "auto", "none", "required"):
-        return Tools(functions, cast(Choice, choice or "auto"), parallel=parallel is not False)
+        if choice.type in ("function", "allowed_tools"):
+            return _chosen(functions, choice, parallel)
+        choice = choice.type
+    if choice in (None, "auto", "none", "required", "any"):
+        word = "required" if choice == "any" else choice or "auto"
+        return Tools(functions, cast(Choice, word), parallel=parallel is not False)
     return Tools.forced(functions, choice)
 
 
@@ -60,16 +64,27 @@ def allowed(functions: tuple[Function, ...], names: Sequence[str], mode: Choice,
     return Tools(functions, mode, tuple(names), parallel is not False)
 
 
-def calls_made(calls: Sequence[ToolCallMade], field: str) -> list[dict[str, Any]]:
-    """Calls of an earlier turn as chat templates know them."""
+def calls_made(message: Message, field: str) -> list[dict[str, Any]]:
+    """Calls of an earlier turn as chat templates expect them."""
     made = []
-    for call in calls:
-        arguments = call.function.arguments
-        text = arguments if isinstance(arguments, str) else arguments_text(arguments, field)
-        for said in (call.id, call.function.name, text):
-            check_text(said, field)
-        made.append(called(call.function.name, text, call.id))
+    for index, call in enumerate(message.tool_calls or ()):
+        function = call.function
+        if function is None:
+            custom = call.custom
+            function = CalledFunction(name=custom.name, arguments={"input": custom.input}) if custom else None
+        if function is not None:
+            made.append(_call_made(function, call.id or f"call_{index}", field))
+    if message.function_call is not None:
+        made.append(_call_made(message.function_call, message.function_call.name, field))
     return made
+
+
+def _call_made(function: CalledFunction, id: str, field: str) -> dict[str, Any]:
+    given = function.arguments
+    text = given if isinstance(given, str) else arguments_text(given, field)
+    for part in (id, function.name, text):
+        check_text(part, field)
+    return called(function.name, text, id)
 
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own, for /v1/completions only
@@ -189,51 +204,132 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
     """The conversation of a body: its messages, tools and response format.
 
     Raises:
-        InvalidRequestError: a message is no text, or what is said of tools or reasoning contradicts itself.
+        InvalidRequestError: a message is not text, or the options of tools or reasoning contradict each other.
     """
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    messages = [_message(message, f"messages[{position}]") for position, message in enumerate(body.messages)]
+    asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
+    messages = [
+        _message(message, f"messages[{index}]", is_history=index < asked_from)
+        for index, message in enumerate(body.messages)
+    ]
     add_names(messages)
     if body.tool_prompt is not None and tools.offered:
         messages[-1]["content"] += "\n---\n" + check_text(body.tool_prompt, "tool_prompt")
-    return Conversation(messages, tools, _template_variables(body, known))
+    variables, ignored = _template_variables(body, known)
+    return Conversation(messages, tools, variables, _take_prefill(body, messages), ignored)
 
 
-def _message(message: Message, field: str) -> dict[str, Any]:
-    calls = message.tool_calls or []
-    if message.content is None and not calls:
+def _take_prefill(body: ChatBody, messages: list[dict[str, Any]]) -> str:
+    """The last message's text, if it begins the answer; the message is then removed."""
+    if not body.continue_final_message:
+        if body.add_generation_prompt is False:
+            raise InvalidRequestError(
+                "add_generation_prompt false goes with continue_final_message: leave it out", "add_generation_prompt"
+            )
+        return ""
+    if body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude each other: leave one of them out",
+            "continue_final_message",
+        )
+    if messages[-1].keys() != {"role", "content"} or messages[-1]["role"] != "assistant":
+        raise InvalidRequestError(
+            "continue_final_message needs a last message of the assistant's that is only text", "continue_final_message"
+        )
+    if len(messages) == 1:
+        raise InvalidRequestError("there is no message before the assistant's: add one", "messages")
+    return cast(str, messages.pop()["content"])
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def _message(message: Message, field: str, *, is_history: bool) -> dict[str, Any]:
+    role = _ROLES.get(message.role, message.role)
+    calls = calls_made(message, f"{field}.tool_calls")
+    if message.content is None and role not in ("assistant", "tool"):
         raise InvalidRequestError(f"{field}.content: this parameter is required", f"{field}.content")
-    for name, role in (("tool_calls", "assistant"), ("reasoning_content", "assistant"), ("tool_call_id", "tool")):
-        if getattr(message, name) and message.role != role:
-            raise InvalidRequestError(f"{field}.{name} goes with the role {role!r} only", f"{field}.{name}")
-    content = message.content or ""
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-    made: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": check_text(text, f"{field}.content"),
-    }
+    for name, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        if getattr(message, name) and role != owner:
+            raise InvalidRequestError(f"{field}.{name} goes with the role {owner!r} only", f"{field}.{name}")
+    text = content_text(message.content or "", f"{field}.content", with_placeholders=is_history or role == "tool")
+    made: dict[str, Any] = {"role": role, "content": text}
     if message.name is not None:
         made["name"] = message.name
-    if message.reasoning_content:
-        made["reasoning_content"] = check_text(message.reasoning_content, f"{field}.reasoning_content")
+    if role == "assistant" and message.thoughts:
+        made["reasoning_content"] = check_text(message.thoughts, f"{field}.reasoning_content")
     if calls:
-        made["tool_calls"] = calls_made(calls, f"{field}.tool_calls")
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = template_id(message.tool_call_id)
+        made["tool_calls"] = calls
+    if role == "tool" and (id := message.tool_call_id or message.name) is not None:
+        made["tool_call_id"] = template_id(id)
     return made
 
 
-def _template_variables(body: ChatBody, known: ChatFormat) -> dict[str, Any]:
-    effort = {} if body.reasoning_effort is None else known.effort(body.reasoning_effort)
-    given = body.chat_template_kwargs or {}
-    if not effort.keys().isdisjoint(given):
-        raise InvalidRequestError(
-            "reasoning_effort and chat_template_kwargs set the same variable: leave one of them out", "reasoning_effort"
-        )
+def content_text(content: str | Sequence[ContentPart], field: str, *, with_placeholders: bool) -> str:
+    """The text of a message's content.
+
+    Args:
+        with_placeholders: a part that is not text becomes a placeholder, so that a conversation goes on; otherwise
+            it is refused.
+
+    Raises:
+        InvalidRequestError: a part is not text, or is not valid Unicode.
+    """
+    if isinstance(content, str):
+        return check_text(content, field)
+    texts = []
+    for index, part in enumerate(content):
+        text = part.text if part.text is not None else part.refusal
+        if text is None:
+            at = f"{field}[{index}]"
+            if part.type == "text":
+                raise InvalidRequestError(f"{at}.text: this parameter is required", f"{at}.text")
+            if not with_placeholders:
+                raise InvalidRequestError(
+                    f"{at}.{part.type} is not supported here: this model reads text", f"{at}.{part.type}"
+                )
+            text = placeholder(part.type)
+        texts.append(check_text(text, field))
+    return "\n".join(texts)
+
+
+def _template_variables(body: ChatBody, known: ChatFormat) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The template's variables, and the fields that set none of them."""
+    variables, ignored = dict(body.chat_template_kwargs or {}), []
     for name in ("messages", "tools", "add_generation_prompt", "prefill"):
-        if name in given:
+        if name in variables:
             raise InvalidRequestError(f"chat_template_kwargs cannot set {name}", "chat_template_kwargs")
-    return given | effort
+    for field, effort in _efforts(body):
+        wanted = known.effort(effort)
+        if wanted is None:
+            ignored.append(field)
+            continue
+        if any(name in variables and variables[name] != value for name, value in wanted.items()):
+            raise InvalidRequestError(
+                f"{field} contradicts another field that controls reasoning: leave one of them out", field
+            )
+        variables |= wanted
+    return variables, tuple(ignored)
+
+
+def _efforts(body: ChatBody) -> Iterator[tuple[str, str]]:
+    """(field, effort) of each field that controls reasoning; "on" is any effort."""
+    if body.reasoning_effort is not None:
+        yield "reasoning_effort", body.reasoning_effort
+    if body.reasoning is not None:
+        if body.reasoning.effort is not None:
+            yield "reasoning.effort", body.reasoning.effort
+        elif body.reasoning.enabled is not None:
+            yield "reasoning.enabled", "on" if body.reasoning.enabled else "none"
+    if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
+        yield "thinking", "on" if body.thinking.type == "enabled" else "none"
+    if body.enable_thinking is not None:
+        yield "enable_thinking", "on" if body.enable_thinking else "none"
+
+
+def shows_reasoning(body: ChatBody) -> bool:
+    """Whether the answer contains the model's reasoning."""
+    return body.include_reasoning is not False and not (body.reasoning is not None and body.reasoning.exclude)
 
 
 def prompts(body: CompletionBody) -> Sequence[str | list[int]]:

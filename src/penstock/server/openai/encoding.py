@@ -16,11 +16,13 @@ from penstock.errors import InvalidRequestError
 from penstock.frontend.scoring import Pair, Scoring, paired
 from penstock.frontend.text_encoding import EncodedText, Side, check_dimensions, vector_of
 from penstock.request import RequestOutput
-from penstock.server.body import Body, LargeBodyRoute, Many, Neutral, renamed_params
+from penstock.server.body import Body, Many, Neutral, renamed_params
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.errors import ERRORS
+from penstock.server.openai.schema import WITHOUT_EFFECT_ANYWHERE
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
 MAX_INPUTS = 2048
 """Most inputs of one call, as with OpenAI."""
@@ -33,8 +35,9 @@ class EmbeddingsBody(Body):
     """The body of `POST /v1/embeddings`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
-    model: str
+    model: str | None = Field(None, description="Default: the served model.")
     input: str | Many[str] | TokenIds | Many[TokenIds] = Field(description="Texts or token ids; at most 2,048.")
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: little-endian float32; default: float."
@@ -44,7 +47,6 @@ class EmbeddingsBody(Body):
         ge=1,
         description="Length of the vectors: keeps the first elements, for models trained for that (Matryoshka).",
     )
-    user: str | None = Field(None, description="Accepted without effect.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
     prompt_name: str | None = Field(
         None, description="Name of one of the checkpoint's prompts, which is prepended to each text."
@@ -60,6 +62,7 @@ class RerankBody(Body):
     """The body of `POST /v1/rerank`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"max_tokens_per_doc": (), "rank_fields": ([],), "max_chunks_per_doc": ()}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     model: str | None = None
     query: str
@@ -74,11 +77,11 @@ class ScoreBody(Body):
     """The body of `POST /v1/score`: one text with several, or as many with as many."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": ()}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     model: str | None = None
     text_1: str | Many[str] = Field(description="The query, or one query per document.")
     text_2: str | Many[str] = Field(description="The document or documents.")
-    user: str | None = Field(None, description="Accepted without effect.")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="Lower values are served first.")
     truncate: Truncate = False
 
@@ -160,7 +163,7 @@ async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
 @router.post("/rerank", response_class=Response, responses={200: {"model": Reranked}, **ERRORS})
 async def rerank(body: RerankBody, call: CallOf) -> Response:
     """Documents by how well they answer a query, the best first."""
-    call.check_model(body.model or call.model_name)
+    call.check_model(body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     check_count(len(documents), "documents")
     pairs = [(body.query, document) for document in documents]
@@ -183,7 +186,7 @@ async def rerank(body: RerankBody, call: CallOf) -> Response:
 @router.post("/score", response_class=Response, responses={200: {"model": Scores}, **ERRORS})
 async def score(body: ScoreBody, call: CallOf) -> Response:
     """The scores of pairs of texts, in their order."""
-    call.check_model(body.model or call.model_name)
+    call.check_model(body.model)
     pairs = paired(body.text_1, body.text_2, param="text_1")
     check_count(len(pairs), "text_2")
     with renamed_params({"query": "text_1", "documents": "text_2"}):

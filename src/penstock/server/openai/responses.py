@@ -5,7 +5,8 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.server.body import LargeBodyRoute, renamed_params
+from penstock.server.body import renamed_params
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import CallOf, accept_conversation
 from penstock.server.openai.answers import Head
 from penstock.server.openai.errors import answers_or_errors
@@ -13,7 +14,7 @@ from penstock.server.openai.responses_answer import ResponsesAnswer
 from penstock.server.openai.responses_body_to_params import conversation, response_params
 from penstock.server.openai.responses_schema import ResponseObject, ResponsesBody
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
 _NAMES = {
     "prompt": "input",

@@ -61,7 +61,7 @@ def conversation(body: ResponsesBody, known: ChatFormat) -> Conversation:
             _add(messages, item, f"input[{index}]")
     add_names(messages)
     effort = None if body.reasoning is None else body.reasoning.effort
-    return Conversation(messages, _tools(body), {} if effort is None else known.effort(effort))
+    return Conversation(messages, _tools(body), {} if effort is None else known.effort(effort) or {})
 
 
 def _add(messages: list[dict[str, Any]], item: Item, field: str) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.request import Adapter
-from penstock.server.body import LargeBodyRoute
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
@@ -21,13 +21,14 @@ from penstock.server.openai.body_to_params import (
     conversation,
     echoes_logprobs,
     prompts,
+    shows_reasoning,
     stream_usage,
 )
 from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
 from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=LargeBodyRoute)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
 
 @router.get("/models")
@@ -78,7 +79,8 @@ async def chat_completions(body: ChatBody, call: CallOf) -> Response:
             call, partial(conversation, body), chat_params(body), request_id=head.id, priority=body.priority
         )
         usage = stream_usage(body, [accepted.request.prompt_token_ids])
-        answer = ChatAnswer(head, call.engine.prompts.need_tokenizer(), parsers, usage)
+        tokenizer = call.engine.prompts.need_tokenizer()
+        answer = ChatAnswer(head, tokenizer, parsers, usage, show_reasoning=shows_reasoning(body))
         return await call.answer([accepted], answer, stream=bool(body.stream))
 
 

@@ -6,10 +6,9 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
-from penstock.server.body import Body, Many, Metadata, Neutral
+from penstock.server.body import Body, HistoryItem, Many, Neutral, WholeNumber
 from penstock.server.openai.tools_schema import (
-    CacheControl,
-    OtherFields,
+    CalledFunction,
     ToolCallAnswer,
     ToolCallDelta,
     ToolCallMade,
@@ -21,24 +20,50 @@ from penstock.server.response_format import FormatBody
 T = TypeVar("T")
 
 NOT_OBEYED_ANYWHERE: Neutral = {
-    "truncate_prompt_tokens": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "add_special_tokens": (),
     "cache_salt": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "format": (),
+    "grammar": ("",),
     "guided_choice": (),
     "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
+    "logits_processors": ([],),
+    "mirostat": (0,),
+    "options": ({},),
+    "plugins": ([],),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "safe_prompt": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": (),
+    "top_a": (0,),
+    "transforms": ([],),
+    "truncate_prompt_tokens": (),
+    "xtc_probability": (0,),
 }
+"""Controls of OpenAI's API and of other servers that change the answer and are not supported."""
+WITHOUT_EFFECT_ANYWHERE = frozenset(
+    {
+        *("cache_control", "cache_prompt", "client_metadata", "id_slot", "keep_alive", "metadata", "prediction"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "provider", "request_id"),
+        *("safety_identifier", "service_tier", "session_id", "store", "user", "verbosity"),
+    }
+)
+"""Hints of OpenAI's API and of other servers about caching, storage, billing, users and speed. Prefixes are cached by
+their tokens, whatever the hints say."""
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class StreamOptions(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {"include_obfuscation": (False,)}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that contains the usage.")
     continuous_usage_stats: bool | None = Field(None, description="vLLM's: each chunk contains the usage so far.")
@@ -50,7 +75,7 @@ class UsageOption(Body):
     include: bool | None = Field(None, description="Same as `stream_options.include_usage`.")
 
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[WholeNumber, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
@@ -58,7 +83,7 @@ Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 class GenerationBody(FormatBody):
     """Fields that chat and text completions share."""
 
-    model: str
+    model: str | None = Field(None, description="Default: the served model.")
     n: int | None = Field(None, ge=1, le=MAX_N, description="Answers per prompt; default: 1.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     top_p: float | None = Field(None, gt=0, le=1)
@@ -71,11 +96,6 @@ class GenerationBody(FormatBody):
     stream_options: StreamOptions | None = None
     usage: UsageOption | None = Field(
         None, description="OpenRouter's: with `include`, a stream also ends with the usage."
-    )
-    user: str | None = Field(None, description="Accepted without effect.")
-    metadata: Metadata | None = Field(None, description="Accepted without effect.")
-    prompt_cache_key: str | None = Field(
-        None, description="Accepted without effect: prefixes are cached by their tokens."
     )
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="Keep the k most likely tokens; 0 or -1 keeps all.")
     min_p: float | None = Field(None, ge=0, le=1)
@@ -118,33 +138,64 @@ class GenerationBody(FormatBody):
     )
 
 
-class TextPart(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {"image_url": (), "input_audio": (), "file": (), "refusal": (), "video_url": ()}
+class ContentPart(HistoryItem):
+    """A part of a message's content. Only text is read."""
 
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl = None
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
 
 
-class Message(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {
-        "function_call": (),
-        "audio": (),
-        "refusal": (),
-        "annotations": ([],),
-    }
+class ReasoningPart(HistoryItem):
+    """A part of an earlier answer's reasoning, as OpenRouter (`text`) and LiteLLM (`thinking`) return it."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Many[TextPart] | None = Field(None, description="Text parts are joined by line breaks.")
+    text: str | None = None
+    thinking: str | None = None
+
+
+class Message(HistoryItem):
+    """A message of the conversation; one of an earlier answer may come back as any server or client returned it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Many[ContentPart] | None = Field(None, description="Text parts are joined by line breaks.")
     name: str | None = Field(None, description="Passed to the chat template.")
     reasoning_content: str | None = Field(None, description="The assistant's reasoning, passed to the chat template.")
-    cache_control: CacheControl = None
-    provider_specific_fields: OtherFields = None
+    reasoning: Any = Field(None, description="Another name of `reasoning_content`.")
+    reasoning_details: Many[ReasoningPart] | None = Field(None, description="Another form of `reasoning_content`.")
+    thinking_blocks: Many[ReasoningPart] | None = Field(None, description="Another form of `reasoning_content`.")
     tool_calls: Many[ToolCallMade] | None = Field(None, description="Calls made by the assistant.")
+    function_call: CalledFunction | None = Field(None, description="The older form of one call.")
     tool_call_id: str | None = Field(None, description="Id of the call whose result a tool's message has.")
 
+    @property
+    def thoughts(self) -> str:
+        """The assistant's reasoning, in whichever field it came."""
+        for given in (self.reasoning_content, self.reasoning):
+            if isinstance(given, str) and given:
+                return given
+        parts = self.reasoning_details or self.thinking_blocks or ()
+        return "".join(part.text or part.thinking or "" for part in parts)
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningOption(Body):
+    """OpenRouter's."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class ThinkingOption(Body):
+    """DeepSeek's, GLM's and Kimi's; also Anthropic's, as LiteLLM passes it on."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"budget_tokens", "display"})
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
 
 
 class ChatBody(GenerationBody):
@@ -153,24 +204,20 @@ class ChatBody(GenerationBody):
     NOT_OBEYED: ClassVar[Neutral] = {
         **NOT_OBEYED_ANYWHERE,
         "audio": (),
-        "best_of": (),
+        "best_of": (1,),
         "chat_template": (),
-        "continue_final_message": (False,),
-        "add_generation_prompt": (True,),
-        "documents": (),
+        "documents": ([],),
         "echo": (False,),
-        "function_call": ("none",),
+        "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
-        "prediction": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "verbosity": ("medium",),
+        "reasoning_format": ("auto", "deepseek"),
+        "separate_reasoning": (True,),
+        "thinking_token_budget": (),
         "web_search_options": (),
     }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(
@@ -178,8 +225,10 @@ class ChatBody(GenerationBody):
     )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    safety_identifier: str | None = Field(None, description="Accepted without effect.")
-    cache_control: CacheControl = None
+    add_generation_prompt: bool | None = Field(None, description="False: only with `continue_final_message`.")
+    continue_final_message: bool | None = Field(
+        None, description="vLLM's and TGI's: the assistant's last message begins the answer."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     tools: Many[ToolDefinition] | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | ToolChoice | None = Field(
@@ -191,9 +240,15 @@ class ChatBody(GenerationBody):
     tool_prompt: str | None = Field(None, description="TGI's: appended to the last message if there are tools.")
     reasoning_effort: Effort | None = Field(
         None,
-        description="Passed to the chat template, if it has a variable for it; `none` turns reasoning off, if the "
-        "model permits.",
+        description="Passed to the chat template, if it has a variable for it; else `none` turns reasoning off and "
+        "others turn it on, if the model has a switch; otherwise without effect.",
     )
+    reasoning: ReasoningOption | None = Field(
+        None, description="OpenRouter's: `effort`, `enabled`, and `exclude`, which leaves the reasoning out."
+    )
+    thinking: ThinkingOption | None = Field(None, description="DeepSeek's: turns reasoning on or off, if possible.")
+    enable_thinking: bool | None = Field(None, description="Qwen's: turns reasoning on or off, if possible.")
+    include_reasoning: bool | None = Field(None, description="False leaves the reasoning out of the answer.")
 
 
 MAX_PROMPTS = 1024
@@ -204,6 +259,7 @@ class CompletionBody(GenerationBody):
     """The body of `POST /v1/completions`. `max_tokens` defaults to 16."""
 
     NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",)}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     prompt: str | Prompts[str] | Many[int] | Prompts[Many[int]] = Field(
         description=f"One prompt or up to {MAX_PROMPTS}, as text or token ids."

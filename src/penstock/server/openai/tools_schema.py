@@ -1,47 +1,36 @@
 """Tools as OpenAI's chat completions write them, in bodies and in answers."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.server.body import Body, Many, Neutral
+from penstock.server.body import Body, HistoryItem, Many, Neutral
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-CacheControl = Annotated[
-    dict[str, Any] | None,
-    Field(
-        description="OpenRouter's hint about what to cache. Accepted without effect: prefixes are cached by their "
-        "tokens."
-    ),
-]
-"""Anthropic's field, which OpenRouter, LiteLLM and aider put into OpenAI's bodies."""
-
-
-OtherFields = Annotated[
-    dict[str, Any] | None,
-    Field(description="LiteLLM's notes of what else an earlier answer had. Taken and not used."),
-]
+WITHOUT_EFFECT = frozenset({"cache_control", "defer_loading", "eager_input_streaming", "input_examples", "title"})
+"""Hints in tools: about caching, about when to show and how to stream them."""
 
 
 class FunctionDefinition(Body):
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT
+
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; default: no arguments.")
     strict: bool | None = Field(None, description="Arguments always validate, even if calls are not required.")
-    cache_control: CacheControl = None
 
 
 class ToolDefinition(Body):
     """A function of the caller's."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"custom": ()}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT
 
     type: Literal["function"]
     function: FunctionDefinition
-    cache_control: CacheControl = None
 
 
 class FunctionName(Body):
@@ -59,31 +48,35 @@ class AllowedTools(Body):
 
 
 class ToolChoice(Body):
-    """One function that must be called, or those that may."""
+    """One function that must be called, or those that may; or a word, as an object."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"custom": ()}
 
-    type: Literal["function", "allowed_tools"] = "function"
+    type: Literal["function", "allowed_tools", "auto", "none", "required", "any"] = "function"
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
 
-class CalledFunction(Body):
-    name: str
-    arguments: str | dict[str, Any] = Field(description="JSON, as text or as an object.")
+class CalledFunction(HistoryItem):
+    """A function's name and arguments, in a call of an earlier turn."""
+
+    name: str = ""
+    arguments: Any = Field(None, description="JSON, as text or as an object.")
 
 
-class ToolCallMade(Body):
+class CustomCall(HistoryItem):
+    """A custom tool's name and input, in a call of an earlier turn."""
+
+    name: str = ""
+    input: str = ""
+
+
+class ToolCallMade(HistoryItem):
     """A call of an earlier turn."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"custom": ()}
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = Field(None, description="Accepted without effect.")
-    cache_control: CacheControl = None
-    provider_specific_fields: OtherFields = None
+    id: str = ""
+    function: CalledFunction | None = None
+    custom: CustomCall | None = None
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.frontend.text_encoding import Side, check_dimensions, vector_of
-from penstock.server.body import Body, LargeBodyRoute, Many
+from penstock.server.body import Body, Many
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.encoding import (
     MAX_INPUTS,
@@ -24,7 +25,7 @@ from penstock.server.openai.encoding import (
 )
 from penstock.server.tgi.errors import ERRORS
 
-router = APIRouter(tags=["TEI"], route_class=LargeBodyRoute)
+router = APIRouter(tags=["TEI"], route_class=BodyRoute)
 
 
 class _Truncated(Body):

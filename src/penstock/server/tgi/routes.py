@@ -13,7 +13,8 @@ from penstock import __version__
 from penstock.encoder_config import Task
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
-from penstock.server.body import LargeBodyRoute, check_text, renamed_params
+from penstock.server.body import check_text, renamed_params
+from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import EVENTS, Call, CallOf
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
@@ -34,7 +35,7 @@ from penstock.server.tgi.schema import (
 )
 from penstock.server.tgi.validation import check_length, check_stream, is_sampled, sampling_params
 
-router = APIRouter(tags=["TGI"], route_class=LargeBodyRoute)
+router = APIRouter(tags=["TGI"], route_class=BodyRoute)
 
 _PIPELINES: dict[Task, str] = {
     "generate": "text-generation",
@@ -104,7 +105,9 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     call.choose_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
-    text = check_text(await call.engine.prompts.render_chat(asked.messages, tools, asked.variables), "messages")
+    messages = asked.template_messages(call.chat_format)
+    text = await call.engine.prompts.render_chat(messages, tools, asked.variables) + asked.prefill
+    check_text(text, "messages")
     tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -79,11 +79,13 @@ class ChatTokenizeBody(ChatBody):
     """The body of `POST /chat_tokenize`, which is that of a chat."""
 
     OBEYED: ClassVar[frozenset[str]] = frozenset(
-        ("messages", "model", "tools", "tool_choice", "tool_prompt", "reasoning_effort", "chat_template_kwargs")
+        (
+            *("messages", "model", "tools", "tool_choice", "tool_prompt", "chat_template_kwargs"),
+            *("reasoning_effort", "reasoning", "thinking", "enable_thinking"),
+            *("add_generation_prompt", "continue_final_message"),
+        )
     )
     """What the prompt depends on. The other parameters are checked, but without effect, as with TGI."""
-
-    model: str = "tgi"
 
 
 def _kind_of(body: Any) -> str:

@@ -1,0 +1,55 @@
+"""Earlier turns of a conversation, as a checkpoint's chat template reads them."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+REASONING = "reasoning_content"
+"""Field of the reasoning in messages before `clean_messages`, and in most templates."""
+_REASONING_FIELDS = (REASONING, "reasoning", "thinking")
+_SWITCHES = ("enable_thinking", "reasoning_effort", "thinking")
+_TAGS = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_STRINGS = re.compile(r"'[^']*'|\"[^\"]*\"")
+_BILLING_LINE = re.compile(r"x-anthropic-billing-header:[^\n]*(?:\n+|$)")
+
+
+def placeholder(kind: str) -> str:
+    """The text that takes the place of content which is not text."""
+    return f"[{kind} omitted: this model reads text]"
+
+
+def switches_of(template: str) -> frozenset[str]:
+    """The variables of a chat template that control reasoning."""
+    code = " ".join(_STRINGS.sub("''", tag) for tag in _TAGS.findall(template))
+    return frozenset(name for name in _SWITCHES if re.search(rf"(?<![\w.]){name}(?!\w|\s*=[^=])", code))
+
+
+def reasoning_fields_of(template: str) -> tuple[str, ...]:
+    """The fields of a message in which a chat template looks for reasoning; the usual one if it reads none."""
+    read = (name for name in _REASONING_FIELDS if re.search(rf"\.{name}\b|[\[(]\s*['\"]{name}['\"]", template))
+    return tuple(read) or (REASONING,)
+
+
+def clean_messages(messages: Sequence[dict[str, Any]], reasoning_fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Messages with their reasoning in the template's fields, and without Claude Code's billing line.
+
+    That line begins the system message and changes with each session or request, so that no later token would be found
+    in the prefix cache.
+    """
+    made = []
+    for message in messages:
+        if message["role"] == "system":
+            text = _BILLING_LINE.sub("", message["content"], count=1) if is_billing(message["content"]) else None
+            if text == "":
+                continue
+            message = message if text is None else {**message, "content": text}
+        elif REASONING in message:
+            others = {name: value for name, value in message.items() if name != REASONING}
+            message = {**others, **dict.fromkeys(reasoning_fields, message[REASONING])}
+        made.append(message)
+    return made
+
+
+def is_billing(text: str) -> bool:
+    """Whether a system text begins with Claude Code's billing line."""
+    return text.startswith("x-anthropic-billing-header:")

@@ -1,0 +1,109 @@
+"""The routes that take a body: parsing and validation, the same for small bodies and large ones.
+
+A large body is parsed and validated in a thread, so that the event loop stays free. JSON is taken whatever its content
+type says; the middleware `Origins` keeps other sites' pages from using that.
+"""
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Coroutine
+from decimal import Decimal
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+
+from penstock.errors import InvalidRequestError
+from penstock.frontend.large_work import LargeWork
+from penstock.sampling_params import RoundedNumber
+from penstock.server.body import Body, check_all_text, may_hold_half_a_pair
+from penstock.server.call_context import UNKNOWN_FIELD, context_of
+
+LARGE_BODY = 65_536
+"""Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
+_LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
+"""Numbers with more digits than a double may represent; integers are exact in Python."""
+
+
+class CheckedRequest(Request):
+    """A request whose body is JSON; once validated, the JSON is the validated object."""
+
+    def __init__(self, request: Request, raw: bytes, checked: object = None) -> None:
+        scope = dict(request.scope)
+        headers = MutableHeaders(scope=scope)
+        headers["content-type"] = "application/json"
+        super().__init__(scope, request.receive)
+        self._raw = raw
+        self._checked = checked
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return json.loads(self._raw) if self._checked is None else self._checked
+
+
+class BodyRoute(APIRoute):
+    """A route that validates its body before FastAPI does, and records which of its fields have no effect.
+
+    Raises:
+        InvalidRequestError: a string is not valid Unicode; with `--strict-fields`, a field is unknown.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_body(request: Request) -> Response:
+            raw, checked = await request.body(), None
+            with contextlib.suppress(ValueError, RecursionError):  # not JSON: FastAPI reports it
+                if len(raw) >= LARGE_BODY:
+                    work: LargeWork = request.app.state.large_work
+                    checked = await work.run(len(raw), lambda: self._check(raw))
+                else:
+                    checked = self._check(raw)
+            if isinstance(checked, Body):
+                _record_ignored(checked, request)
+            return await handle(CheckedRequest(request, raw, checked))
+
+        return handle_body
+
+    def _check(self, raw: bytes) -> object:
+        """
+        Raises:
+            InvalidRequestError: a string in it is not valid Unicode.
+            RequestValidationError: it is JSON, but does not match the route's schema.
+        """
+        assert self.body_field is not None
+        content = json.loads(raw, parse_float=_number) if _LONG_NUMBER.search(raw) else json.loads(raw)
+        if may_hold_half_a_pair(raw):
+            check_all_text(content)
+        checked, errors = self.body_field.validate(content, {}, loc=("body",))
+        if errors:
+            raise RequestValidationError(errors, body=content)
+        return checked
+
+
+def _record_ignored(body: Body, request: Request) -> None:
+    ignored = body.ignored_fields()
+    if ignored.unknown and getattr(request.app.state, "strict_fields", False):
+        name = next(iter(ignored.unknown))
+        raise InvalidRequestError(f"unknown parameter {name!r}, which this server refuses (--strict-fields)", name)
+    context = context_of(request.scope)
+    context.ignored.update((name, name) for name in ignored.hints)
+    context.ignored.update((name, UNKNOWN_FIELD) for name in ignored.unknown)
+
+
+def _number(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value) or Decimal(literal) == Decimal(repr(value)):
+        return value
+    rounded = RoundedNumber(value)
+    rounded.literal = literal
+    return rounded
