@@ -9,6 +9,7 @@ The model has one layer that adds nothing, so that the next token depends on the
 a prompt with a token of its own for each turn, and each piece of a turn's text is a token that only one other follows.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ PIECE = 3
 """Characters of the shortest pieces."""
 FOLLOW = 9.0
 """A token's weight in the row of the one that follows it."""
-LIKELY = {END: 6.75, '"': 5.4, "}": 3.6}
+LIKELY = {END: 6.75, '"': 5.4, "}": 4.5, ",": 3.6}
 """Weights of what is said where a grammar forbids what follows, or where nothing does: it has forced other tokens."""
 BYTE, OTHER = 2.25, 1.35
 """The same for the tokens of one byte, and for the others."""
@@ -118,7 +119,7 @@ def _harmony_call(call: Call) -> str:
 HERMES = Kind("hermes.jinja", _hermes)
 """Calls as JSON, any order of messages, reasoning that can be turned off."""
 STRICT = Kind("strict.jinja", _strict, opening="<think>\n")
-"""As Qwen 3.5: one system message, the first; calls as tags, whose arguments must be a mapping; a prompt opens reasoning."""
+"""As Qwen 3.5: one system message, the first; calls as tags, arguments as mappings; a prompt opens reasoning."""
 HARMONY = Kind("harmony.jinja", _harmony)
 """As gpt-oss: channels; a turn with calls has reasoning or text in the history, not both."""
 
@@ -159,7 +160,7 @@ def write_script_model(folder: Path, scripts: Mapping[str, Sequence[Answer]], te
 
 @lru_cache(maxsize=1)
 def trained_tokenizer() -> str:
-    """A byte-level BPE tokenizer in JSON, trained on the project's pages, so that English prompts are of usual length."""
+    """A byte-level BPE tokenizer in JSON, trained on the project's pages: English prompts are of usual length."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -186,14 +187,18 @@ class Vocabulary:
 
     def add_answer(self, name: str, answer: Answer, opening: str) -> None:
         """Add the tokens of an answer, after a prompt's last token of this name, or of this name and `.quiet`."""
-        thought = self._cut(answer.thought)
-        rest = self._cut(answer.rest) if isinstance(answer.rest, str) else answer.rest
-        pieces = [self._id_of_piece(piece) for piece in (*thought, *rest)]
-        chain = [self._id_of_mark(f"<|{name}|>{opening}"), *pieces, self.ids[END]]
-        for one, then in zip(chain, chain[1:], strict=False):
+        if isinstance(answer.rest, str):
+            loud, quiet = self._cut(answer.thought + answer.rest), self._cut(answer.rest) if answer.thought else None
+        else:
+            loud, quiet = [*self._cut(answer.thought), *answer.rest], list(answer.rest)
+        self._add_chain(f"<|{name}|>{opening}", loud)
+        self._add_chain(f"<|{name}.quiet|>", loud if quiet is None else quiet)
+
+    def _add_chain(self, mark: str, pieces: Sequence[str]) -> None:
+        chain = [self._id_of_mark(mark), *map(self._id_of_piece, pieces), self.ids[END]]
+        for one, then in itertools.pairwise(chain):
             if self.follows.setdefault(one, then) != then:
-                raise ValueError(f"{name}: a piece is said twice; give other pieces")
-        self.follows[self._id_of_mark(f"<|{name}.quiet|>")] = chain[1 + len(thought)]
+                raise ValueError(f"{mark}: a piece is said twice: give other pieces")
 
     def id_of_text(self, text: str) -> int:
         """The token of a text that is one token."""

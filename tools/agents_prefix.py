@@ -1,5 +1,6 @@
 """How much of an agent's conversation is found in the cache: of each turn's tokens, those that the next turn reuses."""
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def _documents(answer: str) -> Iterable[dict[str, Any]]:
 
 def reused_shares(turns: Sequence[Usage]) -> list[float]:
     """For each turn but the first: the share of the turn before that was found again."""
-    return [after.cached / before.total for before, after in zip(turns, turns[1:], strict=False)]
+    return [after.cached / before.total for before, after in itertools.pairwise(turns)]
 
 
 def prefix_lines(exchanges: Iterable[Exchange]) -> list[str]:

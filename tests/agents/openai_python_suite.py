@@ -19,7 +19,9 @@ from common import (
 )
 from pydantic import BaseModel
 
-CLIENTS = {kind: openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) for kind, url in SERVERS.items()}
+CLIENTS = {
+    kind: openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=60) for kind, url in SERVERS.items()
+}
 FUNCTIONS = [{"name": name, "description": DESCRIPTIONS[name], "parameters": SCHEMAS[name]} for name in SCHEMAS]
 TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
 RESPONSES_TOOLS = [{"type": "function", **function, "strict": False} for function in FUNCTIONS]
