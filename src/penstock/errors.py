@@ -104,6 +104,10 @@ class AuthenticationError(PenstockError):
     """No API key, or one that this server does not know."""
 
 
+class ForbiddenOriginError(PenstockError):
+    """A web page of an origin that may not call this server."""
+
+
 class BodyTimeoutError(PenstockError):
     """The HTTP body did not arrive in time."""
 

@@ -135,7 +135,7 @@ class AsyncEngine:
         self._journal = journal
         self._refusal: PenstockError | None = None
         self._inspector = Inspector(info.model_path, info.vocab_size)
-        self._input_processor = InputProcessor(tokenizer, info)
+        self._input_processor = InputProcessor(tokenizer, info, refuse_long_max_tokens=limits.refuse_long_max_tokens)
         self.adapters = AdapterNames(lambda: self.info)
         self.large_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work)
@@ -198,6 +198,11 @@ class AsyncEngine:
     def refuse(self, reason: PenstockError) -> None:
         """Refuse new requests from now on, for this reason; open ones continue."""
         self._refusal = reason
+
+    @property
+    def refuses_long_max_tokens(self) -> bool:
+        """Whether a `max_tokens` beyond the context is refused."""
+        return self._input_processor.refuse_long_max_tokens
 
     @property
     def refusal(self) -> PenstockError | None:

@@ -101,12 +101,16 @@ MAX_CANDIDATES = 256
 class InputProcessor:
     """Builds `Request`s from prompts and parameters, for one engine."""
 
-    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo, *, refuse_long_max_tokens: bool = False) -> None:
         """
+        Args:
+            refuse_long_max_tokens: whether a `max_tokens` beyond the context is refused rather than lowered.
+
         Raises:
             CheckpointError: the checkpoint's `generation_config.json` has an invalid value.
         """
         self._tokenizer = tokenizer
+        self.refuse_long_max_tokens = refuse_long_max_tokens
         self._info = info
         self._defaults = _check_defaults(info)
         # some checkpoints name ids beyond the vocabulary, which are never generated
@@ -145,7 +149,8 @@ class InputProcessor:
             priority, namespace, tenant, adapter: see `Request`.
 
         Raises:
-            PromptTooLongError: the prompt, or prompt and `max_tokens` together, exceed the context.
+            PromptTooLongError: the prompt exceeds the context, or with `refuse_long_max_tokens` prompt and
+                `max_tokens` together.
             InvalidRequestError: the engine cannot serve it; `param` names the invalid field.
         """
         check_generates(self._info)
@@ -153,6 +158,8 @@ class InputProcessor:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
         token_ids, max_tokens = self._check(prompt, params)
+        if self.refuse_long_max_tokens and params.max_tokens is not None and params.max_tokens > max_tokens:
+            self._refuse_max_tokens(len(token_ids), params.max_tokens)
         resolved = self._resolve(params, max_tokens)
         return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant, adapter)
 
@@ -223,16 +230,18 @@ class InputProcessor:
                 f"length is {context} tokens, of which the answer needs at least one",
                 "prompt",
             )
-        if params.max_tokens is None:
-            return context - prompt_length
-        if prompt_length + params.max_tokens > context:
-            raise PromptTooLongError(
-                f"the prompt has {prompt_length} tokens and max_tokens is {params.max_tokens}: together "
-                f"{prompt_length + params.max_tokens}, and this model's maximum context length is {context} tokens; "
-                f"lower max_tokens to at most {context - prompt_length}, or shorten the prompt",
-                "max_tokens",
-            )
-        return params.max_tokens
+        left = context - prompt_length
+        return left if params.max_tokens is None else min(params.max_tokens, left)
+
+    def _refuse_max_tokens(self, prompt_length: int, max_tokens: int) -> None:
+        context = self._info.max_model_len
+        raise PromptTooLongError(
+            # Claude Code lowers max_tokens by itself if it reads these words, other clients those of OpenAI.
+            f"input length and `max_tokens` exceed context limit: {prompt_length} + {max_tokens} > {context}; this "
+            f"model's maximum context length is {context} tokens: lower max_tokens to at most "
+            f"{context - prompt_length}, or shorten the prompt",
+            "max_tokens",
+        )
 
     def _check_limits(self, params: SamplingParams, prompt_length: int, max_tokens: int) -> None:
         info = self._info

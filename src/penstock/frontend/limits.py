@@ -76,6 +76,11 @@ class QueueLimits:
     queue_timeout: float = option(
         600.0, "maximum seconds in the queue; a request may ask for less (header x-queue-timeout)"
     )
+    refuse_long_max_tokens: bool = option(
+        False,
+        "refuse requests whose max_tokens exceeds what the prompt leaves of the context; by default the answer ends "
+        "with the context (finish reason length)",
+    )
     max_unread_tokens: int = option(4096, "unread tokens per sequence after which a stream with a slow reader is ended")
 
     def __post_init__(self) -> None:

@@ -32,10 +32,10 @@ from penstock.sampling_params import ResolvedParams
 class RequestStream:
     """The requests of one call, in flight together.
 
-    Iterate for new deltas, as lists of (position of the request in the call, delta), or wait for `results()`. Leaving
-    the `with` block aborts unfinished requests. A reader that lets more than `max_unread` tokens of a sequence pile up
-    fails with SlowReaderError. A reader blocked in `__anext__` never counts as slow: if it has not been scheduled yet,
-    the delay is this process's.
+    Iterate for new deltas, as lists of (position of the request in the call, delta), or wait for `results()`. After
+    `wake` a list may be empty. Leaving the `with` block aborts unfinished requests. A reader that lets more than
+    `max_unread` tokens of a sequence pile up fails with SlowReaderError. A reader blocked in `__anext__` never counts as
+    slow: if it has not been scheduled yet, the delay is this process's.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class RequestStream:
         self._max_unread = max_unread * sequences
         self._unread = 0
         self._reader_waits = False
+        self._woken = False
         self._deltas = list(deltas)
         self._unfinished = sum(not output_processor.finished for output_processor in output_processors.values())
         self._error: PenstockError | None = None
@@ -76,18 +77,26 @@ class RequestStream:
     async def __anext__(self) -> list[tuple[int, CompletionDelta]]:
         while True:
             if self._deltas:
-                deltas, self._deltas, self._unread = self._deltas, [], 0
+                deltas, self._deltas, self._unread, self._woken = self._deltas, [], 0, False
                 return deltas
             if self._error is not None:
                 raise self._error
             if not self._unfinished:
                 raise StopAsyncIteration
+            if self._woken:
+                self._woken = False
+                return []
             self._news.clear()
             self._reader_waits = True
             try:
                 await self._news.wait()
             finally:
                 self._reader_waits = False
+
+    def wake(self) -> None:
+        """Let a waiting reader go on without a delta."""
+        self._woken = True
+        self._news.set()
 
     async def results(self) -> list[RequestOutput]:
         """Wait for the complete answers.

@@ -11,6 +11,7 @@ from penstock.frontend.client import AsyncEngine
 from penstock.server import admin, calls, request_account
 from penstock.server.access_log import AccessLog, HeadRequests, RequestId
 from penstock.server.call_limits import CallLimits
+from penstock.server.client_paths import ClientPaths
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
@@ -18,6 +19,7 @@ from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, e
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
 from penstock.server.openai import adapters
+from penstock.server.origins import Origins
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
@@ -47,8 +49,10 @@ def create_app(
         collectors.append(VllmNames(engine.metrics, model_names[0], lambda: engine.info, engine.adapter_use))
     app.add_middleware(HeadRequests)
     app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits)
+    app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)
+    app.add_middleware(ClientPaths)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:

@@ -72,6 +72,11 @@ class ServerConfig:
     strict_fields: bool = option(
         False, "refuse unknown fields of requests; by default they are accepted and named in penstock-ignored"
     )
+    allowed_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may call the server (https://example.org, app://obsidian.md; *: "
+        "all); pages on loopback addresses may without this",
+    )
     log_level: str = option("info", "minimum level of messages logged to standard error", LOG_LEVELS)
     log_format: str = option("text", "text, or one JSON object per line", ("text", "json"))
     log_prompts: bool = option(False, "log prompts, too")
@@ -205,8 +210,12 @@ class ServerConfig:
     @property
     def served_model_names(self) -> list[str]:
         """The model's names for clients; none: the checkpoint's."""
-        names = (self.served_model_name or "").split(",")
-        return [name.strip() for name in names if name.strip()]
+        return _listed(self.served_model_name)
+
+    @property
+    def listed_origins(self) -> list[str]:
+        """Origins whose pages may call the server, besides those on loopback addresses."""
+        return _listed(self.allowed_origins)
 
     @property
     def transfer(self) -> KVTransfer:
@@ -233,6 +242,11 @@ class ServerConfig:
         return {
             f.name: getattr(getattr(self, section) if section else self, f.name) for section, f in iter_server_options()
         }
+
+
+def _listed(text: str | None) -> list[str]:
+    """The values of an option that takes several, separated by commas."""
+    return [value.strip() for value in (text or "").split(",") if value.strip()]
 
 
 def iter_server_options() -> "Iterator[tuple[str, Field[Any]]]":

@@ -39,6 +39,10 @@ from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.errors import ErrorReply, reply_to_error
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""A comment, which clients skip."""
+SILENCE_SECONDS = 10.0
+"""Silence after which a stream gets a sign of life. Proxies close silent connections after 50 to 60 s."""
 
 EVENTS: dict[str, Any] = {
     "text/event-stream": {
@@ -147,6 +151,9 @@ class Answer(Protocol):
 
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Events that close a stream."""
+
+    def keep_alive(self) -> bytes:
+        """An event or comment without content, for a stream that has been silent."""
 
     def fail_stream(self, reply: ErrorReply) -> bytes:
         """The event that ends a stream after a failure."""
@@ -373,6 +380,30 @@ async def _call(context: ContextOf, serving: ServingOf) -> Call:
 CallOf = Annotated[Call, Depends(_call)]
 
 
+class _KeepAlive:
+    """Wakes the reader of a stream whenever nothing was sent for `SILENCE_SECONDS`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = wake
+        self._timer = self._loop.call_later(SILENCE_SECONDS, self._tick)
+        self._last_sent = self._loop.time()
+
+    def sent(self) -> None:
+        """Record that something is sent now."""
+        self._last_sent = self._loop.time()
+
+    def _tick(self) -> None:
+        # one timer per interval, not one per token
+        left = self._last_sent + SILENCE_SECONDS - self._loop.time()
+        if left <= 0:
+            self._wake()
+        self._timer = self._loop.call_later(left if left > 0 else SILENCE_SECONDS, self._tick)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
 async def _events(
     request_stream: RequestStream,
     answer: Answer,
@@ -382,6 +413,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """Events of the stream; deltas that arrived together form one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
+    keep_alive = _KeepAlive(request_stream.wake)
     has_begun = cursor is not None and cursor.resumes
     try:
         begin = answer.begin_stream()
@@ -396,7 +428,8 @@ async def _events(
                 piece = answer.stream_delta(position, delta)
                 has_begun = has_begun or bool(piece)
                 pieces.append(cursor.mark(position, delta, piece) if cursor else piece)
-            if events := b"".join(pieces):
+            if events := b"".join(pieces) if deltas else answer.keep_alive():
+                keep_alive.sent()
                 yield events
             pieces.clear()
         if end := answer.end_stream(request_stream.snapshot()):
@@ -407,6 +440,8 @@ async def _events(
         reply = reply_to_error(error)
         context.record_failure(reply)
         yield b"".join([*pieces, answer.fail_stream(reply)])
+    finally:
+        keep_alive.stop()
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,9 @@ class MessagesAnswer:
     def _close(self) -> bytes:
         return _event({"type": "content_block_stop", "index": len(self._opened) - 1}) if self._opened else b""
 
+    def keep_alive(self) -> bytes:
+        return _event({"type": "ping"})
+
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         whole = self.complete_body(outputs)
         ending = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}

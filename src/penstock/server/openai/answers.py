@@ -10,7 +10,7 @@ from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
 from penstock.parsers.tools import call_id
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from penstock.server.dialect import DONE, event
+from penstock.server.dialect import COMMENT, DONE, event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
@@ -111,6 +111,9 @@ class Chunks:
 
     def begin_stream(self) -> bytes:
         return b""
+
+    def keep_alive(self) -> bytes:
+        return COMMENT
 
     def fail_stream(self, reply: ErrorReply) -> bytes:
         return event(shape(reply)[1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.frontend.output_processor import CompletionDelta, Detokenizer
 from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from penstock.server.dialect import event
+from penstock.server.dialect import COMMENT, event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.answers import LEAST_LOGPROB
 from penstock.server.tgi.errors import INCOMPLETE, shape
@@ -56,6 +56,9 @@ class GenerateAnswer:
 
     def begin_stream(self) -> bytes:
         return b""
+
+    def keep_alive(self) -> bytes:
+        return COMMENT
 
     def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         if delta.finish_reason is FinishReason.ABORT:

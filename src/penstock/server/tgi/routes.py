@@ -169,7 +169,7 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     tokenizer = call.engine.prompts.need_tokenizer()
     token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
-    check_length(len(token_ids), given.max_new_tokens, facts)
+    check_length(len(token_ids), given.max_new_tokens, facts, refuse_long=call.engine.refuses_long_max_tokens)
     with renamed_params({"structured": "grammar"}):
         accepted = await call.accept_prompt(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
     question = Question(

@@ -91,13 +91,16 @@ def _check_distribution(given: GenerateParameters) -> None:
         _refuse("top_k", "`top_k` must be strictly positive")
 
 
-def check_length(num_inputs: int, max_new_tokens: int | None, info: EngineInfo) -> None:
+def check_length(num_inputs: int, max_new_tokens: int | None, info: EngineInfo, *, refuse_long: bool) -> None:
     """
+    Args:
+        refuse_long: whether a `max_new_tokens` beyond the context is refused, as TGI does.
+
     Raises:
         PromptTooLongError: prompt and answer, or the prompt alone, exceed the context.
     """
     total = info.max_model_len
-    if max_new_tokens is not None and num_inputs + max_new_tokens > total:
+    if refuse_long and max_new_tokens is not None and num_inputs + max_new_tokens > total:
         raise PromptTooLongError(
             f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {num_inputs} `inputs` tokens and "
             f"{max_new_tokens} `max_new_tokens`",

@@ -1,0 +1,30 @@
+"""Paths as clients write them."""
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_WITHOUT_VERSION = re.compile(r"/(chat/completions|completions|embeddings|messages|models|responses)(?=/|$)")
+
+
+class ClientPaths:
+    """ASGI middleware: accepts a slash at a path's end, `/v1` twice, and OpenAI's and Anthropic's paths without `/v1`.
+
+    A client's base URL may end with `/v1` or not, and what its documentation says is easily missed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": usual_path(scope["path"])}
+        await self._app(scope, receive, send)
+
+
+def usual_path(path: str) -> str:
+    """The path that the documentation lists."""
+    path = path.rstrip("/") or "/"
+    if path.startswith("/v1/v1/"):
+        return path.removeprefix("/v1")
+    return f"/v1{path}" if _WITHOUT_VERSION.match(path) else path
