@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -554,14 +553,14 @@ def test_an_answer_of_a_model_without_tools_and_reasoning_is_not_looked_at():
 
 
 def test_reasoning_is_turned_on_and_off_where_the_template_knows_how():
-    hybrid, always, never = format_of("</think> enable_thinking"), format_of("</think>"), format_of("reasoning_effort")
-    assert (hybrid.think(True), hybrid.effort("none")) == ({"enable_thinking": True}, {"enable_thinking": False})
-    assert (always.think(True), never.think(False), never.effort("none")) == ({}, {}, {})
-    assert never.effort("low") == {"reasoning_effort": "low"}
-    for refused in (lambda: always.think(False), lambda: never.think(True), lambda: hybrid.effort("low")):
-        with pytest.raises(InvalidRequestError) as caught:
-            refused()
-        assert caught.value.param == "reasoning_effort"
+    hybrid, always, never = format_of("</think>{% if enable_thinking %}"), format_of("</think>"), format_of("")
+    graded = format_of("{{ reasoning_effort }}")
+    for effort in ("on", "minimal", "high", "max"):
+        assert hybrid.effort(effort) == {"enable_thinking": True}
+    assert hybrid.effort("none") == {"enable_thinking": False}
+    assert graded.effort("low") == {"reasoning_effort": "low"}
+    assert (always.effort("on"), never.effort("none"), graded.effort("none")) == ({}, {}, {}), "as it is"
+    assert (always.effort("none"), always.effort("low"), never.effort("on")) == (None, None, None), "without effect"
 
 
 STRING = {"properties": {"s": {"type": "string"}}}

@@ -285,7 +285,9 @@ def test_templates_are_given_arguments_as_objects_and_results_with_names():
     made = called("f", '{"a": [1]}', "123456789")
     assert made == {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"a": [1]}}}
     assert called("f", "", "1")["function"]["arguments"] == {}
-    assert called("f", "{broken", "1")["function"]["arguments"] == "{broken"
+    assert called("f", "null", "1")["function"]["arguments"] == {}
+    for broken in ("{broken", "[1]", '"x"'):
+        assert called("f", broken, "1")["function"]["arguments"] == {"INVALID_JSON": broken}
     messages = [
         {"role": "assistant", "content": "", "tool_calls": [made]},
         {"role": "tool", "content": "x", "tool_call_id": "123456789"},
@@ -348,7 +350,7 @@ def test_every_grammar_lets_a_call_through():
 
 def test_arguments_that_are_nested_too_deeply_stay_text_or_are_refused():
     deep = "[" * 5000 + "]" * 5000
-    assert called("f", deep, "id")["function"]["arguments"] == deep
+    assert called("f", deep, "id")["function"]["arguments"] == {"INVALID_JSON": deep}
     nested: dict[str, object] = {}
     for _ in range(5000):
         nested = {"a": nested}

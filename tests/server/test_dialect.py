@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ShuttingDownError
 from penstock.request import FinishReason
-from penstock.server.body import LARGE_BODY
+from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import CallLimitsConfig, ServerConfig
 from tests.engine.rule_core import RuleCore
 from tests.server.in_process import shared_app, with_app

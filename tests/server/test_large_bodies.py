@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, field_validator
 
 from penstock.frontend.large_work import LargeWork
-from penstock.server.body import LARGE_BODY, LargeBodyRoute
+from penstock.server.body_route import LARGE_BODY, BodyRoute
 
 OTHER_WAS_ANSWERED = threading.Event()
 
@@ -28,7 +28,7 @@ class Patient(BaseModel):
         return text
 
 
-router = APIRouter(route_class=LargeBodyRoute)
+router = APIRouter(route_class=BodyRoute)
 
 
 @router.post("/length")

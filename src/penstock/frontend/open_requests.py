@@ -34,8 +34,8 @@ class RequestStream:
 
     Iterate for new deltas, as lists of (position of the request in the call, delta), or wait for `results()`. After
     `wake` a list may be empty. Leaving the `with` block aborts unfinished requests. A reader that lets more than
-    `max_unread` tokens of a sequence pile up fails with SlowReaderError. A reader blocked in `__anext__` never counts as
-    slow: if it has not been scheduled yet, the delay is this process's.
+    `max_unread` tokens of a sequence pile up fails with SlowReaderError. A reader blocked in `__anext__` never counts
+    as slow: if it has not been scheduled yet, the delay is this process's.
     """
 
     def __init__(

@@ -44,7 +44,9 @@ MAX_UNKNOWN = 32
 """Maximum unknown fields of one object; each is compared with every known name."""
 _LONGEST_NAME = 64
 _TYPO = 0.8
-"""`difflib`'s ratio from which on a name counts as a typo of another: `temprature`, `top-k`, `repeat_penalty`."""
+"""`difflib`'s ratio from which on a name counts as a typo of another: `temprature`, `topK`, `repeat_penalty`."""
+_TYPO_LENGTH = 4
+"""Maximum difference in length of a typo; longer names are others: `background_tasks` is not `background`."""
 _TYPES = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
@@ -164,10 +166,12 @@ def _neutral(values: tuple[Any, ...]) -> str:
 
 @functools.lru_cache(4096)
 def _close_to(name: str, cls: type[Body]) -> str | None:
-    """The known field that an unknown name is probably a typo of; its spelling with other separators or capitals counts
-    as one."""
+    """The known field that an unknown name is probably a typo of. Another spelling, `topK`, is one; an id is not."""
+    if re.search(r"_ids?$|Ids?$", name):
+        return None
     plain = {_plain(known): known for known in sorted(cls.model_fields.keys() | cls.NOT_OBEYED.keys())}
-    close = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=_TYPO)
+    near = [known for known in plain if abs(len(known) - len(_plain(name))) <= _TYPO_LENGTH]
+    close = difflib.get_close_matches(_plain(name), near, n=1, cutoff=_TYPO)
     return plain[close[0]] if close else None
 
 

@@ -24,7 +24,8 @@ class ClientPaths:
 
 def usual_path(path: str) -> str:
     """The path that the documentation lists."""
-    path = path.rstrip("/") or "/"
+    if path.endswith("/") and not path.endswith("//"):
+        path = path[:-1] or "/"
     if path.startswith("/v1/v1/"):
         return path.removeprefix("/v1")
     return f"/v1{path}" if _WITHOUT_VERSION.match(path) else path

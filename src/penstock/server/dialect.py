@@ -172,6 +172,7 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
+        self.model_names = serving.model_names
         self.model_name = serving.model_names[0]
         self.created = serving.created
         self.adapter: Adapter | None = None
@@ -194,7 +195,7 @@ class Call:
         """
         if name is None or name == self.model_name:
             return
-        if name in self._serving.model_names:
+        if name in self.model_names:
             self.model_name = name
             return
         self.adapter = self.engine.adapters.find(name)
@@ -219,11 +220,10 @@ class Call:
         Raises:
             ModelNotFoundError: the served model has another name.
         """
-        served = self._serving.model_names
-        if name is not None and name not in (*served, *ANY_MODEL):
+        if name is not None and name not in (*self.model_names, *ANY_MODEL):
             adapters = self.engine.adapters
             also = f", with the adapters {adapters.describe()}" if len(adapters) else ""
-            names = " or ".join(map(repr, served))
+            names = " or ".join(map(repr, self.model_names))
             raise ModelNotFoundError(f"the model {name!r} is not served here; {names} is{also}", "model")
 
     async def off_loop_if_large(self, work: Callable[[], T]) -> T:

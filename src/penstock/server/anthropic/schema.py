@@ -76,9 +76,7 @@ class Thinking(Body):
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"budget_tokens"})
 
     type: Literal["adaptive", "disabled", "enabled"]
-    display: Literal["summarized", "omitted"] | None = Field(
-        None, description="`omitted`: blocks of thinking come without their text."
-    )
+    display: str | None = Field(None, description="`omitted`: blocks of thinking come without their text.")
 
 
 class OutputConfig(Body):
@@ -107,6 +105,7 @@ class PromptBody(Body):
     NOT_OBEYED: ClassVar[Neutral] = {
         "compaction": (),
         "container": (),
+        "max_output_tokens": (),
         "mcp_servers": ([],),
         "thread": (),
     }

@@ -33,8 +33,9 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
 @router.get("/models")
 async def list_models(call: CallOf) -> ModelList:
-    """The model that is served, and its adapters."""
-    cards = [_card(call), *(_adapter_card(call, adapter) for adapter in call.engine.adapters)]
+    """The names of the model that is served, and its adapters."""
+    cards = [_card(call, name) for name in call.model_names]
+    cards += (_adapter_card(call, adapter) for adapter in call.engine.adapters)
     first, last = cards[0]["id"], cards[-1]["id"]
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
@@ -45,24 +46,24 @@ async def retrieve_model(name: str, call: CallOf) -> ModelCard:
     adapter = call.engine.adapters.find(name)
     if adapter is not None:
         return _adapter_card(call, adapter)
-    call.check_model(name)
-    return _card(call)
+    call.choose_model(name)
+    return _card(call, call.model_name)
 
 
 def _adapter_card(call: Call, adapter: Adapter) -> ModelCard:
-    base = _card(call)
+    base = _card(call, call.model_name)
     return {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
 
 
-def _card(call: Call) -> ModelCard:
+def _card(call: Call, name: str) -> ModelCard:
     return {
-        "id": call.model_name,
+        "id": name,
         "object": "model",
         "created": call.created,
         "owned_by": "penstock",
         "max_model_len": call.engine.info.max_model_len,
         "type": "model",
-        "display_name": call.model_name,
+        "display_name": name,
         "root": call.engine.info.model_path,
         "parent": None,
         "created_at": datetime.fromtimestamp(call.created, timezone.utc).isoformat().replace("+00:00", "Z"),

@@ -33,7 +33,11 @@ NOT_OBEYED_ANYWHERE: Neutral = {
     "include_stop_str_in_output": (False,),
     "json_schema": (),
     "logits_processors": ([],),
+    "max_length": (),
+    "max_output_tokens": (),
     "mirostat": (0,),
+    "n_predict": (),
+    "num_predict": (),
     "options": ({},),
     "plugins": ([],),
     "return_token_ids": (False,),
@@ -50,8 +54,8 @@ NOT_OBEYED_ANYWHERE: Neutral = {
 """Controls of OpenAI's API and of other servers that change the answer and are not supported."""
 WITHOUT_EFFECT_ANYWHERE = frozenset(
     {
-        *("cache_control", "cache_prompt", "client_metadata", "id_slot", "keep_alive", "metadata", "prediction"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "provider", "request_id"),
+        *("cache_control", "cache_prompt", "client_metadata", "id_slot", "keep_alive", "metadata", "models"),
+        *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "provider", "request_id"),
         *("safety_identifier", "service_tier", "session_id", "store", "user", "verbosity"),
     }
 )

@@ -58,6 +58,8 @@ def _sampling() -> GenerateParameters:
 class GenerateBody(Body):
     """The body of `POST /generate` and `/generate_stream`. Without `parameters`, TGI samples."""
 
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"model", "options"})
+
     inputs: str
     parameters: GenerateParameters = Field(default_factory=_sampling)
 
