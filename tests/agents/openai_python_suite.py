@@ -136,7 +136,8 @@ def response(client, stream, **body):
     if not stream:
         return client.responses.create(**body)
     with client.responses.stream(**body) as events:
-        return events.get_final_response()
+        *_, last = events  # the helper's get_final_response takes no answer that max_output_tokens has cut
+        return last.response
 
 
 def results_of(answer):
