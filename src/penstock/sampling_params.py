@@ -31,7 +31,7 @@ _UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 class Documents:
     """Where an answer contains JSON documents, in which no key may occur twice.
 
-    Marks are in Lark's notation: text in quotes, or a special token as <[id]>.
+    Marks are in Lark's notation: text in quotes, a special token as <[id]>, or several of them in a row.
     """
 
     after: tuple[str, ...] = ("",)
@@ -84,6 +84,8 @@ class Structured:
     """The permitted answers, for `choice`."""
     before: str = ""
     """A rule `before`, in Lark's notation, of what may precede the form: the model's reasoning."""
+    header: str = ""
+    """What precedes the form itself, in Lark's notation, but no calls: the header of a message."""
     calls: str = ""
     """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: tool calls."""
     documents: Documents | None = None
@@ -97,13 +99,13 @@ class Structured:
         object.__setattr__(self, "choices", _listed("structured", self.choices))
         if self.kind == "choice" and not self.choices:
             raise InvalidRequestError("structured: a choice needs at least one text", "structured")
-        for name in ("before", "calls"):
+        for name in ("before", "header", "calls"):
             if not isinstance(value := getattr(self, name), str):
                 raise InvalidRequestError(f"structured: {name} must be a text, not {value!r}", "structured")
         for choice in self.choices:
             if not isinstance(choice, str) or not choice:
                 raise InvalidRequestError(f"structured: choices must be non-empty texts, not {choice!r}", "structured")
-        for text in (self.text, self.before, self.calls, *self.choices):
+        for text in (self.text, self.before, self.header, self.calls, *self.choices):
             if half := _UNPAIRED_SURROGATE.search(text):
                 near = text[max(half.start() - 20, 0) : half.end() + 20]
                 raise InvalidRequestError(

@@ -145,10 +145,37 @@ def test_text_without_calls_is_left_as_it_is(tools):
         assert read(text, tools) == ([Text(text)] if text else [])
 
 
-@formats_within_text
-def test_a_call_of_a_tool_that_is_not_offered_is_text(tools):
-    text = write(tools, [("g", {"a": 1})])
-    assert read(text, tools) == [Text(text)]
+@formats
+def test_a_call_of_a_tool_that_is_not_offered_is_a_call_if_any_is(tools):
+    calls = [("g.h-1_", {"a": 1, "b": "x", "c": {"d": [True, None, 0.5]}}), ("f", {}), ("x" * 128, {})]
+    text = write(tools, calls)
+    assert read(text, tools) == [call(*one) for one in calls]
+
+
+@formats
+@pytest.mark.parametrize("name", ["x" * 129, "a$b", "", "é", "a/b"])
+def test_a_call_by_no_valid_name_is_text(tools, name):
+    text = write(tools, [(name, {"a": 1})])
+    assert "".join(part.text for part in read(text, tools)).split() == text.removesuffix("<|call|>").split()
+
+
+def test_without_a_mark_only_a_call_of_an_offered_tool_is_one():
+    for name, parts in (("f", [ToolCall("f", "{}")]), ("g", [Text('{"name": "g", "parameters": {}}')])):
+        assert read(f'{{"name": "{name}", "parameters": {{}}}}', LLAMA) == parts
+    both = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
+    assert read(both, LLAMA) == [ToolCall("f", "{}"), Text('; {"name": "g", "parameters": {}}')]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        *(('{"b": [1]}', '{"b": [1]}'), ("[]", "[]"), ("-1.5e3", "-1.5e3"), ("false", "false"), ("null", "null")),
+        *(("Paris", '"Paris"'), ("", '""'), ("True", '"True"'), ('"q"', '"\\"q\\""'), ("{broken", '"{broken"')),
+    ],
+)
+def test_values_of_an_unknown_tool_between_tags_are_json_where_they_read_as_json_and_else_strings(value, written):
+    for tools in TAGGED:
+        assert read(write(tools, [("g", {"a": value})]), tools) == [ToolCall("g", f'{{"a": {written}}}')]
 
 
 @formats_of_json
@@ -322,7 +349,7 @@ def test_tagged(text, tools, parts):
         ),
         (
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}",
-            [ToolCall("f", "{}"), Text("<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}")],
+            [ToolCall("f", "{}"), ToolCall("g", "{}")],
         ),
         (
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n{}",
@@ -356,12 +383,8 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
             [Reasoning("a\nb"), Text("c")],
         ),
         (
-            "<|channel|>commentary to=functions.g<|message|>{}<|call|>",
-            [Text("<|channel|>commentary to=functions.g<|message|>{}")],
-        ),
-        (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.g<|message|>{}",
-            [Reasoning("a"), Text("<|start|>assistant<|channel|>commentary to=functions.g<|message|>{}")],
+            [Reasoning("a"), ToolCall("g", "{}")],
         ),
         ("Just text.<|end|>", [Text("Just text.")]),
         (f"Just text.<|end|>{FINAL}More.", [Text("Just text.\nMore.")]),
@@ -371,7 +394,7 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>"
             "<|channel|>analysis to=functions.f <|message|>{}<|call|><|start|>assistant<|channel|>analysis<|message|>b",
             [ToolCall("f", "{}"), Reasoning("b")],
         ),
-        ("<|channel|>analysis to=python<|message|>1 + 1<|call|>", [Reasoning("1 + 1")]),
+        ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", [ToolCall("python", "1 + 1")]),
         (
             '<|channel|>commentary to=f<|message|> {"a": "<|call|> <|start|>"} <|call|>',
             [ToolCall("f", '{"a": "<|call|> <|start|>"} ')],
@@ -393,6 +416,11 @@ def test_harmony(text, parts):
 def test_harmony_is_read_without_tools_too():
     text = f"<|channel|>analysis<|message|>a<|end|>{FINAL}b"
     assert read(text, HARMONY, KINDS[3], names=()) == [Reasoning("a"), Text("b")]
+    for channel, kind in (("analysis", Reasoning), ("commentary", Text)):
+        called = f"<|channel|>{channel} to=python<|message|>1 + 1<|call|>"
+        assert read(called, HARMONY, KINDS[3], names=()) == [
+            kind("1 + 1" if kind is Reasoning else called.removesuffix("<|call|>"))
+        ]
 
 
 @pytest.mark.parametrize(

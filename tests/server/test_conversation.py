@@ -21,11 +21,13 @@ from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RuleCore
 
 END = 0
-SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]"]
+HARMONY_MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
+SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]", *HARMONY_MARKS]
 SAY = "{{ messages[-1].content }}{% if opened %}<think>\n{% endif %}"
 HERMES = SAY + "{# <tool_call> </think> #}{% if enable_thinking %}{% endif %}"
 MISTRAL = SAY + "{# [TOOL_CALLS] [ARGS] [/THINK] #}"
 LLAMA = SAY + "{# <|python_tag|> #}"
+HARMONY = SAY + "{# <|channel|>analysis <|end|> #}"
 PLAIN = SAY
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -59,8 +61,8 @@ def checkpoints(tmp_path_factory):
 
     def write(name, template):
         folder = tmp_path_factory.mktemp(name)
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet, len(SPECIAL))}, merges=[]))
+        tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
         tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -71,7 +73,10 @@ def checkpoints(tmp_path_factory):
 
     return {
         name: write(name, template)
-        for name, template in (("hermes", HERMES), ("mistral", MISTRAL), ("llama", LLAMA), ("plain", PLAIN))
+        for name, template in (
+            *(("hermes", HERMES), ("mistral", MISTRAL), ("llama", LLAMA)),
+            *(("harmony", HARMONY), ("plain", PLAIN)),
+        )
     }
 
 
@@ -190,6 +195,39 @@ def test_reasoning_is_a_field_of_its_own(ask):
         ask(name, talk)
 
 
+def test_texts_around_calls_are_joined_by_a_line_break(ask):
+    async def hermes(client, http):
+        call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+        told = await chat(client, f"<think>hm</think>One. {call} two {call}{call}\nthree.")
+        assert told == ("hm", "One.\ntwo\nthree.", [("f", "{}")] * 3, "tool_calls")
+        assert (await chat(client, f"{call} after"))[1] == "after"
+        assert (await chat(client, f"before {call}"))[1] == "before"
+
+    async def harmony(client, http):
+        call = "<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant"
+        first, second = (f"<|channel|>analysis<|message|>{said}<|start|>assistant" for said in ("hm", "so"))
+        final = "<|channel|>final<|message|>Yes"
+        told = await chat(client, first + call + second + final)
+        assert told == ("hm\nso", "Yes", [("f", "{}")], "tool_calls")
+        assert (await chat(client, first + second + final))[:2] == ("hm\nso", "Yes")
+
+    for name, talk in (("hermes", hermes), ("harmony", harmony)):
+        ask(name, talk)
+
+
+def test_texts_around_calls_stay_parts_of_their_own_elsewhere(ask):
+    text = 'One. <tool_call>{"name": "f", "arguments": {}}</tool_call> Two.'
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+    async def talk(client, http):
+        content = (await messages(http, text, tools=[{"name": "f", "input_schema": {"type": "object"}}]))["content"]
+        assert [block.get("text") for block in content] == ["One.", None, "Two."]
+        items = (await client.responses.create(model="rule", input=text, tools=[tool])).output
+        assert [items[0].content[0].text, items[2].content[0].text] == ["One.", "Two."]
+
+    ask("hermes", talk)
+
+
 async def messages(http, says, **options):
     """An answer of Anthropic's dialect; streamed, its blocks must be the same."""
     body = {"model": "rule", "max_tokens": 200, "messages": [{"role": "user", "content": says}]} | options
@@ -208,8 +246,8 @@ async def messages(http, says, **options):
     for told, streamed in zip(whole["content"], blocks, strict=True):
         written = streamed.pop("partial_json")
         if told["type"] == "tool_use":
+            assert whole["stop_reason"] == "max_tokens" or json.loads(written) == told["input"]
             told = told | {"id": streamed["id"], "input": {}}
-            assert whole["stop_reason"] == "max_tokens" or json.loads(written) == whole["content"][-1]["input"]
         assert streamed == told
     return whole
 
@@ -245,6 +283,33 @@ def test_responses_get_items_in_the_order_of_the_answer(ask):
             assert message.content[0].text == response.output_text == "Look:"
             assert (call.name, call.arguments, call.status) == ("f", '{"a": 1}', "completed")
             assert response.usage.output_tokens_details.reasoning_tokens > 0
+
+    ask("hermes", talk)
+
+
+def test_a_call_of_a_tool_that_is_not_offered_reaches_the_agent_as_a_call(ask):
+    text = '<tool_call>{"name": "invented", "arguments": {"a": 1}}</tool_call>'
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+    async def talk(client, http):
+        assert await chat(client, text) == ("", "", [("invented", '{"a": 1}')], "tool_calls")
+        message = await messages(http, text, tools=[{"name": "f", "input_schema": {"type": "object"}}])
+        assert [(block["name"], block["input"]) for block in message["content"]] == [("invented", {"a": 1})]
+        (item,) = (await client.responses.create(model="rule", input=text, tools=[tool])).output
+        assert (item.type, item.name) == ("function_call", "invented")
+        for without in ({"tools": openai.omit}, {"tool_choice": "none"}):
+            assert await chat(client, text, **without) == ("", text, [], "stop")
+
+    ask("hermes", talk)
+
+
+def test_a_name_of_128_characters_is_offered_and_called(ask):
+    name = "mcp__" + "x" * 123
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
+
+    async def talk(client, http):
+        text = f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>'
+        assert (await chat(client, text, tools=tools))[2] == [(name, "{}")]
 
     ask("hermes", talk)
 

@@ -238,3 +238,35 @@ def test_whole_surrogate_pairs_are_text(healthy, padding):
             assert answer.status_code == 200, answer.text
 
     healthy(talk)
+
+
+class SlowCore(RuleCore):
+    """Takes half a second for its first step."""
+
+    def step(self, *args):
+        if not self._steps:
+            time.sleep(0.5)
+        return super().step(*args)
+
+
+@pytest.mark.parametrize(
+    ("path", "sign"),
+    [
+        ("/v1/chat/completions", ": keep-alive"),
+        ("/v1/completions", ": keep-alive"),
+        ("/v1/responses", "event: response.in_progress"),
+        ("/v1/messages", "event: ping"),
+        ("/", ": keep-alive"),
+    ],
+)
+def test_a_silent_stream_gets_a_sign_of_life(tiny_llama, monkeypatch, path, sign):
+    monkeypatch.setattr("penstock.server.dialect.SILENCE_SECONDS", 0.1)
+
+    async def talk(http, engine, app):
+        slow, quick = [(await http.post(path, json=CALLS[path] | {"stream": True})).text for _ in range(2)]
+        first_token = slow.index("data: " if path != "/v1/responses" else "response.output_text.delta")
+        assert slow.count(sign) >= quick.count(sign) + 2
+        if sign.startswith(":"):
+            assert slow.count(sign) == slow[:first_token].count(sign), "a stream that speaks needs none"
+
+    with_app(talk, tiny_llama, f"{__name__}:SlowCore")

@@ -35,7 +35,11 @@ def test_a_stream_names_them_too(server):
 
 def test_hints_are_named_by_their_place(server):
     tool = {"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}, "x": 1}
-    asked = CALLS["/v1/messages"] | {"tools": [tool, tool | {"name": "g"}], "tool_choice": {"type": "none"}, "metadata": {"a": {}}}
+    asked = CALLS["/v1/messages"] | {
+        "tools": [tool, tool | {"name": "g"}],
+        "tool_choice": {"type": "none"},
+        "metadata": {"a": {}},
+    }
     assert ignored(server.post("/v1/messages", **asked)) == "metadata, tools.cache_control, tools.x"
 
 

@@ -58,3 +58,35 @@ def test_documents_begin_after_reasoning_and_marks():
     by_token = Scanner(Documents(after=("<[7]>",)), {})
     assert by_token.follow(by_token.start(), 7, b"") is not None
     assert by_token.follow(by_token.start(), 7, b"").mode is Mode.DOCUMENT
+
+
+def follow(documents, *tokens):
+    """The state after special tokens, which are numbers, and texts, byte by byte."""
+    scanner = Scanner(documents, {})
+    state = scanner.start()
+    for token in tokens:
+        pieces = [b""] if isinstance(token, int) else [bytes([byte]) for byte in token]
+        for piece in pieces:
+            assert state is not None
+            state = scanner.follow(state, token if isinstance(token, int) else 0, piece)
+    return state
+
+
+def test_a_mark_may_be_texts_and_special_tokens_in_a_row():
+    documents = Documents(after=('<[1]> "final" <[2]>', '"json" <[2]>'))
+    assert follow(documents, 1, b"final", 2, b'{"a": 1, "a"') is None
+    assert follow(documents, 1, b"commentary to=f ", 3, b"json", 2, b'{"a": 1, "a"') is None
+    other = follow(documents, 1, b"analysis", 2, b'{"a": 1, "a": 2', 4, 5, b"assistant", 1, b"final", 2)
+    assert other.mode is Mode.DOCUMENT
+    assert follow(documents, 1, b"final", b"<[2]>", b'{"a": 1, "a": 2}').mode is Mode.TEXT, "it is no special token"
+
+
+def test_a_document_follows_a_mark_at_once_where_reasoning_may_come_first():
+    documents = Documents(after=("<[1]>",), thinking=("<[2]>", "<[3]>"))
+    assert follow(documents, 1, b'{"a": 1, "a"') is None
+    assert follow(documents, 2, b'{"a": 1, "a": 1}', 3, 1, b'{"a": 1, "a"') is None
+
+
+def test_a_mark_of_any_length_is_recognised():
+    long = "x" * 200
+    assert follow(Documents(after=(json.dumps(long),)), long.encode() + b'{"a": 1, "a"') is None

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers import deepseek, gemma, harmony, hermes, llama, mistral, reasoning, tagged, tagged_grammar
+from penstock.parsers import (
+    deepseek,
+    gemma,
+    gemma_grammar,
+    harmony,
+    hermes,
+    llama,
+    mistral,
+    reasoning,
+    tagged,
+    tagged_grammar,
+)
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.history import REASONING, clean_messages, reasoning_fields_of, switches_of
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
@@ -46,17 +57,26 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """A notation of answers that consist of messages, each of them reasoning, text or a call."""
+
+    reasoning: Callable[[Mark], str]
+    """The rule `before` of reasoning before the text of an answer or its calls."""
+    header: Callable[[Mark], str]
+    """What precedes the text of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A notation of tool calls."""
 
     name: str
     read: Callable[[Reading], Reader[None]]
-    grammar: Grammar | None
-    """None: calls are read, and none can be enforced."""
+    grammar: Grammar
     marks: tuple[str, ...]
     """Marks that may be special tokens, which the detokenizer hides by default."""
-    before_text: Callable[[Mark], str] | None = None
-    """The rule `before` of what stands before the text of an answer, where `read` reads reasoning and text as well."""
+    messages: Messages | None = None
+    """None: `read` reads what follows the reasoning."""
 
 
 HERMES = ToolFormat("hermes", hermes.read, hermes.GRAMMAR, (hermes.OPEN, hermes.CLOSE))
@@ -76,8 +96,9 @@ _MARKS_OF_GLM = (
     *(tagged.GLM.before_value, tagged.GLM.after_value),
 )
 GLM = ToolFormat("glm", tagged.reader(tagged.GLM), tagged_grammar.GLM, _MARKS_OF_GLM)
-GEMMA = ToolFormat("gemma", gemma.read, None, (gemma.OPEN, gemma.CLOSE, gemma.QUOTE))
-HARMONY = ToolFormat("harmony", harmony.read, None, harmony.MARKS, harmony.final)
+GEMMA = ToolFormat("gemma", gemma.read, gemma_grammar.GRAMMAR, (gemma.OPEN, gemma.CLOSE, gemma.QUOTE))
+_MESSAGES = Messages(harmony.thoughts, harmony.header)
+HARMONY = ToolFormat("harmony", harmony.read, harmony.GRAMMAR, harmony.MARKS, _MESSAGES)
 FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSEEK, QWEN_TAGS, GLM, GEMMA, HARMONY)
 
 
@@ -104,10 +125,10 @@ class ChatFormat:
         """A parser for one answer.
 
         Args:
-            functions: the tools that may be called; calls of others are text.
+            functions: the tools that may be called; without any, there are no calls.
             prompt_end: the end of the prompt, which may open reasoning.
         """
-        if self.tools is not None and self.tools.before_text is not None:
+        if self.tools is not None and self.messages is not None:
             return Reading(self.tools.read, functions)
         read = self.tools.read if functions and self.tools is not None else _text
         if self.thinks is None:
@@ -131,33 +152,30 @@ class ChatFormat:
     def grammar(self, tools: Tools, mark: Mark) -> str:
         """The grammar, in Lark notation, of answers that call tools as `tools` demands. Requires a format of calls."""
         assert self.tools is not None
-        assert self.tools.grammar is not None
         return lark(self.tools.grammar, tools, mark)
 
     def calls(self, tools: Tools, mark: Mark) -> str:
         """The rule `calls`, in Lark notation, of answers that are calls. Requires a format of calls."""
         assert self.tools is not None
-        assert self.tools.grammar is not None
         return calls(self.tools.grammar, tools, mark)
-
-    @property
-    def enforces_calls(self) -> bool:
-        """Whether calls can be made to validate, and to come at all."""
-        return self.tools is not None and self.tools.grammar is not None
 
     @property
     def marks_calls(self) -> bool:
         """Whether a mark distinguishes calls from other answers that begin with a brace."""
-        grammar = None if self.tools is None else self.tools.grammar
-        return grammar is not None and grammar.documents is not None
+        return self.tools is not None and self.tools.grammar.documents is not None
+
+    @property
+    def messages(self) -> Messages | None:
+        """The notation of answers as messages; None if they are text after reasoning."""
+        return None if self.tools is None else self.tools.messages
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
-        if self.tools is not None and self.tools.before_text is not None:
-            return self.tools.before_text(mark)
+        if self.messages is not None:
+            return self.messages.reasoning(mark)
         if self.thinks is None:
             return ""
-        return thought(self.thinks.open, self.thinks.close, self.thinks.opened_by(prompt_end), mark)
+        return thought(self.thinks, self.thinks.opened_by(prompt_end), mark)
 
     def documents(self, calls: Sequence[Function], form: bool, prompt_end: str, mark: Mark) -> Documents:
         """Where the JSON is in an answer that the grammar of calls, of a form, or of either, enforces.
@@ -166,20 +184,24 @@ class ChatFormat:
             calls: the functions that it may be calls of.
             form: whether it may be one document of JSON.
         """
-        thinks = self.thinks
-        if self.tools is not None and self.tools.before_text is not None:
-            return Documents(after=(mark(harmony.MESSAGE),))
-        documents = Documents(
-            thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
-            thinks_first=thinks is not None and thinks.opened_by(prompt_end),
-        )
-        grammar = None if self.tools is None else self.tools.grammar
-        if not calls or grammar is None:
+        documents = self._documents_of_text(prompt_end, mark)
+        if not calls or self.tools is None:
             return documents
+        grammar = self.tools.grammar
         if grammar.documents is None:
             return replace(documents, brackets=documents.brackets if form else "{", key=grammar.key)
         beginning = documents.after if form else ()
-        return replace(documents, after=(*beginning, *map(mark, grammar.documents(calls))), key=grammar.key)
+        return replace(documents, after=(*beginning, *grammar.documents(calls, mark)), key=grammar.key)
+
+    def _documents_of_text(self, prompt_end: str, mark: Mark) -> Documents:
+        """Where the JSON is in an answer that is a document."""
+        thinks = self.thinks
+        if self.messages is not None:
+            return Documents(after=(self.messages.header(mark),))
+        return Documents(
+            thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
+            thinks_first=thinks is not None and thinks.opened_by(prompt_end),
+        )
 
 
 def format_of(template: str) -> ChatFormat:
@@ -261,7 +283,7 @@ class Parsers:
         """
         Args:
             token_ids: the prompt.
-            tools: those offered; calls of others are text.
+            tools: those offered.
         """
         self._known = known
         self._tokenizer = tokenizer
@@ -327,15 +349,10 @@ def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
     """The grammar that enforces calls, or the structure that was asked for, or either; after the reasoning."""
-    if tools.offered and not known.enforces_calls and (asked is not None or tools.guarded):
-        raise InvalidRequestError(
-            "this model's form of tool calls can be read but not enforced here: let tool_choice be auto, no tool be "
-            "strict, parallel calls be allowed, and ask for no response_format beside tools",
-            "tools",
-        )
     before = known.reasoning_rule(prompt_end, mark)
     if asked is not None and tools.choice != "required":
-        return _form_or_calls(known, tools, replace(asked, before=before), prompt_end, mark)
+        header = "" if known.messages is None else known.messages.header(mark)
+        return _form_or_calls(known, tools, replace(asked, before=before, header=header), prompt_end, mark)
     if not tools.guarded:
         return None
     documents = known.documents(tools.callable, False, prompt_end, mark)

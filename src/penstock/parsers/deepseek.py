@@ -50,7 +50,8 @@ def _call(reading: Reading) -> Reader[bool]:
         named = yield from name_of_tool(reading)
         fenced = bool(named)
         name = named or name
-    if not reading.is_tool(name):
+    is_name = reading.is_tool if name == KIND else reading.may_call  # the kind of a tool, unless it is offered
+    if not is_name(name):
         return False
     if fenced:
         reading.back((yield from skip_spaces()))

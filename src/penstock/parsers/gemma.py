@@ -11,7 +11,7 @@ from collections.abc import Callable
 from penstock.parsers.reading import Reader, Reading, expect, name_of_tool, read_until, skip_spaces
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_LONGEST_KEY = 256
+LONGEST_KEY = 256
 _DEEPEST = 64
 
 
@@ -26,7 +26,7 @@ def read(reading: Reading) -> Reader[None]:
         name = yield from name_of_tool(reading)
         character = yield from skip_spaces()
         reading.back(character)
-        if character != "{" or not reading.is_tool(name):
+        if character != "{" or not reading.may_call(name):
             reading.reject()
             continue
         reading.call(name)
@@ -80,7 +80,7 @@ def _pair(reading: Reading, depth: int) -> Reader[bool]:
     reading.back((yield from skip_spaces()))
     written: list[str] = []
     while (character := (yield)) != ":":
-        if not character or len(written) == _LONGEST_KEY:
+        if not character or len(written) == LONGEST_KEY:
             return False
         written.append(character)
     key = "".join(written).strip().removeprefix(QUOTE).removesuffix(QUOTE)

@@ -8,13 +8,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from penstock.parsers.reasoning import Marks
 from penstock.parsers.tools import Function, Tools
 from penstock.sampling_params import check_exact
 
 Mark = Callable[[str], str]
 """A format's mark in a grammar: a special token, or its text."""
 
-_TEXT = "TEXT: /(?s:.*)/"
+TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
 
@@ -30,17 +31,19 @@ class Grammar:
     """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
     between: str | None
     """The separator of calls with an opening each; None if there is one opening at most."""
-    documents: Callable[[Sequence[Function]], Sequence[str]] | None
-    """The marks before the JSON in calls of these functions; None if an answer that is a call begins with it."""
+    documents: Callable[[Sequence[Function], Mark], Sequence[str]] | None
+    """What precedes the JSON in calls of these functions; None if an answer that is a call begins with it."""
     key: str = ""
     """The property of that JSON that holds the arguments; empty if it is the arguments, or a part of them."""
     arguments: "Callable[[Function, int, bool, Mark], list[str]] | None" = None
     """The rule `arguments_N` of a function's arguments, by its place N, and whether they must validate; None: JSON."""
+    start: Callable[[Mark], list[str]] | None = None
+    """The rule `start` of answers of text or calls, and those that it needs; None: text up to the mark of a call."""
 
 
-def document_after(mark: str) -> Callable[[Sequence[Function]], Sequence[str]]:
+def document_after(text: str) -> Callable[[Sequence[Function], Mark], Sequence[str]]:
     """`Grammar.documents` of a format in which the JSON of a call, or of a list of calls, follows this mark."""
-    return lambda functions: (mark,)
+    return lambda functions, mark: (mark(text),)
 
 
 def json_call(key: str) -> Callable[[str, str, Mark], str]:
@@ -58,13 +61,8 @@ def lark(grammar: Grammar, tools: Tools, mark: Mark) -> str:
     """The grammar of an answer, less the reasoning before it."""
     if tools.choice == "required":
         return _lines(f"start: {_calls(grammar, tools)}", *_alone(grammar, mark), *_call(grammar, tools, mark))
-    many = tools.parallel and grammar.between is not None
-    return _lines(
-        f"start: {'call* TEXT' if many else 'TEXT | call'}",
-        *_after_text(grammar, mark),
-        *_call(grammar, tools, mark),
-        _NOT_JSON if grammar.opening is None else _TEXT,
-    )
+    start = _text_or_calls(grammar, tools, mark) if grammar.start is None else grammar.start(mark)
+    return _lines(*start, *_call(grammar, tools, mark))
 
 
 def calls(grammar: Grammar, tools: Tools, mark: Mark) -> str:
@@ -74,6 +72,16 @@ def calls(grammar: Grammar, tools: Tools, mark: Mark) -> str:
 
 def _lines(*rules: str) -> str:
     return "\n".join(rules) + "\n"
+
+
+def _text_or_calls(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
+    """The rule `start` of text in which calls may stand, and those that it needs but for `call`."""
+    many = tools.parallel and grammar.between is not None
+    return [
+        f"start: {'call* TEXT' if many else 'TEXT | call'}",
+        *_after_text(grammar, mark),
+        _NOT_JSON if grammar.opening is None else TEXT,
+    ]
 
 
 def _calls(grammar: Grammar, tools: Tools) -> str:
@@ -94,7 +102,7 @@ def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
     return [
         f"call: {grammar.call('opening', 'item', mark, tools.parallel)}",
         "item: " + " | ".join(f"call_{index}" for index in range(len(items))),
-        *(rule for rules in items for rule in rules),
+        *dict.fromkeys(rule for rules in items for rule in rules),  # functions may share some
     ]
 
 
@@ -117,11 +125,12 @@ def _json_arguments(function: Function, index: int, valid: bool, mark: Mark) -> 
     return [f"arguments_{index}: %json {json.dumps(schema)}"]
 
 
-def thought(open: str, close: str, opened: bool, mark: Mark) -> str:
+def thought(marks: Marks, opened: bool, mark: Mark) -> str:
     """A rule `before` for reasoning between two marks; `opened` if the prompt holds the first one."""
     spaces = r"/\n{0,2}/"
-    begun = f"thinking {spaces}" if opened else f"({mark(open)} thinking {spaces})?"
-    return f"before: {begun}\n{thinking(mark(close))}"
+    label = f" {json.dumps(marks.label)}" if marks.label else ""
+    begun = f"thinking {spaces}" if opened else f"({mark(marks.open)}{label} thinking {spaces})?"
+    return f"before: {begun}\n{thinking(mark(marks.close))}"
 
 
 def thinking(end: str) -> str:

@@ -10,17 +10,18 @@ separated by a line break.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from penstock.parsers.grammar import Mark, thinking
+from penstock.parsers.grammar import TEXT, Grammar, Mark, thinking
 from penstock.parsers.reading import Reader, Reading, expect, json_value, read_until, skip_spaces
+from penstock.parsers.tools import Function
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 _ENDS = (END, CALL, RETURN)
 _LONGEST_HEADER = 256
-_RECIPIENT = re.compile(r" to=(?:functions\.)?([a-zA-Z0-9_.-]+)")
+_RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]*)")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(analysis|commentary|final)")
 
 
@@ -43,7 +44,7 @@ def read(reading: Reading) -> Reader[None]:
             last = reading.say
             continue
         to = _RECIPIENT.search(header)
-        if to and reading.is_tool(to[1]):
+        if to and reading.may_call(to[1]):
             reading.call(to[1])
             yield from _arguments(reading)
             last = None
@@ -99,10 +100,46 @@ def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
         take("<|")
 
 
-def final(mark: Mark) -> str:
-    """A rule `before` for reasoning and the header of the final message."""
-    channel, message, start = mark(CHANNEL), mark(MESSAGE), mark(START)
-    return (
-        f'before: ({channel} "analysis" {message} thinking {start} "assistant")? {channel} "final" {message}\n'
-        f"{thinking(mark(END))}"
-    )
+def thoughts(mark: Mark) -> str:
+    """A rule `before` for messages of reasoning."""
+    return "\n".join(["before: thought*", _message("thought", '"analysis"', mark), thinking(mark(END))])
+
+
+def header(mark: Mark) -> str:
+    """The header of the final message."""
+    return f'{mark(CHANNEL)} "final" {mark(MESSAGE)}'
+
+
+def _message(rule: str, kind: str, mark: Mark) -> str:
+    """A rule for a message of a kind that another message follows."""
+    return f'{rule}: {mark(CHANNEL)} {kind} {mark(MESSAGE)} thinking {mark(START)} "assistant"'
+
+
+def _messages(mark: Mark) -> list[str]:
+    """The rules of an answer: messages, of which the last may be a call."""
+    return [
+        "start: message* (last | call)",
+        _message("message", "KIND", mark),
+        f"last: {mark(CHANNEL)} KIND {mark(MESSAGE)} TEXT",
+        'KIND: "analysis" | "commentary" | "final"',
+        TEXT,
+        thinking(mark(END)),
+    ]
+
+
+def _item(name: str, arguments: str, mark: Mark) -> str:
+    """A call, whose recipient stands after the channel or before it. It ends the turn, so `<|call|>` may stay out."""
+    recipient, channel = f" to=functions.{name}", mark(CHANNEL)
+    headers = f'{channel} "commentary{recipient} "', f'"{recipient}" {channel} "commentary "'
+    return f'({" | ".join(headers)}) {mark(CONSTRAIN)}? "json" {mark(MESSAGE)} {arguments}'
+
+
+def _call(opening: str, items: str, mark: Mark, many: bool) -> str:
+    return items
+
+
+def _documents(functions: Sequence[Function], mark: Mark) -> Sequence[str]:
+    return (f'"json" {mark(MESSAGE)}',)
+
+
+GRAMMAR = Grammar(opening=None, item=_item, call=_call, between=None, documents=_documents, start=_messages)

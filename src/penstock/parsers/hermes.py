@@ -16,7 +16,7 @@ def read(reading: Reading) -> Reader[None]:
     while (yield from read_until(reading.say, OPEN)):
         reading.hold(OPEN)
         reading.back((yield from skip_spaces()))
-        if not (yield from call_object(reading, broken_by="<")):
+        if not (yield from call_object(reading, reading.may_call, broken_by="<")):
             reading.reject()
             continue
         reading.back((yield from skip_spaces()))

@@ -2,7 +2,11 @@
 
 {"name": "get_weather", "parameters": {"city": "Paris"}}
 <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
+
+Without the token only an offered tool's name makes it a call: other JSON is an answer.
 """
+
+from collections.abc import Callable
 
 from penstock.parsers.grammar import Grammar, Mark, json_call
 from penstock.parsers.reading import Reader, Reading, call_object, read_until, skip_spaces
@@ -17,16 +21,16 @@ def read(reading: Reading) -> Reader[None]:
     reading.back(character)
     if character == "{":
         reading.hold("")
-        yield from _calls(reading)
+        yield from _calls(reading, reading.is_tool)
     while (yield from read_until(reading.say, TAG)):
         reading.hold(TAG)
         reading.back((yield from skip_spaces()))
-        yield from _calls(reading)
+        yield from _calls(reading, reading.may_call)
 
 
-def _calls(reading: Reading) -> Reader[None]:
+def _calls(reading: Reading, is_name: Callable[[str], bool]) -> Reader[None]:
     """Reads a run of call objects, optionally separated by semicolons; anything else is text."""
-    while (yield from call_object(reading)):
+    while (yield from call_object(reading, is_name)):
         character = yield from skip_spaces()
         if character == ";":
             reading.hold(character)

@@ -37,7 +37,7 @@ def read(reading: Reading) -> Reader[None]:
 def _list(reading: Reading) -> Reader[None]:
     while True:
         reading.back((yield from skip_spaces()))
-        if not (yield from call_object(reading)):
+        if not (yield from call_object(reading, reading.may_call)):
             reading.reject()
             return
         character = yield from skip_spaces()
@@ -54,7 +54,7 @@ def _named(reading: Reading) -> Reader[None]:
     yield from expect(reading, ARGUMENTS)
     character = yield from skip_spaces()
     reading.back(character)
-    if character != "{" or not reading.is_tool(name):
+    if character != "{" or not reading.may_call(name):
         reading.reject()
         return
     reading.call(name)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 Reader = Generator[None, str, T]
 """A generator that receives characters, then "" for as long as it runs, and returns T."""
 
-LONGEST_NAME = 64
+LONGEST_NAME = 128
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 _LONGEST_KEY = 64
 
@@ -28,7 +28,7 @@ class Reading:
         """
         Args:
             program: the format to parse.
-            functions: the tools that are offered; a call of any other is plain text.
+            functions: the tools that are offered; without any, there are no calls.
         """
         self._functions = {function.name: function for function in functions}
         self._pieces: list[Piece] = []
@@ -87,9 +87,14 @@ class Reading:
         """Whether a tool of this name is offered."""
         return name in self._functions
 
+    def may_call(self, name: str) -> bool:
+        """Whether text marked as a call of this name is one: the model may invent a tool, where there are any."""
+        valid = 0 < len(name) <= LONGEST_NAME and _NAME_CHARACTERS.issuperset(name)
+        return valid and bool(self._functions)
+
     def schema_of(self, name: str) -> Mapping[str, Any]:
-        """The schema of the arguments of a tool that is offered."""
-        return self._functions[name].schema
+        """The schema of a tool's arguments; without constraints if the tool is not offered."""
+        return self._functions[name].schema if name in self._functions else {}
 
     # ── called by formats ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -289,11 +294,15 @@ def _object_of(written: str) -> str:
     return "{}" if value is None else value if isinstance(value, str) else written
 
 
-def call_object(reading: Reading, broken_by: str = "") -> Reader[bool]:
+def call_object(reading: Reading, is_name: Callable[[str], bool], broken_by: str = "") -> Reader[bool]:
     """Reads {"name": ..., "arguments": {...}}, with keys in any order and others ignored.
 
     Call it with text held, before the opening bracket. Returns whether it was a call; malformed text after the
     arguments is left to be read.
+
+    Args:
+        is_name: whether an object with this name is a call.
+        broken_by: characters that end malformed arguments, outside of strings.
     """
     if not (yield from expect(reading, "{")):
         return False
@@ -306,7 +315,7 @@ def call_object(reading: Reading, broken_by: str = "") -> Reader[bool]:
         reading.back((yield from skip_spaces()))
         if key == "name" and not called:
             name = yield from json_string(reading, LONGEST_NAME)
-            if name is None or not reading.is_tool(name):
+            if name is None or not is_name(name):
                 return False
             if early:
                 _call_whole(reading, name, "".join(early))

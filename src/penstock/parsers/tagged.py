@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Whether a value is a string or JSON shows in the tool's schema. A value that may be either is JSON where it reads as
-JSON of a type that the schema allows, else a string.
+Whether a value is a string or JSON shows in the tool's schema. A value that may be either, as all values of a tool that
+is not offered, is JSON where it reads as JSON of a type that the schema allows and that is no string, else a string.
 """
 
 import json
@@ -77,11 +77,11 @@ def _skip(reading: Reading, text: str) -> Reader[bool]:
 
 
 def _name(reading: Reading, tags: Tags) -> Reader[str | None]:
-    """The name of a tool that is there, up to the first key or the end; None if there is none."""
+    """The name of the called tool, up to the first key or the end; None if there is none."""
     if not (yield from _skip(reading, tags.before_name)):
         return None
     name = yield from name_of_tool(reading)
-    if not (yield from expect(reading, tags.after_name)) or not reading.is_tool(name):
+    if not (yield from expect(reading, tags.after_name)) or not reading.may_call(name):
         return None
     character = yield from skip_spaces()
     reading.back(character)
@@ -177,6 +177,11 @@ def type_of(value: object) -> frozenset[str]:
         return frozenset({"integer", "number"})
     names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
     return frozenset({names[type(value)]})
+
+
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a value may have by its schema, which is within `root`."""
+    return _Types(root, _own_types).of(schema) or ALL_TYPES
 
 
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:

@@ -17,7 +17,7 @@ from penstock.parsers.tagged import QWEN as QWEN_TAGS
 from penstock.parsers.tools import Function
 from penstock.sampling_params import check_exact
 
-_ANNOTATIONS = {
+ANNOTATIONS = {
     "title",
     "description",
     "default",
@@ -28,8 +28,8 @@ _ANNOTATIONS = {
     "$schema",
     "$comment",
 }
-_OF_ARGUMENTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", *_ANNOTATIONS}
-_OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *_ANNOTATIONS}
+_OF_ARGUMENTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", *ANNOTATIONS}
+_OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *ANNOTATIONS}
 _LONGEST = 2**16
 """Characters of a length that is counted."""
 
@@ -50,13 +50,13 @@ def grammar(tags: Tags) -> Grammar:
     )
 
 
-def _documents(tags: Tags) -> Callable[[Sequence[Function]], Sequence[str]]:
+def _documents(tags: Tags) -> Callable[[Sequence[Function], Mark], Sequence[str]]:
     """`Grammar.documents` of tagged formats: JSON follows the keys of values that are not strings."""
 
-    def marks(functions: Sequence[Function]) -> Sequence[str]:
+    def marks(functions: Sequence[Function], mark: Mark) -> Sequence[str]:
         return tuple(
             dict.fromkeys(
-                _key(tags, key)
+                mark(_key(tags, key))
                 for function in functions
                 for key in _properties(function)
                 if types_of_property(function.schema, key) != {"string"}
@@ -119,7 +119,7 @@ def _value(name: str, function: Function, key: str, end: str) -> list[str]:
     schema = _resolved(schema, function.schema)
     where = f"{key} of {function.name}"
     if types == ALL_TYPES and isinstance(schema, Mapping):
-        _refuse(schema, _ANNOTATIONS, where)
+        _refuse(schema, ANNOTATIONS, where)
     if types != {"string"} or not isinstance(schema, Mapping):
         if isinstance(schema, Mapping):
             _refuse_mixed(schema, where)
@@ -158,8 +158,8 @@ def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
     """For a value that may be a string or something else, only alternatives by type are enforced."""
     for word in ("anyOf", "oneOf"):
         for one in schema.get(word, ()):
-            _refuse(one, {"type", *_ANNOTATIONS}, where)
-    _refuse(schema, {"type", "anyOf", "oneOf", *_ANNOTATIONS}, where)
+            _refuse(one, {"type", *ANNOTATIONS}, where)
+    _refuse(schema, {"type", "anyOf", "oneOf", *ANNOTATIONS}, where)
 
 
 def _with_definitions(schema: object, root: Mapping[str, Any]) -> object:

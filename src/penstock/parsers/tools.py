@@ -13,7 +13,7 @@ from penstock.errors import InvalidRequestError
 Choice = Literal["auto", "required", "none"]
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
 _DIGITS = string.digits + string.ascii_letters
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -37,7 +37,7 @@ class Function:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidRequestError(
-                f"a tool's name must be 1 to 64 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
+                f"a tool's name must be 1 to 128 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
             )
         try:
             json.dumps([self.description, self.parameters], ensure_ascii=False).encode()

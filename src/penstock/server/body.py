@@ -179,8 +179,8 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-WholeNumber = Annotated[int, BeforeValidator(_as_integer)]
-"""An integer in a list, which may be written as 8.0."""
+AS_INTEGER = BeforeValidator(_as_integer)
+"""Lets an integer in a list be written as 8.0."""
 
 
 def check_text(text: str, field: str) -> str:

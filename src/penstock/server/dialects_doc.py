@@ -17,9 +17,9 @@ INTRO = """\
 # API dialects
 
 One server speaks five dialects: OpenAI's, Anthropic's, Cohere's (reranking), and those of Hugging Face's servers TGI
-and TEI. Each is tested with its own client package. Every parameter is obeyed, or refused by name in the dialect's
-own format of errors; those accepted without effect say so. The OpenAPI page at `/docs` has every route, schema and
-answer. This page is generated: `python -m penstock.server.dialects_doc > docs/dialects.md`.
+and TEI. Each is tested with its own client package. [agents.md](agents.md) says how to point agents and other tools at
+it. The OpenAPI page at `/docs` has every route, schema and answer. This page is generated:
+`python -m penstock.server.dialects_doc > docs/dialects.md`.
 
 - **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and function calls; nothing is stored),
   `/v1/models`. For [models that embed or score](embeddings.md): `/v1/embeddings`, `/v1/rerank` (as Cohere and Jina
@@ -36,9 +36,42 @@ answer. This page is generated: `python -m penstock.server.dialects_doc > docs/d
 - **TEI**: `/embed`, `/rerank`, `/` (either of them, or TGI's, depending on the body), and TEI's fields in `/info`;
   errors as in TGI.
 
-`cache_control`, Anthropic's hint about what to cache, is accepted wherever Anthropic, OpenRouter, LiteLLM and aider
-put it: in parts of messages, messages, tools and the body. It has no effect, as Anthropic's definition permits: every
-prefix is cached by its tokens.
+## Fields
+
+- A field that asks for something else than what is done is **refused** by name, in the dialect's own format of
+  errors.
+- A field that cannot change the answer here (about caching, storage, billing, telemetry, users) is accepted **without
+  effect**, whatever its value; the tables below list these.
+- An **unknown field** is refused with a suggestion if it looks like a typo of a known one (`temprature`, `topK`), and
+  otherwise accepted. `--strict-fields` refuses all unknown fields.
+- The answer's header `penstock-ignored` names the fields that were accepted without effect: `user,
+  tools.cache_control`. So does the metric `penstock_ignored_fields_total`.
+- `null` is a field left out, in every object, and a whole number may be written as `8.0`.
+- In **earlier turns** unknown fields are accepted and not named: whatever a server or an SDK returned can be sent
+  back (`parsed`, `annotations`, `refusal`, `id`, `citations` and so on). Reasoning comes back as `reasoning_content`,
+  `reasoning`, `reasoning_details` or `thinking_blocks`, and goes to the field that the chat template reads. A call
+  whose arguments are not a JSON object is given to the template as `{"INVALID_JSON": "..."}`, and without arguments
+  as `{}`.
+- In earlier turns and in results of tools, what is not text becomes a placeholder: `[image omitted: this model reads
+  text]`. In what the user asks now it is refused.
+- `model` may be left out: it is then the served one. `--served-model-name a,b` gives it several names.
+- `max_tokens` is a maximum: if it exceeds what the prompt leaves of the context, the answer ends with the context
+  (`length`). `--refuse-long-max-tokens` refuses it instead, in words by which Claude Code lowers it by itself. A
+  prompt that is too long is always refused.
+
+**Paths.** A slash at the end, `/v1` twice, and OpenAI's and Anthropic's paths without `/v1` are accepted. A body is
+read as JSON whatever its content type says.
+
+**Web pages** on loopback addresses may call the server from a browser (CORS); `--allowed-origins` permits others
+(`https://example.org,app://obsidian.md`, or `*`).
+
+**Silent streams.** A stream that has sent nothing for 10 s, because it waits or because its prompt is long, gets a
+sign of life: a comment, in Anthropic's dialect a `ping`, in OpenAI's responses the event `response.in_progress`.
+
+**Chat templates** that refuse a conversation get another form of it that says the same: all system messages joined at
+the beginning, consecutive turns of one role joined, the system message as the beginning of the user's, and a call's
+text at the end of its reasoning. The line `x-anthropic-billing-header`, with which Claude Code begins the system
+message, is left out, as it changes and so would keep the prompt from being found in the prefix cache.
 
 Anthropic's `thread` (conversations stored on the server) is refused with the message that makes Anthropic's tool
 runner send whole conversations. An error during a stream is an event, and the last one. [tools.md](tools.md)
@@ -88,6 +121,8 @@ def _section(title: str, body: type[Body]) -> Iterator[str]:
         yield f"| `{name}` | {_values(schema)} | {remarks} |"
     if others := [f"`{name}`" for name in sorted(body.model_fields.keys() - obeyed)]:
         yield from ("", "Checked, but without effect, as with TGI: " + ", ".join(others) + ".")
+    if body.WITHOUT_EFFECT - body.model_fields.keys():
+        yield from ("", f"Without effect: {', '.join(f'`{name}`' for name in sorted(body.WITHOUT_EFFECT))}.")
     refused = [f"`{name}`{_unless(values)}" for name, values in sorted(body.NOT_OBEYED.items())]
     if refused:
         yield from ("", "Refused: " + ", ".join(refused) + ".")

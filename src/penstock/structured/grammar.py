@@ -4,7 +4,7 @@
     Lark's notation, with %json inside ──────────┼──> library ──> Grammar
     regular expression, choices ─────────────────┘       what it lets write twice ──> Uniqueness
 
-Reasoning may stand before the form, and calls of tools in its place.
+Reasoning may stand before the form and the header of its message, and calls of tools in their place.
 
 Documents of JSON are written in one line, with a space after each colon and comma, as `json.dumps` and chat templates
 write them: whitespace that could be any would leave a grammar nothing to force, and a small model a way never to end.
@@ -61,7 +61,7 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
     try:
         form, schemas = _form(structured)
         calls, schemas_of_calls = rewrite_schemas(structured.calls)
-        source = _within(structured.before, form, calls)
+        source = _within(structured, form, calls)
         matcher = LLMatcher(vocabulary.library, source, log_level=0, limits=LIMITS)
     except (SchemaError, ValueError, RecursionError) as error:
         raise refusal(structured, str(error)) from error
@@ -124,12 +124,13 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _within(before: str, form: str, calls: str) -> str:
+def _within(structured: Structured, form: str, calls: str) -> str:
     """A form after what may stand before it, or calls in its place."""
-    if not before and not calls:
+    before, header = structured.before, structured.header
+    if not (before or header or calls):
         return form
     parts = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
-    start = f"{'before' if before else ''} {'(calls | @form)' if calls else '@form'}"
+    start = f"{'before' if before else ''} ({'calls | ' if calls else ''}{header} @form)"
     first = {"lark_grammar": f"start: {start}\n{before}\n{calls}"}
     return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
 

@@ -66,21 +66,25 @@ class State(NamedTuple):
 _STRING_STOP = re.compile(rb'["\\]')
 _SCALAR_STOP = re.compile(rb"[,\]}\s]")
 _BLANKS = (b" ", b"\t", b"\r", b"\n")
-_LONGEST = 64
-"""Bytes of text that are kept to recognise a mark; none is as long."""
+_MARK = re.compile(r'<\[(?P<token>\d+)\]>|(?P<text>"(?:\\.|[^"\\])*")')
+_OUTSIDE = frozenset({Mode.THINKING, Mode.BEGIN, Mode.TEXT, Mode.DOCUMENT})
 
 
 _Step = tuple[State, int]
 """A state, and its position in the text."""
 
 
-class _Mark:
-    """A text, or a special token, after which something else begins."""
+def _bytes_of(mark: str) -> bytes:
+    """A mark in Lark's notation, a row of texts and special tokens, as the scanner is shown it."""
+    parts = _MARK.finditer(mark)
+    return b"".join(
+        _special(int(part["token"])) if part["token"] else str(json.loads(part["text"])).encode() for part in parts
+    )
 
-    def __init__(self, written: str) -> None:
-        special = re.fullmatch(r"<\[(\d+)\]>", written)
-        self.token = int(special[1]) if special else None
-        self.text = b"" if special else str(json.loads(written)).encode()
+
+def _special(token: int) -> bytes:
+    """Bytes that stand for a special token; no text has them."""
+    return b"\xff<[%d]>" % token
 
 
 class Scanner:
@@ -89,8 +93,9 @@ class Scanner:
     def __init__(self, documents: Documents, spots: Mapping[str, Spot]) -> None:
         self._documents = documents
         self._spots = spots
-        self._marks = [_Mark(mark) for mark in documents.after if mark]
-        self._open, self._close = map(_Mark, documents.thinking or ('""', '""'))
+        self._marks = [_bytes_of(mark) for mark in documents.after if mark]
+        self._open, self._close = map(_bytes_of, documents.thinking or ("", ""))
+        self._longest = max(1, *map(len, [*self._marks, self._close]))
         self._root = self._with_others([""]) if spots else frozenset()
 
     def start(self) -> State:
@@ -110,7 +115,9 @@ class Scanner:
             text: of the token; none of a special one.
         """
         if not text:
-            return self._after_special(state, token)
+            if state.mode not in _OUTSIDE:
+                return state
+            text = _special(token)
         at = 0
         while at < len(text):
             step = _READERS[state.mode](self, state, text, at)
@@ -119,23 +126,14 @@ class Scanner:
             state, at = step
         return state
 
-    def _after_special(self, state: State, token: int) -> State:
-        if state.mode is Mode.TEXT and token in [mark.token for mark in self._marks]:
-            return State(Mode.DOCUMENT)
-        if state.mode is Mode.THINKING and token == self._close.token:
-            return self._answer()
-        if state.mode is Mode.BEGIN and token == self._open.token:
-            return State(Mode.THINKING)
-        return state
-
     # ── outside of documents ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, state: State, text: bytes, at: int) -> _Step:
         """Whether reasoning comes first shows in the first characters."""
         read = state.text + text[at : at + 1]
-        if self._open.token is None and read == self._open.text:
+        if read == self._open:
             return State(Mode.THINKING), at + 1
-        if self._open.token is None and self._open.text.startswith(read):
+        if self._open.startswith(read):
             return State(Mode.BEGIN, text=read), at + 1
         # It does not: what was read so far is of the answer, and too short to hold a key twice.
         return self._read(self._answer(), state.text), at
@@ -153,7 +151,7 @@ class Scanner:
         return (
             (self._answer(), end)
             if end
-            else (State(Mode.THINKING, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+            else (State(Mode.THINKING, text=(state.text + text[at:])[-self._longest :]), len(text))
         )
 
     def _text(self, state: State, text: bytes, at: int) -> _Step:
@@ -161,7 +159,7 @@ class Scanner:
         return (
             (State(Mode.DOCUMENT), end)
             if end
-            else (State(Mode.TEXT, text=(state.text + text[at:])[-_LONGEST:]), len(text))
+            else (State(Mode.TEXT, text=(state.text + text[at:])[-self._longest :]), len(text))
         )
 
     def _document(self, state: State, text: bytes, at: int) -> _Step:
@@ -169,14 +167,11 @@ class Scanner:
         if character in _BLANKS and not state.text:
             return state, at + 1
         read = state.text + character
-        if any(mark.text.startswith(read) for mark in self._marks):  # a mark may begin with a bracket, too
-            return State(Mode.DOCUMENT, text=b"" if self._is_mark(read) else read), at + 1
+        if any(mark.startswith(read) for mark in self._marks):  # a mark may begin with a bracket, too
+            return State(Mode.DOCUMENT, text=b"" if read in self._marks else read), at + 1
         if read[:1].decode("latin-1") in self._documents.brackets:
             return self._read(State(Mode.VALUE), state.text), at
         return self._read(State(Mode.TEXT), state.text), at
-
-    def _is_mark(self, read: bytes) -> bool:
-        return any(mark.text == read for mark in self._marks)
 
     # ── in a document ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -300,10 +295,10 @@ def _decoded(key: bytes) -> str:
     return str(json.loads(b'"' + key + b'"'))
 
 
-def _end_of_mark(marks: list[_Mark], before: bytes, text: bytes, at: int) -> int:
+def _end_of_mark(marks: list[bytes], before: bytes, text: bytes, at: int) -> int:
     """Where in a text the first of some marks ends that may have begun before it; 0 if there is none."""
     whole = before + text[at:]
-    ends = [whole.find(mark.text) + len(mark.text) for mark in marks if mark.text and mark.text in whole]
+    ends = [whole.find(mark) + len(mark) for mark in marks if mark in whole]
     return max(min(ends) - len(before), 0) + at if ends else 0
 
 

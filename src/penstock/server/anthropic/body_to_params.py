@@ -24,7 +24,8 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
             context management cannot be obeyed.
     """
     asked_from = 1 + max((i for i, turn in enumerate(body.messages) if turn.role == "assistant"), default=-1)
-    messages = [{"role": "system", "content": _system(body.system)}] if body.system else []
+    system = _system(body.system or "")
+    messages = [{"role": "system", "content": system}] if system else []
     for index, turn in enumerate(body.messages):
         for message in _messages(turn, f"messages[{index}].content", is_history=index < asked_from):
             last = messages[-1] if messages else {}
@@ -104,9 +105,11 @@ def block_text(block: Block, field: str, *, with_placeholder: bool) -> str:
         if block.text is None:
             raise InvalidRequestError(f"{field}.text: this parameter is required", f"{field}.text")
         return check_text(block.text, field)
-    if block.type == "document" and block.source is not None and block.source.type == "text":
-        title = f"{block.title}\n\n" if block.title else ""
-        return check_text(f"{title}{block.source.data or ''}", field)
+    if block.type == "document" and isinstance(block.source, dict) and block.source.get("type") == "text":
+        return check_text("\n\n".join(filter(None, (block.title, str(block.source.get("data", ""))))), field)
+    if block.type == "search_result":
+        source = block.source if isinstance(block.source, str) else None
+        return "\n".join(filter(None, (block.title, source, _content_text(block.content, field))))
     if block.type == "tool_reference":
         return check_text(f"[tool: {block.tool_name}]", field)
     if block.type in _UNREAD:
@@ -117,12 +120,12 @@ def block_text(block: Block, field: str, *, with_placeholder: bool) -> str:
 
 
 def _result(block: Block, field: str) -> dict[str, Any]:
-    text = _result_text(block.content, f"{field}.content")
+    text = _content_text(block.content, f"{field}.content")
     id = template_id(check_text(block.tool_use_id, field))
     return {"role": "tool", "content": f"Error: {text}" if block.is_error else text, "tool_call_id": id}
 
 
-def _result_text(content: Any, field: str) -> str:
+def _content_text(content: Any, field: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):

@@ -11,19 +11,11 @@ from penstock.server.response_format import SchemaFormat
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Source(HistoryItem):
-    """The source of a document or an image."""
-
-    type: str = ""
-    data: str | None = None
-    content: Any = None
-
-
 class Block(HistoryItem):
     """A block of content; its type says which fields it has.
 
-    `text`, `thinking`, `tool_use`, `tool_result`, and `document` with a text in it are read. Any other becomes a
-    placeholder, but is refused in what the user asks now.
+    `text`, `thinking`, `tool_use`, `tool_result`, `search_result`, and `document` with a text in it are read. Any other
+    becomes a placeholder, but is refused in what the user asks now.
     """
 
     type: str = ""
@@ -36,7 +28,7 @@ class Block(HistoryItem):
     tool_name: str = ""
     content: "str | Many[Block] | Any" = Field(None, union_mode="left_to_right")
     is_error: bool | None = Field(None, description="The result is given to the model with `Error: ` before it.")
-    source: Source | None = None
+    source: Any = None
     title: str | None = None
 
 

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
@@ -32,6 +32,8 @@ from penstock.server.openai.schema import (
 from penstock.server.openai.tools_schema import FunctionDelta
 from penstock.tokenizer import Tokenizer
 
+_BETWEEN_PARTS = "\n"
+"""Between parts that a message joins: texts before and after a call, or two pieces of reasoning."""
 LEAST_LOGPROB = -9999.0
 """Stands for an impossible token's log-probability, as JSON has no infinity."""
 
@@ -122,6 +124,23 @@ class Chunks:
         return {}
 
 
+@dataclass(slots=True)
+class _Sent:
+    """What a stream has sent of one answer."""
+
+    calls: int = 0
+    latest: type[Piece] | None = None
+    kinds: set[type[Piece]] = field(default_factory=set)
+
+    def separator(self, piece: Piece) -> str:
+        """The text between a piece and those of its kind: a line break where another part came between them."""
+        kind = type(piece)
+        resumed = kind is not self.latest and kind in self.kinds
+        self.latest = kind
+        self.kinds.add(kind)
+        return _BETWEEN_PARTS if resumed else ""
+
+
 class ChatAnswer(Chunks):
     """`chat.completion` and its chunks."""
 
@@ -139,22 +158,22 @@ class ChatAnswer(Chunks):
         self._parsers = parsers
         self._show_reasoning = show_reasoning
         self._stream_usage = stream_usage
-        self._calls: dict[int, int] = {}  # begun so far, by the answer's index
+        self._sent: dict[int, _Sent] = {}  # by the answer's index
 
     def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         index = delta.index
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
         chunks = []
-        if index not in self._calls:
-            self._calls[index] = 0
+        if index not in self._sent:
+            self._sent[index] = _Sent()
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
         self._stream_usage.count(delta)
-        pieces = [piece for piece in self._parsers.feed_text(delta) if self._shows(piece)]
-        deltas = [self._delta(index, piece) for piece in pieces]
+        pieces = [(piece, self._delta(index, piece)) for piece in self._parsers.feed_text(delta)]
+        deltas = [one for piece, one in pieces if self._shows(piece)]
         for one in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, one, logprobs, None))
             logprobs = None
-        reason = _end_of_chat(delta, self._calls[index])
+        reason = _end_of_chat(delta, self._sent[index].calls)
         if reason is not None:
             chunks.append(self._chunk(index, {}, None, reason))
         return b"".join(map(event, chunks))
@@ -163,14 +182,16 @@ class ChatAnswer(Chunks):
         return self._show_reasoning or not isinstance(part, Reasoning)
 
     def _delta(self, index: int, piece: Piece) -> Delta:
+        sent = self._sent[index]
+        separator = sent.separator(piece)
         if isinstance(piece, Text):
-            return {"content": piece.text}
+            return {"content": separator + piece.text}
         if isinstance(piece, Reasoning):
-            return {"reasoning_content": piece.text}
+            return {"reasoning_content": separator + piece.text}
         if isinstance(piece, CallArguments):
-            return {"tool_calls": [{"index": self._calls[index] - 1, "function": {"arguments": piece.text}}]}
-        call_index = self._calls[index]
-        self._calls[index] += 1
+            return {"tool_calls": [{"index": sent.calls - 1, "function": {"arguments": piece.text}}]}
+        call_index = sent.calls
+        sent.calls += 1
         id, function = call_id(self._head.id, index, call_index), FunctionDelta(name=piece.name, arguments="")
         return {"tool_calls": [{"index": call_index, "id": id, "type": "function", "function": function}]}
 
@@ -229,9 +250,9 @@ class ChatAnswer(Chunks):
         }
 
     def _message(self, index: int, parts: Sequence[Part], calls: Sequence[ToolCall]) -> AnswerMessage:
-        text = "".join(part.text for part in parts if isinstance(part, Text))
+        text = _BETWEEN_PARTS.join(part.text for part in parts if isinstance(part, Text))
         message: AnswerMessage = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-        if reasoning := "".join(part.text for part in parts if isinstance(part, Reasoning)):
+        if reasoning := _BETWEEN_PARTS.join(part.text for part in parts if isinstance(part, Reasoning)):
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [

@@ -6,7 +6,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
-from penstock.server.body import Body, HistoryItem, Many, Neutral, WholeNumber
+from penstock.server.body import AS_INTEGER, Body, HistoryItem, Many, Neutral
 from penstock.server.openai.tools_schema import (
     CalledFunction,
     ToolCallAnswer,
@@ -79,7 +79,7 @@ class UsageOption(Body):
     include: bool | None = Field(None, description="Same as `stream_options.include_usage`.")
 
 
-TokenId = Annotated[WholeNumber, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31), AS_INTEGER]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
