@@ -35,11 +35,13 @@ SHARPNESS = 3.0
 """Factor of all weights: the likeliest token is far likelier than the next, at temperature 1 too."""
 PIECE = 3
 """Characters of the shortest pieces."""
-FOLLOW = 9.0
+FOLLOW = 12.0
 """A token's weight in the row of the one that follows it."""
-LIKELY = {END: 6.75, "\n</parameter>\n": 6.0, '"': 5.4, "}": 4.5, ",": 3.6, "f": 3.2}
+LIKELY = {END: 6.75, '"': 5.4, "}": 4.5, ",": 3.6, "f": 3.2}
 """Weights of what is said where a grammar forbids what follows, or where nothing does: it has forced other tokens. An
 f begins harmony's final channel, and false."""
+TEXT_END = 6.0
+"""The same for a kind's mark that ends free text, unless it has just been said."""
 BYTE, OTHER = 2.25, 1.35
 """The same for the tokens of one byte, and for the others."""
 
@@ -79,6 +81,8 @@ class Kind:
     answer: Callable[[Turn], Answer]
     opening: str = ""
     """The end of a prompt that opens reasoning."""
+    text_end: str = ""
+    """The mark that ends free text where a grammar demands calls."""
 
 
 def _hermes(turn: Turn) -> Answer:
@@ -121,27 +125,30 @@ def _harmony_call(call: Call) -> str:
 
 HERMES = Kind("hermes.jinja", _hermes)
 """Calls as JSON, any order of messages, reasoning that can be turned off."""
-STRICT = Kind("strict.jinja", _strict, opening="<think>\n")
+STRICT = Kind("strict.jinja", _strict, opening="<think>\n", text_end="\n</parameter>\n")
 """As Qwen 3.5: one system message, the first; calls as tags, arguments as mappings; a prompt opens reasoning."""
-HARMONY = Kind("harmony.jinja", _harmony)
+HARMONY = Kind("harmony.jinja", _harmony, text_end="<|end|>")
 """As gpt-oss: channels; a turn with calls has reasoning or text in the history, not both."""
 
 
 def write_kind(folder: Path, kind: Kind, scripts: Mapping[str, Sequence[Turn]]) -> Path:
     """Write a script model of a kind."""
     answers = {name: [kind.answer(turn) for turn in turns] for name, turns in scripts.items()}
-    return write_script_model(folder, answers, (TEMPLATES / kind.template).read_text(), kind.opening)
+    return write_script_model(folder, answers, (TEMPLATES / kind.template).read_text(), kind.opening, kind.text_end)
 
 
-def write_script_model(folder: Path, scripts: Mapping[str, Sequence[Answer]], template: str, opening: str = "") -> Path:
+def write_script_model(
+    folder: Path, scripts: Mapping[str, Sequence[Answer]], template: str, opening: str = "", text_end: str = ""
+) -> Path:
     """Write a checkpoint that says the answers of scripts.
 
     Args:
         template: a chat template that ends prompts with `{{ say(messages, tools, quiet) }}`.
         opening: the end of a prompt for an answer that is not quiet.
+        text_end: what ends free text where a grammar demands calls.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = Vocabulary(trained_tokenizer())
+    vocabulary = Vocabulary(trained_tokenizer(), text_end)
     for name, answers in scripts.items():
         for turn, answer in enumerate(answers):
             vocabulary.add_answer(f"{name}.{turn}", answer, opening)
@@ -180,16 +187,14 @@ def trained_tokenizer() -> str:
 class Vocabulary:
     """The tokens of a script model, and which follows which."""
 
-    def __init__(self, trained: str) -> None:
+    def __init__(self, trained: str, text_end: str) -> None:
         self.tokenizer: dict[str, Any] = json.loads(trained)
         self.ids: dict[str, int] = self.tokenizer["model"]["vocab"]
         self.num_trained = len(self.ids)
         self.follows: dict[int, int] = {}
         self._bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self._said = set(LIKELY)
-        self.likely = {text if text in MARKS else self._written(text): weight for text, weight in LIKELY.items()}
-        for text in self.likely:
-            self.ids.setdefault(text, len(self.ids))
+        self._said = {*LIKELY, text_end}
+        self.text_end = self._id_of_piece(text_end) if text_end else None
 
     def add_answer(self, name: str, answer: Answer, opening: str) -> None:
         """Add the tokens of an answer, after a prompt's last token of this name, or of this name and `.quiet`."""
@@ -264,22 +269,28 @@ def _config(num_tokens: int, end: int) -> dict[str, Any]:
 def _tensors(vocabulary: Vocabulary) -> dict[str, NDArray[np.float32]]:
     """The weights: a layer of zeros between embeddings and an lm_head that knows what follows.
 
-    The first dimension is the same for all tokens: its row in the lm_head is what is said where nothing follows.
+    A token's embedding is a random direction, that of the token which follows, and 0 where none does. The first
+    dimension is 1 for all tokens: its column of the lm_head is what is said where nothing follows.
     """
     num_tokens = len(vocabulary.ids)
-    embed = np.random.default_rng(0).standard_normal((num_tokens, HIDDEN)).astype(np.float32)
-    embed /= np.linalg.norm(embed, axis=1, keepdims=True)
-    head = np.zeros_like(embed)
+    directions = np.random.default_rng(0).standard_normal((num_tokens, HIDDEN)).astype(np.float32)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    embed, head = np.zeros_like(directions), np.zeros_like(directions)
     for one, then in vocabulary.follows.items():
-        head[then] += FOLLOW * embed[one]
+        if then != vocabulary.ids[END]:  # it is the likeliest already
+            embed[one], head[then] = directions[then], FOLLOW * directions[then]
+    if vocabulary.text_end is not None:
+        itself = directions[vocabulary.text_end]
+        embed[vocabulary.text_end], head[vocabulary.text_end] = itself, -TEXT_END * itself
     embed[:, 0], head[:, 0] = 1.0, 0.0
     head[: vocabulary.num_trained, 0] = OTHER
     head[vocabulary.byte_ids(), 0] = BYTE
-    head[vocabulary.ids[END]] = 0.0  # every answer ends with it: its row would be like no other
-    for text, weight in vocabulary.likely.items():
+    for text, weight in LIKELY.items():
         head[vocabulary.ids[text], 0] = weight
-    layer = {name: np.zeros(shape, np.float32) for name, shape in _zeros()}
+    if vocabulary.text_end is not None:
+        head[vocabulary.text_end, 0] = TEXT_END
     head *= SHARPNESS
+    layer = {name: np.zeros(shape, np.float32) for name, shape in _zeros()}
     ones = {name: np.ones(HIDDEN, np.float32) for name in _norms()}
     return {"model.embed_tokens.weight": embed, "lm_head.weight": head, **layer, **ones}
 

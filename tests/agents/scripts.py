@@ -71,6 +71,8 @@ def scripts(project: Path) -> dict[str, Sequence[Turn]]:
             *(Turn(calls=(SHELLS[0].call(f"echo {number}"),)) for number in range(1, TEN)),
             Turn("Counted."),
         ),
+        "claude-long": (Turn("I count.", calls=(SHELLS[0].call(f"echo {LONG}"),)), Turn(NOTE)),
+        "claude-structured": (Turn(calls=(Call("StructuredOutput", {"text": "seven"}),)), Turn(NOTE)),
     }
     for shell in SHELLS:
         made |= _shell_scripts(shell)
