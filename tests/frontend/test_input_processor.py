@@ -91,12 +91,25 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_one_shorter_is_not():
     assert accept([1] * 19).params.max_tokens == 1
 
 
-def test_prompt_and_max_tokens_must_fit_the_context_together():
-    assert accept([1] * 8, SamplingParams(max_tokens=12)).params.max_tokens == 12
-    param, words = refusal([1] * 8, SamplingParams(max_tokens=13), kind=PromptTooLongError)
-    assert param == "max_tokens"
-    for number in ("8", "13", "21", "20", "12"):
-        assert number in words
+def test_max_tokens_beyond_the_context_end_with_the_context():
+    for max_tokens in (12, 13, 2**31 - 1):
+        assert accept([1] * 8, SamplingParams(max_tokens=max_tokens)).params.max_tokens == 12
+
+
+def test_max_tokens_beyond_the_context_may_be_refused_in_words_that_clients_recognise():
+    processor = InputProcessor(TOKENIZER, INFO, refuse_long_max_tokens=True)
+
+    def ask(max_tokens):
+        params = SamplingParams(max_tokens=max_tokens)
+        return processor.make_request([1] * 8, params, request_id="r", arrival=0.0).params.max_tokens
+
+    assert ask(12) == ask(None) == 12
+    with pytest.raises(PromptTooLongError) as refused:
+        ask(13)
+    assert refused.value.param == "max_tokens"
+    assert "input length and `max_tokens` exceed context limit: 8 + 13 > 20" in str(refused.value)  # Claude Code
+    assert "maximum context length is 20 tokens: lower max_tokens to at most 12" in str(refused.value)  # OpenAI's
+    processor.check([1] * 8, SamplingParams(max_tokens=13))  # accepted before, by a server without the option
 
 
 def test_without_max_tokens_the_answer_may_fill_the_context():

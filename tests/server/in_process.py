@@ -20,9 +20,11 @@ async def open_app(model, core=RULE_CORE, config=None, journal=None, retry_secon
     """(http, engine, app): the application of a fresh engine, perhaps with a journal of this path."""
     engine_config = EngineConfig.from_options(model=str(model))
     kept = None if journal is None else Journal(journal, retry_seconds=retry_seconds)
-    engine = await AsyncEngine.start(engine_config, EngineLink(engine_config, core), journal=kept)
+    config = config or ServerConfig()
+    link = EngineLink(engine_config, core)
+    engine = await AsyncEngine.start(engine_config, link, limits=config.queue, journal=kept)
     try:
-        app = create_app(engine, config or ServerConfig(), keys)
+        app = create_app(engine, config, keys)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as http:
             yield http, engine, app

@@ -2,8 +2,9 @@
 
 import pytest
 
+from penstock.frontend.limits import QueueLimits
 from penstock.server.config import ServerConfig
-from tests.server.in_process import with_app
+from tests.server.in_process import shared_app, with_app
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
 CALLS = {
@@ -94,14 +95,21 @@ def test_the_metrics_count_ignored_fields_and_a_caller_cannot_add_labels(server)
     assert not any("x_trace" in name for name in after)
 
 
-def test_a_strict_server_refuses_every_unknown_field_but_not_documented_hints(tiny_llama):
+@pytest.fixture(scope="module")
+def strict(tiny_llama):
+    config = ServerConfig(strict_fields=True, queue=QueueLimits(refuse_long_max_tokens=True))
+    with shared_app(tiny_llama, config=config) as talk_to:
+        yield talk_to
+
+
+def test_a_strict_server_refuses_every_unknown_field_but_not_documented_hints(strict):
     async def talk(http, engine, app):
         body = {"prompt": "the", "max_tokens": 2}
         assert (await http.post("/v1/completions", json=body | {"user": "a"})).status_code == 200
         refused = await http.post("/v1/completions", json=body | {"x_trace": 1})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "x_trace")
 
-    with_app(talk, tiny_llama, config=ServerConfig(strict_fields=True))
+    strict(talk)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +139,27 @@ def test_a_model_may_have_several_names(tiny_llama):
         assert "'a' or 'b' is" in missing.json()["error"]["message"]
 
     with_app(talk, tiny_llama, config=ServerConfig(served_model_name="a, b"))
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "words"),
+    [
+        ("/v1/chat/completions", "max_completion_tokens", "maximum context length is 512 tokens"),
+        ("/v1/completions", "max_tokens", "maximum context length is 512 tokens"),
+        ("/v1/responses", "max_output_tokens", "maximum context length is 512 tokens"),
+        ("/v1/messages", "max_tokens", "input length and `max_tokens` exceed context limit: "),
+        ("/generate", "max_new_tokens", "`inputs` tokens + `max_new_tokens` must be <= 512"),
+    ],
+)
+def test_long_max_tokens_are_lowered_or_refused_in_each_dialects_words(server, strict, path, field, words):
+    limit = {"parameters": {field: 2000}} if path == "/generate" else {"max_tokens": None, field: 2000}
+    asked = CALLS[path] | limit | {"max_output_tokens": limit.get("max_output_tokens")}
+    body = {name: value for name, value in asked.items() if value is not None}
+    assert server.post(path, **body).status_code == 200
+
+    async def talk(http, engine, app):
+        refused = await http.post(path, json=body)
+        assert refused.status_code in (400, 422)
+        assert words in refused.text
+
+    strict(talk)
