@@ -203,10 +203,10 @@ def test_marks_that_are_special_tokens_are_forced_and_read(tmp_path: Path) -> No
             assert json.loads(call.arguments)["kind"] in ("red", "green")
 
 
-def test_tools_of_a_model_that_knows_none_are_refused(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        llm.chat([{"role": "user", "content": "hello"}], tools=Tools((Function("f"),)))
-    assert caught.value.param == "tools"
+def test_calls_are_enforced_of_a_model_that_knows_no_tools(llm: LLM) -> None:
+    tools = Tools((Function("f"),), choice="required", parallel=False)
+    (output,) = llm.chat([{"role": "user", "content": "hello"}], tools=tools)
+    assert llm.parts(output, tools) == [[ToolCall("f", "{}")]]
 
 
 def test_an_unknown_option_is_refused_and_the_nearest_named(tiny_llama: Path) -> None:

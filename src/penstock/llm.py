@@ -119,8 +119,7 @@ class LLM:
             template: variables for the template.
 
         Raises:
-            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages, or
-                has no form of tool calls that is known here.
+            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
         """
         one = not messages or isinstance(messages[0], Mapping)
         asked = [
@@ -128,7 +127,10 @@ class LLM:
             for conversation in cast("Sequence[Sequence[Message]]", [messages] if one else messages)
         ]
         prompts = [
-            self.encode_chat(each.messages, tools=each.template_tools(self._chat_format), **template) for each in asked
+            self.encode_chat(
+                each.template_messages(self._chat_format), tools=each.template_tools(self._chat_format), **template
+            )
+            for each in asked
         ]
         given = zip(prompts, _each(params, len(prompts)), asked, strict=True)
         settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]

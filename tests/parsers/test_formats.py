@@ -468,7 +468,7 @@ def test_the_label_of_reasoning_is_no_part_of_it():
     ],
 )
 def test_reasoning_at_the_beginning_is_told_apart(text, prompt_end, parts):
-    assert read(text, None, THINK, prompt_end) == parts
+    assert read(text, HERMES, THINK, prompt_end, names=()) == parts
     assert read(text, HERMES, THINK, prompt_end) == parts
 
 
@@ -552,7 +552,6 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
 @pytest.mark.parametrize(
     ("template", "tools", "thinks"),
     [
-        ("{{ messages }}", None, None),
         ("<tools>...</tools> within <tool_call></tool_call> tags", HERMES, None),
         ("<tool_call> ... {{ enable_thinking }} <think>\n\n</think>", HERMES, THINK),
         ("<tool_call>\n<function=example>", QWEN_TAGS, None),
@@ -565,14 +564,18 @@ def test_a_long_answer_costs_the_same_for_each_character(repeated):
         ("<｜tool▁calls▁begin｜> name<｜tool▁sep｜>", DEEPSEEK, None),
         ("<|channel|>analysis<|message|>x<|end|>", HARMONY, KINDS[3]),
         ("<|tool_call>call: <|channel>thought <channel|>", GEMMA, KINDS[2]),
-        ("<|user|>x<|end|>", None, None),
         ("[TOOL_CALLS]name[ARGS]{ [THINK] ... [/THINK]", MISTRAL_BY_NAME, KINDS[1]),
-        ("{% if '</think>' in content %}", None, THINK),
     ],
 )
 def test_the_format_shows_in_the_chat_template(template, tools, thinks):
     found = format_of(template)
-    assert (found.tools, found.thinks) == (tools, thinks)
+    assert (found.tools, found.thinks, found.shows_tools) == (tools, thinks, True)
+
+
+def test_a_template_without_a_known_form_of_calls_gets_the_tools_described():
+    for template, thinks in (("<|user|>x<|end|>", None), ("{% if '</think>' in content %}", THINK)):
+        found = format_of(template)
+        assert (found.tools, found.thinks, found.shows_tools) == (HERMES, thinks, False)
 
 
 def test_an_answer_of_a_model_without_tools_and_reasoning_is_not_looked_at():

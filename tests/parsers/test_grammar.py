@@ -157,7 +157,7 @@ def test_a_mark_that_is_a_special_token_is_written_by_its_id():
     written = chat(MISTRAL_BY_NAME).grammar(Tools((STRICT,)), lambda mark: f"<[{len(mark)}]>")
     assert "opening: TEXT <[12]>\n" in written
     assert 'call_0: "count" <[6]> arguments_0\n' in written
-    rule = ChatFormat(None, KINDS[1], frozenset()).reasoning_rule("", lambda mark: f"<[{len(mark)}]>")
+    rule = ChatFormat(HERMES, KINDS[1], frozenset()).reasoning_rule("", lambda mark: f"<[{len(mark)}]>")
     assert rule == "before: (<[7]> thinking /\\n{0,2}/)?\nthinking: /(?s:.*)/ <[8]>"
 
 

@@ -172,7 +172,7 @@ ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
         ({"system": "\udfff"}, "system"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
+        ({"tools": [{"name": "f g", "input_schema": {"type": "object"}}]}, "tools"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses_20250919"),
         ({"stop_sequences": [""]}, "stop"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),

@@ -41,7 +41,10 @@ def result(content, **fields):
         ([{"type": "tool_reference", "tool_name": "g"}], "[tool: g]"),
         ([{"type": "document", "source": {"type": "text", "data": "abc"}, "title": "t"}], "t\n\nabc"),
         ([{"type": "document", "source": {"type": "base64"}}], "[document omitted: this model reads text]"),
-        ([{"type": "search_result", "source": "https://a", "content": [{"type": "text", "text": "5"}]}], "https://a\n5"),
+        (
+            [{"type": "search_result", "source": "https://a", "content": [{"type": "text", "text": "5"}]}],
+            "https://a\n5",
+        ),
         ([{"type": "audio", "source": "https://a"}], "[audio omitted: this model reads text]"),
         ({"type": "web_search_tool_result_error"}, '{"type": "web_search_tool_result_error"}'),
         ([1, "a"], '[1, "a"]'),

@@ -328,7 +328,6 @@ def test_an_answer_of_nothing_is_still_an_answer(ask):
 def test_what_does_not_go_with_the_model_is_refused_by_its_name(ask):
     asked = {"model": "rule", "messages": [{"role": "user", "content": "x"}]}
     refused = {
-        "plain": [({"tools": [F]}, "tools")],
         "hermes": [
             (
                 {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.parsers.conversation import ChatFormat
+from penstock.parsers.conversation import format_of
 from penstock.server.dialects_doc import BODIES, describe
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.tgi.schema import ChatTokenizeBody
@@ -41,6 +41,6 @@ def test_a_tokenized_chat_depends_on_what_is_documented_as_obeyed():
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     body = Watched.model_validate({**given, "tools": tools})
     read.clear()
-    conversation(body, ChatFormat(None, None, frozenset()))
+    conversation(body, format_of(""))
     obeyed = read & ChatTokenizeBody.model_fields.keys() | {"model"}  # the route reads the model
     assert obeyed - {"parallel_tool_calls"} == ChatTokenizeBody.OBEYED  # which makes no difference to a prompt

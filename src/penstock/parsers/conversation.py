@@ -25,6 +25,7 @@ from penstock.parsers import (
     tagged,
     tagged_grammar,
 )
+from penstock.parsers.described_tools import describe
 from penstock.parsers.grammar import Grammar, Mark, calls, lark, thought
 from penstock.parsers.history import REASONING, clean_messages, reasoning_fields_of, switches_of
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
@@ -106,19 +107,20 @@ FORMATS = (HERMES, LLAMA, MISTRAL_LIST, MISTRAL_BY_NAME, DEEPSEEK_FENCED, DEEPSE
 class ChatFormat:
     """Formats of a checkpoint's answers, and their parser."""
 
-    tools: ToolFormat | None
-    """None: the template has no tools, or an unknown notation of calls."""
+    tools: ToolFormat
     thinks: Marks | None
     """None: the model does not reason."""
     switches: frozenset[str]
     """The template's variables that control reasoning: `enable_thinking`, `thinking`, `reasoning_effort`."""
     reasoning_fields: tuple[str, ...] = (REASONING,)
     """Names under which the template reads the reasoning of earlier turns."""
+    shows_tools: bool = True
+    """Whether the template shows tools, calls and results; False: `described_tools` does."""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Marks that may be special tokens and that the parser must see."""
-        tools = () if self.tools is None else self.tools.marks
+        tools = self.tools.marks
         return tools if self.thinks is None else (*tools, self.thinks.open, self.thinks.close)
 
     def parser(self, functions: Collection[Function], prompt_end: str) -> Parser:
@@ -128,9 +130,9 @@ class ChatFormat:
             functions: the tools that may be called; without any, there are no calls.
             prompt_end: the end of the prompt, which may open reasoning.
         """
-        if self.tools is not None and self.messages is not None:
+        if self.messages is not None:
             return Reading(self.tools.read, functions)
-        read = self.tools.read if functions and self.tools is not None else _text
+        read = self.tools.read if functions else _text
         if self.thinks is None:
             return Plain() if read is _text else Reading(read, functions)
         marks, opened = self.thinks, self.thinks.opened_by(prompt_end)
@@ -150,24 +152,22 @@ class ChatFormat:
         return {} if reasons == (wanted != "none") and wanted in ("on", "none") else None
 
     def grammar(self, tools: Tools, mark: Mark) -> str:
-        """The grammar, in Lark notation, of answers that call tools as `tools` demands. Requires a format of calls."""
-        assert self.tools is not None
+        """The grammar, in Lark notation, of answers that call tools as `tools` demands."""
         return lark(self.tools.grammar, tools, mark)
 
     def calls(self, tools: Tools, mark: Mark) -> str:
-        """The rule `calls`, in Lark notation, of answers that are calls. Requires a format of calls."""
-        assert self.tools is not None
+        """The rule `calls`, in Lark notation, of answers that are calls."""
         return calls(self.tools.grammar, tools, mark)
 
     @property
     def marks_calls(self) -> bool:
         """Whether a mark distinguishes calls from other answers that begin with a brace."""
-        return self.tools is not None and self.tools.grammar.documents is not None
+        return self.tools.grammar.documents is not None
 
     @property
     def messages(self) -> Messages | None:
         """The notation of answers as messages; None if they are text after reasoning."""
-        return None if self.tools is None else self.tools.messages
+        return self.tools.messages
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
         """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
@@ -185,7 +185,7 @@ class ChatFormat:
             form: whether it may be one document of JSON.
         """
         documents = self._documents_of_text(prompt_end, mark)
-        if not calls or self.tools is None:
+        if not calls:
             return documents
         grammar = self.tools.grammar
         if grammar.documents is None:
@@ -207,7 +207,9 @@ class ChatFormat:
 def format_of(template: str) -> ChatFormat:
     """The format of a checkpoint, by its chat template (the text of all, if it has several)."""
     thinks = next((marks for marks in reasoning.KINDS if marks.shown_by(template)), None)
-    return ChatFormat(_tool_format(template), thinks, switches_of(template), reasoning_fields_of(template))
+    tools = _tool_format(template)
+    fields = reasoning_fields_of(template)
+    return ChatFormat(tools or HERMES, thinks, switches_of(template), fields, shows_tools=tools is not None)
 
 
 def _tool_format(template: str) -> ToolFormat | None:
@@ -251,21 +253,15 @@ class Conversation:
 
     def template_messages(self, known: ChatFormat) -> list[dict[str, Any]]:
         """The messages as the chat template receives them."""
-        return clean_messages(self.messages, known.reasoning_fields)
+        messages = clean_messages(self.messages, known.reasoning_fields)
+        return messages if known.shows_tools else describe(messages, self._offered())
 
     def template_tools(self, known: ChatFormat) -> list[dict[str, Any]] | None:
-        """The tools as the chat template receives them; None without tools.
+        """The tools as the chat template receives them; None without tools, or if the template does not show them."""
+        return self._offered() or None if known.shows_tools else None
 
-        Raises:
-            InvalidRequestError: there are some, but the model has no form of calls that is known here.
-        """
-        if self.tools.offered and known.tools is None:
-            raise InvalidRequestError(
-                "the model's chat template has no form of tool calls that is known here (those of Hermes, Qwen, Llama "
-                "3, Mistral, DeepSeek, GLM, Gemma 4 and gpt-oss are): leave tools out",
-                "tools",
-            )
-        return [function.as_template_sees_it() for function in self.tools.offered] or None
+    def _offered(self) -> list[dict[str, Any]]:
+        return [function.as_template_sees_it() for function in self.tools.offered]
 
 
 class Delta(Protocol):

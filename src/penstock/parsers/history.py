@@ -38,11 +38,12 @@ def clean_messages(messages: Sequence[dict[str, Any]], reasoning_fields: Sequenc
     """
     made = []
     for message in messages:
-        if message["role"] == "system":
-            text = _BILLING_LINE.sub("", message["content"], count=1) if is_billing(message["content"]) else None
-            if text == "":
-                continue
-            message = message if text is None else {**message, "content": text}
+        if message.get("role") == "system":
+            content = message.get("content")
+            if is_billing(content):
+                message = {**message, "content": _BILLING_LINE.sub("", str(content), count=1)}
+                if not message["content"]:
+                    continue
         elif REASONING in message:
             others = {name: value for name, value in message.items() if name != REASONING}
             message = {**others, **dict.fromkeys(reasoning_fields, message[REASONING])}
@@ -50,6 +51,6 @@ def clean_messages(messages: Sequence[dict[str, Any]], reasoning_fields: Sequenc
     return made
 
 
-def is_billing(text: str) -> bool:
-    """Whether a system text begins with Claude Code's billing line."""
-    return text.startswith("x-anthropic-billing-header:")
+def is_billing(content: object) -> bool:
+    """Whether a system message's content begins with Claude Code's billing line."""
+    return isinstance(content, str) and content.startswith("x-anthropic-billing-header:")

@@ -37,7 +37,7 @@ class Function:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidRequestError(
-                f"a tool's name must be 1 to 128 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
+                f"tools: a name must be 1 to 128 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
             )
         try:
             json.dumps([self.description, self.parameters], ensure_ascii=False).encode()
