@@ -3,7 +3,8 @@
     write_kind(folder, HERMES, {"read": (Turn(calls=(Call("read", {"path": "a"}),)), Turn("Done."))})
 
 A user's message with `SCRIPT=read.` begins the script "read": the model's next answers are its turns in order, and the
-last one from then on. A prompt without a script or without tools is answered by the script "plain".
+last one from then on. A prompt without a script, or without tools unless its script's name begins with text, is
+answered by the script "plain".
 
 The model has one layer that adds nothing, so that the next token depends on the last one only. The chat template ends
 a prompt with a token of its own for each turn, and each piece of a turn's text is a token that only one other follows.
@@ -12,7 +13,7 @@ a prompt with a token of its own for each turn, and each piece of a turn's text 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,9 +38,9 @@ PIECE = 3
 """Characters of the shortest pieces."""
 FOLLOW = 12.0
 """A token's weight in the row of the one that follows it."""
-LIKELY = {END: 6.75, '"': 5.4, "}": 4.5, ",": 3.6, "f": 3.2}
-"""Weights of what is said where a grammar forbids what follows, or where nothing does: it has forced other tokens. An
-f begins harmony's final channel, and false."""
+LIKELY = {END: 6.75, '"': 5.4, "}": 4.5, ",": 3.6, "c": 3.4, "f": 3.2}
+"""Weights of what is said where a grammar forbids what follows, or where nothing does: it has forced other tokens. A c
+begins harmony's channel of calls, an f its final one."""
 TEXT_END = 6.0
 """The same for a kind's mark that ends free text, unless it has just been said."""
 BYTE, OTHER = 2.25, 1.35
@@ -83,6 +84,8 @@ class Kind:
     """The end of a prompt that opens reasoning."""
     text_end: str = ""
     """The mark that ends free text where a grammar demands calls."""
+    forced: Mapping[str, str] = field(default_factory=dict)
+    """Tokens of one byte that follow one another where a grammar has forced the first."""
 
 
 def _hermes(turn: Turn) -> Answer:
@@ -127,37 +130,37 @@ HERMES = Kind("hermes.jinja", _hermes)
 """Calls as JSON, any order of messages, reasoning that can be turned off."""
 STRICT = Kind("strict.jinja", _strict, opening="<think>\n", text_end="\n</parameter>\n")
 """As Qwen 3.5: one system message, the first; calls as tags, arguments as mappings; a prompt opens reasoning."""
-HARMONY = Kind("harmony.jinja", _harmony, text_end="<|end|>")
-"""As gpt-oss: channels; a turn with calls has reasoning or text in the history, not both."""
+HARMONY = Kind("harmony.jinja", _harmony, text_end="<|end|>", forced={"y": "Ġ"})
+"""As gpt-oss: channels; a turn with calls has reasoning or text in the history, not both. After "commentary" comes " "
+where both a call and a text may come."""
 
 
 def write_kind(folder: Path, kind: Kind, scripts: Mapping[str, Sequence[Turn]]) -> Path:
     """Write a script model of a kind."""
     answers = {name: [kind.answer(turn) for turn in turns] for name, turns in scripts.items()}
-    return write_script_model(folder, answers, (TEMPLATES / kind.template).read_text(), kind.opening, kind.text_end)
+    return write_script_model(folder, answers, (TEMPLATES / kind.template).read_text(), kind)
 
 
 def write_script_model(
-    folder: Path, scripts: Mapping[str, Sequence[Answer]], template: str, opening: str = "", text_end: str = ""
+    folder: Path, scripts: Mapping[str, Sequence[Answer]], template: str, kind: Kind = HERMES
 ) -> Path:
     """Write a checkpoint that says the answers of scripts.
 
     Args:
         template: a chat template that ends prompts with `{{ say(messages, tools, quiet) }}`.
-        opening: the end of a prompt for an answer that is not quiet.
-        text_end: what ends free text where a grammar demands calls.
+        kind: whose notation the answers have; its template and its `answer` are not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    vocabulary = Vocabulary(trained_tokenizer(), text_end)
+    vocabulary = Vocabulary(trained_tokenizer(), kind)
     for name, answers in scripts.items():
         for turn, answer in enumerate(answers):
-            vocabulary.add_answer(f"{name}.{turn}", answer, opening)
+            vocabulary.add_answer(f"{name}.{turn}", answer)
     turns = {name: len(answers) for name, answers in scripts.items()}
     macro = (TEMPLATES / "say.jinja").read_text().replace("TURNS", json.dumps(turns))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
-        "chat_template": macro.replace("OPENING", json.dumps(opening)) + template,
+        "chat_template": macro.replace("OPENING", json.dumps(kind.opening)) + template,
     }
     (folder / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer, ensure_ascii=False))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -187,22 +190,24 @@ def trained_tokenizer() -> str:
 class Vocabulary:
     """The tokens of a script model, and which follows which."""
 
-    def __init__(self, trained: str, text_end: str) -> None:
+    def __init__(self, trained: str, kind: Kind) -> None:
         self.tokenizer: dict[str, Any] = json.loads(trained)
         self.ids: dict[str, int] = self.tokenizer["model"]["vocab"]
         self.num_trained = len(self.ids)
         self.follows: dict[int, int] = {}
         self._bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self._said = {*LIKELY, text_end}
-        self.text_end = self._id_of_piece(text_end) if text_end else None
+        self._opening = kind.opening
+        self._said = {*LIKELY, kind.text_end}
+        self.text_end = self._id_of_piece(kind.text_end) if kind.text_end else None
+        self.follows |= {self.ids[one]: self.ids[then] for one, then in kind.forced.items()}
 
-    def add_answer(self, name: str, answer: Answer, opening: str) -> None:
+    def add_answer(self, name: str, answer: Answer) -> None:
         """Add the tokens of an answer, after a prompt's last token of this name, or of this name and `.quiet`."""
         if isinstance(answer.rest, str):
             loud, quiet = self._cut(answer.thought + answer.rest), self._cut(answer.rest) if answer.thought else None
         else:
             loud, quiet = [*self._cut(answer.thought), *answer.rest], list(answer.rest)
-        self._add_chain(f"<|{name}|>{opening}", loud)
+        self._add_chain(f"<|{name}|>{self._opening}", loud)
         self._add_chain(f"<|{name}.quiet|>", loud if quiet is None else quiet)
 
     def _add_chain(self, mark: str, pieces: Sequence[str]) -> None:

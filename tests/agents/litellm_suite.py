@@ -90,9 +90,7 @@ def test_anthropic_messages(thinks, provider, kind):
                 {"type": "tool_result", "tool_use_id": call["id"], "content": run_tool(call["name"], call["input"])[0]}
                 for call in calls
             ]
-            messages.extend(
-                [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}]
-            )
+            messages.extend([{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}])
         raise AssertionError(f"the loop did not end: {called}")
 
     answer = asyncio.run(run())

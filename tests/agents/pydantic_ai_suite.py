@@ -40,7 +40,8 @@ def look_up(query: str) -> str:
         raise ModelRetry(str(error)) from error
 
 
-TOOLS = [Tool(look_up, name="lookup", max_retries=3), Tool(add)]
+TOOLS = [Tool(look_up, name="lookup", max_retries=3, strict=False), Tool(add, strict=False)]
+STRICT = [Tool(look_up, name="lookup", max_retries=9, strict=True), Tool(add, strict=True)]
 
 
 def finished(agent, stream, question, **options):
@@ -56,7 +57,9 @@ def finished(agent, stream, question, **options):
 
 
 def called_by(result):
-    return [part.tool_name for message in result.all_messages() for part in message.parts if isinstance(part, ToolCallPart)]
+    return [
+        part.tool_name for message in result.all_messages() for part in message.parts if isinstance(part, ToolCallPart)
+    ]
 
 
 @pytest.mark.parametrize("thinks", [False, True], ids=["unset", "thinking"])
@@ -69,6 +72,15 @@ def test_loop(thinks, dialect, stream, kind):
     assert called_by(result) == CALLED
     assert result.output == ANSWER
     assert finished(agent, stream, "Again.", message_history=result.all_messages()).output == ANSWER
+
+
+@DIALECTS
+@STREAMED
+@KINDS
+def test_strict_tools(dialect, stream, kind):
+    result = finished(Agent(model(dialect, kind), tools=STRICT), stream, script("loop"))
+    assert called_by(result)
+    assert result.output == ANSWER
 
 
 @pytest.mark.parametrize("name", ["error", "unknown"])
@@ -95,4 +107,6 @@ def test_a_form(dialect, stream, kind):
 @DIALECTS
 @STREAMED
 def test_a_real_model(dialect, stream):
-    assert finished(Agent(model(dialect, "smollm2"), model_settings={"max_tokens": 16}), stream, "What is 2 + 2?").output
+    assert finished(
+        Agent(model(dialect, "smollm2"), model_settings={"max_tokens": 16}), stream, "What is 2 + 2?"
+    ).output

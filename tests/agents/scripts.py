@@ -62,7 +62,7 @@ def scripts(project: Path) -> dict[str, Sequence[Turn]]:
         "unknown": (Turn(calls=(Call("frobnicate", {"level": 3}),)), Turn(ANSWER)),
         "broken": (Turn(calls=(Call("lookup", {"query": LONG}),)), Turn(ANSWER)),
         "thinking": (Turn(thought=LONG.replace("word", "thought")), Turn(ANSWER)),
-        "aider": (Turn("note.txt\n```\neight\n```\n", thought="I write eight."),),
+        "text-edit": (Turn("note.txt\n```\neight\n```\n", thought="I write eight."),),
         "read": (
             Turn(calls=(Call("Read", {"file_path": str(project / "note.txt")}),), thought="I read it."),
             Turn(NOTE),
