@@ -9,6 +9,8 @@
     │   ├── ModelNotFoundError   the request names a model that is not served here
     │   ├── WrongTaskError       the model that is served is for another task
     │   ├── RequestNotFoundError the journal knows no such request
+    │   ├── ResponseNotFoundError    no such response or item is stored
+    │   │   └── PreviousResponseNotFoundError    the response to continue is not stored
     │   ├── BodyTooLargeError    the HTTP body exceeds its limit
     │   └── QuarantinedError     an equal request made the engine fail, more than once
     ├── AuthenticationError      no API key, or one that this server does not know
@@ -90,6 +92,14 @@ class WrongTaskError(InvalidRequestError):
 
 class RequestNotFoundError(InvalidRequestError):
     """The journal knows no such request."""
+
+
+class ResponseNotFoundError(InvalidRequestError):
+    """No such response, or no response with such an item, is stored."""
+
+
+class PreviousResponseNotFoundError(ResponseNotFoundError):
+    """The response to continue, or one that it continues, is not stored."""
 
 
 class BodyTooLargeError(InvalidRequestError):

@@ -212,8 +212,13 @@ class Metrics:
     journal_write_errors: Counter = _counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
     journal_damaged: Counter = _counter(
         "penstock_journal_damaged",
-        "Requests with damaged journal rows: request (lost), result (lost) or tokens (recomputed).",
+        "Requests with damaged journal rows: request (lost), result (lost) or tokens (recomputed); response: a stored "
+        "response (lost).",
         label="what",
+    )
+    stored_responses: Gauge = _gauge("penstock_stored_responses", "Responses stored for `previous_response_id`.")
+    stored_response_bytes: Gauge = _gauge(
+        "penstock_stored_response_bytes", "Memory of stored responses, at most `--max-stored-response-bytes`."
     )
     step_tokens: Counter = _counter("penstock_scheduled_tokens", "Tokens computed in forward passes.")
     tokens_a_step: Histogram = _histogram(

@@ -24,6 +24,8 @@ MAX_BIAS = 100.0
 MAX_LISTED_TOKENS = 16_384
 MAX_BAD_WORDS = 256
 SEED_RANGE = 2**64
+MAX_FORM_CHARACTERS = 2**19
+"""Maximum characters of a schema, of a grammar, or of all choices together."""
 _UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -57,15 +59,17 @@ def check_exact(schema: object, param: str, pointer: str = "") -> None:
     Raises:
         InvalidRequestError: a number of the schema was rounded when it was read.
     """
-    if isinstance(schema, RoundedNumber):
-        where = f"{param}: {pointer or '/'} is {schema.literal}"
-        raise InvalidRequestError(f"{where}, which a double cannot represent exactly: write fewer digits", param)
-    if isinstance(schema, (list, tuple)):
-        for index, value in enumerate(schema):
-            check_exact(value, param, f"{pointer}/{index}")
-    elif isinstance(schema, Mapping):
-        for key, value in schema.items():
-            check_exact(value, param, f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}")
+    pending = [(pointer, schema)]
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, RoundedNumber):
+            where = f"{param}: {place or '/'} is {value.literal}"
+            raise InvalidRequestError(f"{where}, which a double cannot represent exactly: write fewer digits", param)
+        if isinstance(value, (list, tuple)):
+            pending += [(f"{place}/{index}", one) for index, one in enumerate(value)]
+        elif isinstance(value, Mapping):
+            keys = ((str(key).replace("~", "~0").replace("/", "~1"), one) for key, one in value.items())
+            pending += [(f"{place}/{key}", one) for key, one in keys]
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,43 @@ def test_streams_and_calls_come_to_their_end_though_both_processes_are_killed(tm
         server.stop()
 
 
+def test_a_response_whose_end_a_client_has_seen_is_stored_though_both_processes_are_killed(tmp_path: Path) -> None:
+    journal, port = tmp_path / "journal", free_port()
+    server = start(journal, port).wait_until_listening()
+    body = {"model": server.model, "max_output_tokens": 4}
+    seen: list[dict[str, Any]] = []
+
+    def create(stream: bool) -> dict[str, Any]:
+        """The next response of the conversation; if it is streamed, the servers are killed as soon as it has come."""
+        previous = {"previous_response_id": seen[-1]["id"]} if seen else {}
+        more = {"input": f"turn {len(seen)}", "stream": stream} | previous
+        if not stream:
+            answer = httpx.post(f"{server.url}/v1/responses", json=body | more, timeout=60)
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+        with httpx.stream("POST", f"{server.url}/v1/responses", json=body | more, timeout=60) as events:
+            for line in events.iter_lines():
+                event = json.loads(line[6:]) if line.startswith("data: ") else {}
+                if event.get("type") in ("response.completed", "response.incomplete"):
+                    for pid in (*server.children(), server.process.pid):
+                        os.kill(pid, signal.SIGKILL)
+                    return dict(event["response"])
+        raise AssertionError("it did not end")
+
+    try:
+        for _ in range(KILLS):
+            seen += [create(False)]
+            seen += [create(True)]
+            server.stop()
+            server = start(journal, port).wait_until_listening()
+            for response in seen:
+                assert httpx.get(f"{server.url}/v1/responses/{response['id']}").json() == response
+        last = create(False)
+        assert last["usage"]["input_tokens"] > seen[-1]["usage"]["input_tokens"], "it goes on with all turns"
+    finally:
+        server.stop()
+
+
 def num_heard(readers: list[Reader]) -> int:
     """Tokens that all have heard of."""
     return sum(len(tokens) for reader in readers for tokens in reader.tokens.values())

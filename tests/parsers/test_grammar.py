@@ -1,18 +1,23 @@
 """What grammars let a model write, asked of the library that enforces them."""
 
 import json
+import os
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from llguidance import LLTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLParserLimits, LLTokenizer
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import FORMATS, GEMMA, HARMONY, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
+from penstock.parsers.tagged import TypesOfProperties
 from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, arguments_text, call_id, called, template_id
-from penstock.sampling_params import SamplingParams, Structured
+from penstock.sampling_params import MAX_FORM_CHARACTERS, RoundedNumber, SamplingParams, Structured
 from penstock.structured.vocabulary import Pieces
 from tests.parsers.test_formats import TAGGED, call, write
 from tests.structured.answers import follows
@@ -43,6 +48,9 @@ BYTE_PIECES = Pieces([bytes([byte]) for byte in range(256)] + [b""] * 6)
 ONE_CALL = (LLAMA, HARMONY)
 """Formats with one call at most in an answer."""
 formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
+json_formats = pytest.mark.parametrize(
+    "format", [one for one in FORMATS if one not in (*TAGGED, GEMMA)], ids=lambda one: one.name
+)
 formats_of_json = pytest.mark.parametrize(
     "format", [one for one in FORMATS if one is not GEMMA], ids=lambda one: one.name
 )
@@ -336,7 +344,8 @@ def test_strings_between_tags_obey_words_and_lengths(format):
     [
         ({"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),
         ({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}, "minimum"),
-        ({"properties": {"a": {"description": "x", "not": {}}}}, "not"),
+        ({"properties": {"a": {"description": "x", "not": {"const": 1}}}}, "not"),
+        ({"properties": {"a": {"not": {}}}, "required": ["a"]}, "required"),
         ({"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}}}, "format"),
         ({"properties": {"a": {"type": "string", "minLength": 10**6}}}, "minLength"),
         ({"minProperties": 1}, "minProperties"),
@@ -345,9 +354,12 @@ def test_strings_between_tags_obey_words_and_lengths(format):
 )
 def test_what_cannot_be_enforced_between_tags_is_refused_by_name(format, schema, keyword):
     with pytest.raises(InvalidRequestError, match=keyword) as refused:
-        grammar(format, Function("f", None, schema), choice="required")
+        grammar(format, Function("f", None, schema, strict=True))
     assert refused.value.param == "tools"
     assert grammar(format, Function("f", None, schema), STRICT), "it need not validate here"
+    forced = grammar(format, Function("f", None, schema), STRICT, choice="required")
+    assert told(write(format, [("f", {"a": "what?"})]), forced), "it cannot validate"
+    assert told(write(format, [("count", {"n": "many"})]), forced) is False
 
 
 def test_every_grammar_lets_a_call_through():
@@ -369,10 +381,9 @@ def test_arguments_that_are_nested_too_deeply_stay_text_or_are_refused():
 @pytest.mark.parametrize(
     ("change", "keyword"),
     [
-        ({"required": None}, "required"),
         ({"required": "n"}, "required"),
         ({"properties": [1]}, "properties"),
-        ({"properties": {"n": {"type": "string", "enum": None}}}, "enum"),
+        ({"properties": {"n": {"type": "string", "enum": "a"}}}, "enum"),
         ({"properties": {"n": {"type": "string", "minLength": "3"}}}, "minLength"),
     ],
 )
@@ -381,3 +392,206 @@ def test_a_malformed_schema_of_arguments_is_refused_by_its_keyword(tags, change,
     function = replace(STRICT, parameters={**STRICT.parameters, **change})
     with pytest.raises(InvalidRequestError, match=keyword):
         tags.grammar.arguments(function, 0, True, json.dumps)
+
+
+ROUNDED = RoundedNumber(0.1)
+ROUNDED.literal = "0.10000000000000000001"
+ODD = {
+    "nowhere": ({"$ref": "#/nowhere"}, 1),
+    "look-around": ({"type": "string", "pattern": "a(?=b)"}, "c"),
+    "not": ({"not": {"type": "string"}}, "a"),
+    "uniqueItems": ({"type": "array", "items": {"type": "object"}, "uniqueItems": True}, [{}, {}]),
+    "if, then": ({"type": "number", "if": {}, "then": {}}, 1),
+    "0000001": ({"const": ROUNDED}, 0.2),
+    "no double": ({"const": 2**60 + 1}, 5),
+    "Unsatisfiable": ({"type": "integer", "minimum": 5, "maximum": 3}, 4),
+    "is unsatisfiable": ({"not": {}}, 1),
+    "must be one": ({"type": "text"}, "a"),
+    "a schema": (5, "a"),
+}
+"""Schemas of a property that cannot be enforced, by words of their refusal, each with some value of its type."""
+odd_schemas = pytest.mark.parametrize("words", ODD)
+
+
+def odd_tool(words, strict=False):
+    return Function("odd.1", None, {"properties": {"x": ODD[words][0]}, "required": ["x"]}, strict)
+
+
+@odd_schemas
+@json_formats
+def test_a_schema_that_cannot_be_enforced_leaves_its_tool_free_and_no_other(format, words):
+    forced = grammar(format, STRICT, odd_tool(words), CITY, choice="required")
+    for made in (PARIS, FIVE, ("odd.1", {"x": ODD[words][1]}), ("odd.1", {"y": {}})):
+        assert told(calls_of(format, made), forced), made
+    for made in (("count", {"n": "many"}), ("city", {}), ("odd.1", "no object")):
+        assert told(calls_of(format, made), forced) is False, made
+    assert told(text_of(format, "Hi"), grammar(format, odd_tool(words), parallel=False)), (
+        "where it need not validate, it is free"
+    )
+
+
+@odd_schemas
+@json_formats
+def test_a_strict_tool_whose_schema_cannot_be_enforced_is_refused(format, words):
+    with pytest.raises(InvalidRequestError, match=words) as refused:
+        told("", grammar(format, STRICT, odd_tool(words, strict=True)))
+    assert "odd.1" in str(refused.value) or "unsatisfiable" in str(refused.value).lower()
+
+
+@odd_schemas
+@pytest.mark.parametrize("format", TAGGED, ids=lambda one: one.name)
+def test_between_tags_such_a_value_is_free_and_no_other(format, words):
+    schema, value = ODD[words]
+    function = Function("f", None, {"properties": {"x": schema, "n": {"type": "integer"}}, "required": ["n"]})
+    forced = grammar(format, function, STRICT, choice="required")
+    never = words == "is unsatisfiable"
+    assert told(write(format, [("f", {"x": value, "n": 5})]), forced) is (not never)
+    for made in (("f", {"x": value}), ("f", {"n": "a"}), ("count", {"n": "many"})):
+        assert told(write(format, [made]), forced) is False, made
+    strict = replace(function, strict=True)
+    if not never:
+        with pytest.raises(InvalidRequestError):
+            told("", grammar(format, strict))
+
+
+def test_where_the_whole_is_too_much_for_the_library_only_strict_tools_are_enforced(monkeypatch):
+    """Each schema compiles alone."""
+    wide = {"properties": {f"p{number}": {"type": "boolean"} for number in range(400)}}
+    forced = grammar(HERMES, STRICT, *(Function(f"f{n}", None, wide) for n in range(5)), choice="required")
+    good, bad = write(HERMES, [("f1", {"p0": True})]), write(HERMES, [("f1", {"p0": 0})])
+    assert told(good, forced)
+    assert told(bad, forced) is False
+    monkeypatch.setattr("penstock.structured.grammar.LIMITS", LLParserLimits(max_grammar_size=12_000))
+    assert told(good, forced)
+    assert told(bad, forced)
+    assert told(write(HERMES, [("count", {"n": "many"})]), forced) is False
+    monkeypatch.setattr("penstock.structured.grammar.LIMITS", LLParserLimits(max_grammar_size=10))
+    with pytest.raises(InvalidRequestError, match="grammar"):
+        told(good, forced)
+
+
+@formats
+def test_of_as_many_tools_as_are_permitted_those_are_enforced_for_which_there_is_room(format):
+    schema = {"properties": {"n": {"type": "integer", "description": "Some words. " * 200}}, "required": ["n"]}
+    functions = [Function(f"f{number}".ljust(128, "_"), None, schema) for number in range(MAX_TOOLS - 1)]
+    form = called_by(format, Tools((*functions, STRICT), "required"))
+    first, last = functions[0].name, functions[-1].name
+    for made in ((first, {"n": 5}), FIVE, (last, {} if format is GEMMA else {"other": 5})):
+        assert told(calls_of(format, made), form), made
+    for made in ((first, {}), ("count", {})):
+        assert told(calls_of(format, made), form) is False, made
+
+
+def test_a_tool_whose_schema_alone_is_too_large_leaves_room_for_others():
+    large = Function("large", None, {"properties": {"n": {"const": "x" * MAX_FORM_CHARACTERS}}})
+    forced = grammar(HERMES, large, replace(STRICT, strict=False), choice="required")
+    assert told(write(HERMES, [("large", {"n": 1})]), forced)
+    assert told(write(HERMES, [("count", {"n": "many"})]), forced) is False
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_FORM_CHARACTERS}"):
+        told("", grammar(HERMES, replace(large, strict=True)))
+
+
+keywords = st.sampled_from(
+    [
+        *(
+            "type",
+            "properties",
+            "required",
+            "items",
+            "enum",
+            "const",
+            "pattern",
+            "format",
+            "minimum",
+            "maxLength",
+            "not",
+        ),
+        *("anyOf", "allOf", "oneOf", "$ref", "$defs", "additionalProperties", "propertyNames", "uniqueItems", "a", "b"),
+        *("prefixItems", "multipleOf", "patternProperties", "minProperties", "default", "if"),
+    ]
+)
+words = st.sampled_from(
+    ["string", "integer", "object", "array", "#", "#/$defs/a", "date", "^a(?=b)", "^[ab]+$", "a", ""]
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False, allow_infinity=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keywords, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=int(os.environ.get("TEST_SWEEP", "60")))
+@given(st.dictionaries(keywords, anything, max_size=4))
+def test_a_tool_that_is_not_strict_may_have_any_schema(parameters):
+    """Whatever its keywords are, calls can be required, and those of another tool validate."""
+    function = Function("odd", None, {**parameters, "type": "object"})
+    for format in FORMATS:
+        forced = grammar(format, STRICT, function, choice="required")
+        assert told(calls_of(format, FIVE), forced)
+        assert told(calls_of(format, ("count", {"n": "a"})), forced) is False
+
+
+HARMLESS = {
+    "no keyword": ({}, {"type": "object"}),
+    "required null": ({"type": "object", "required": None}, {"type": "object"}),
+    "properties null": ({"properties": None}, {"type": "object"}),
+    "type null": ({"type": None}, {"type": "object"}),
+    "type a list": ({"type": ["object"]}, {"type": "object"}),
+    "type a list with null": ({"type": ["object", "null"]}, {"type": "object"}),
+    "a property null": ({"properties": {"a": None}}, {"type": "object", "properties": {"a": {}}}),
+    "nulls in properties": (
+        {"properties": {"a": {"type": "array", "items": {"enum": None}, "default": None, "title": None}}},
+        {"type": "object", "properties": {"a": {"type": "array", "items": {}, "default": None}}},
+    ),
+    "nulls that are values": (
+        {"properties": {"a": {"enum": [None, 1]}, "b": {"anyOf": [{"const": None}, {"type": "array", "title": None}]}}},
+        {
+            "type": "object",
+            "properties": {"a": {"enum": [None, 1]}, "b": {"anyOf": [{"const": None}, {"type": "array"}]}},
+        },
+    ),
+    "additionalProperties {}": ({"additionalProperties": {}}, {"type": "object", "additionalProperties": {}}),
+    "$schema and $id": (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://a.example/x"},
+        {"type": "object", "$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://a.example/x"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_odd_schemas_mean_what_their_authors_meant(case):
+    given, schema = HARMLESS[case]
+    function = Function("f", None, given)
+    assert function.schema == schema
+    seen = function.as_template_sees_it()["function"]["parameters"]
+    assert {**seen, "type": "object"} == schema
+    for format in FORMATS:
+        for strict in (False, True):
+            forced = grammar(format, replace(function, strict=strict), choice="required")
+            assert told(calls_of(format, ("f", {})), forced)
+
+
+def test_without_parameters_a_tool_takes_none_and_its_template_sees_none():
+    assert NOTHING.schema["additionalProperties"] is False
+    assert "parameters" not in NOTHING.as_template_sees_it()["function"]
+
+
+def test_draft_7_and_alternatives_at_the_root_are_enforced():
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "anyOf": [{"properties": {"a": {"$ref": "#/definitions/X"}}, "required": ["a"]}, {"maxProperties": 0}],
+        "definitions": {"X": {"type": "string"}},
+    }
+    forced = grammar(HERMES, Function("f", None, schema), choice="required")
+    assert told(write(HERMES, [("f", {"a": "x"})]), forced)
+    assert told(write(HERMES, [("f", {})]), forced)
+    assert told(write(HERMES, [("f", {"a": 1})]), forced) is False
+
+
+def test_properties_that_share_a_large_definition_are_read_in_linear_time():
+    shared = {"x": {"anyOf": [{"const": number} for number in range(2_000)]}}
+    properties = {f"p{number}": {"$ref": "#/$defs/x"} for number in range(2_000)}
+    types = TypesOfProperties({"properties": properties, "$defs": shared})
+    began = time.process_time()
+    assert all(types.of(name) == {"integer", "number"} for name in properties)
+    assert time.process_time() - began < 1.0

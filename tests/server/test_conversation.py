@@ -3,111 +3,23 @@
 OpenAI's client is the real one; it talks to the application in this process.
 """
 
-import asyncio
 import json
-import time
 
-import httpx
 import openai
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.config import EngineConfig
-from penstock.frontend.client import AsyncEngine
-from penstock.frontend.link import EngineLink
-from penstock.request import FinishReason, SequenceOutput, TokenLogprob
-from penstock.server.app import create_app
-from penstock.server.config import ServerConfig
-from tests.engine.rule_core import RuleCore
+from tests.server.echoing import HARMONY, HERMES, LLAMA, MISTRAL, PLAIN, echoing, write_checkpoint
 
-END = 0
-HARMONY_MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|call|>"]
-SPECIAL = ["<|end|>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "[THINK]", "[/THINK]", *HARMONY_MARKS]
-SAY = "{{ messages[-1].content }}{% if opened %}<think>\n{% endif %}"
-HERMES = SAY + "{# <tool_call> </think> #}{% if enable_thinking %}{% endif %}"
-MISTRAL = SAY + "{# [TOOL_CALLS] [ARGS] [/THINK] #}"
-LLAMA = SAY + "{# <|python_tag|> #}"
-HARMONY = SAY + "{# <|channel|>analysis <|end|> #}"
-PLAIN = SAY
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-class EchoCore(RuleCore):
-    """Each answer is its prompt once more, and an end-of-text token."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
-
-    def step(self, begin):
-        self._steps += 1
-        begin(len(self._running), [self._places[request_id] for request_id, _ in self._running])
-        outputs, self._ended = self._ended, []
-        for key, (request, done) in list(self._running.items()):
-            prompt = request.prompt_token_ids
-            token, stop = (END, True) if done == len(prompt) else (prompt[done], False)
-            last = done + 1 == request.params.max_tokens
-            reason = FinishReason.STOP if stop else FinishReason.LENGTH if last else None
-            logprobs = None if request.params.logprobs is None else [TokenLogprob(token, -0.5)]
-            outputs.append(SequenceOutput(*key, [token], logprobs, reason, None, time.monotonic()))
-            self._running[key] = (request, done + 1)
-            if reason is not None:
-                del self._running[key]
-        return outputs
-
-
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """A folder for each template; the tokenizer has a token for each byte, and the special ones."""
-
-    def write(name, template):
-        folder = tmp_path_factory.mktemp(name)
-        tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
-        tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        (folder / "config.json").write_text("{}")
-        return folder
-
-    return {
-        name: write(name, template)
-        for name, template in (
-            *(("hermes", HERMES), ("mistral", MISTRAL), ("llama", LLAMA)),
-            *(("harmony", HARMONY), ("plain", PLAIN)),
-        )
-    }
-
-
-@pytest.fixture(scope="module")
-def ask(checkpoints):
+def ask(tmp_path_factory):
     """Run `talk(OpenAI's client, http)` against a server of a checkpoint; each is started once."""
-    loop, opened = asyncio.new_event_loop(), {}
-
-    async def start(name):
-        config = EngineConfig.from_options(model=str(checkpoints[name]))
-        engine = await AsyncEngine.start(config, EngineLink(config, "tests.server.test_conversation:EchoCore"))
-        transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
-        http = httpx.AsyncClient(transport=transport, base_url="http://penstock")
-        return (
-            engine,
-            http,
-            openai.AsyncOpenAI(base_url="http://penstock/v1", api_key="x", http_client=http, max_retries=0),
-        )
-
-    def run(name, talk):
-        if name not in opened:
-            opened[name] = loop.run_until_complete(start(name))
-        _, http, client = opened[name]
-        loop.run_until_complete(asyncio.wait_for(talk(client, http), 60))
-
-    yield run
-    for engine, _, client in opened.values():
-        loop.run_until_complete(client.close())
-        loop.run_until_complete(engine.close())
-    loop.run_until_complete(loop.shutdown_default_executor())
-    loop.close()
+    templates = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA, "harmony": HARMONY, "plain": PLAIN}
+    folders = {name: write_checkpoint(tmp_path_factory.mktemp(name), one) for name, one in templates.items()}
+    with echoing(folders) as run:
+        yield run
 
 
 async def chat(client, says, **options):

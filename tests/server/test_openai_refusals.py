@@ -119,7 +119,7 @@ REFUSED_COMPLETION = [
 
 
 def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong_with_it(server):
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "null"}}}}
     error = refusal(server.post("/v1/chat/completions", messages=HELLO, response_format=schema))
     assert error["param"] == "response_format"
     assert error["message"] == "the JSON schema cannot be obeyed: these keywords are not supported: not"
@@ -129,7 +129,7 @@ def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong
 
 
 def test_each_caller_of_an_impossible_schema_is_told_its_own_field(server):
-    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "null"}}}}
     asked = {"messages": HELLO, "max_tokens": 2, "output_format": {"type": "json_schema", "schema": schema}}
     assert server.post("/v1/messages", **asked).status_code == 400
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -5,8 +5,15 @@ import typing
 
 import openai
 import pytest
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from pydantic import TypeAdapter
 
+from penstock.sampling_params import ResolvedParams
+from penstock.server.openai.answers import Head
+from penstock.server.openai.responses_answer import ResponsesAnswer
+from penstock.server.openai.responses_items import OutputItems
 from penstock.server.openai.responses_schema import ResponsesBody
 from tests import fetch
 
@@ -92,8 +99,41 @@ def test_a_conversation_goes_on_from_an_answer_as_it_came(client):
 
 
 def test_each_parameter_that_openai_documents_is_obeyed_or_refused_by_name():
-    names = set(typing.get_type_hints(ResponseCreateParamsBase))
-    assert names <= set(ResponsesBody.model_fields) | set(ResponsesBody.NOT_OBEYED)
+    assert set(typing.get_type_hints(ResponseCreateParamsBase)) <= ResponsesBody.known_fields()
+
+
+@pytest.mark.parametrize(
+    ("change", "ignored"),
+    [
+        ({"client_metadata": {"session_id": "s"}}, "client_metadata"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, None),
+        ({"reasoning": {"summary": "auto", "context": "auto", "mode": "pro"}}, "reasoning"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": None, "summary": None}}, None),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "disabled"}, None),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"max_tool_calls": 5}, "max_tool_calls"),
+        ({"prompt_cache_key": "k", "prompt_cache_retention": "24h"}, "prompt_cache_key, prompt_cache_retention"),
+        ({"safety_identifier": "s", "user": "u"}, "safety_identifier, user"),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, "stream_options.include_obfuscation"),
+        ({"tools": [{"type": "web_search", "external_web_access": True}]}, "tools.type"),
+        ({"background": False, "context_management": []}, None),
+        ({"store": True}, None),
+        ({"model": None}, None),
+        ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
+    ],
+)
+def test_what_has_no_effect_is_accepted_and_named(server, change, ignored):
+    answer = server.post("/v1/responses", **{"input": HELLO, "max_output_tokens": 2} | change)
+    assert answer.status_code == 200, answer.text
+    named = answer.headers.get("penstock-ignored")
+    if ignored == "reasoning":
+        assert named == "reasoning.summary, reasoning.context, reasoning.mode"
+    else:
+        assert named == ignored
 
 
 @pytest.mark.parametrize(
@@ -104,30 +144,30 @@ def test_each_parameter_that_openai_documents_is_obeyed_or_refused_by_name():
         ({"instructions": "\ud800"}, "instructions"),
         ({"input": [{"role": "user", "content": "\ud800"}]}, "input[0].content"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": "\ud800"}]}, "input[0].output"),
-        ({"input": [{"type": "web_search_call", "id": "1"}]}, "input[0]"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].image_url",
-        ),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"image": {}}, "image"),
+        ({"access_programs": {}}, "access_programs"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"tools": [{"type": "function", "name": "f"}], "include": ["message.output_text.logprobs"]}, "include"),
-        ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
-        ({"max_output_tokens": 600}, "max_output_tokens"),
         ({"input": "!" * 600}, "input"),
         ({"max_tokens": 5}, "max_tokens"),
+        ({"stop": ["x"]}, "stop"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_output_token": 5}, "max_output_token"),
     ],
 )
 def test_what_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param):
@@ -140,3 +180,20 @@ def test_what_cannot_be_obeyed_is_refused_by_the_parameter(server, change, param
 def test_an_unknown_model_is_not_found(client):
     with pytest.raises(openai.NotFoundError):
         create(client, model="gpt-9")
+
+
+def test_a_sign_of_life_repeats_the_last_number_and_disturbs_no_client():
+    head, body = Head("resp_1", 1, "tiny"), ResponsesBody.model_validate({"input": HELLO})
+    params = ResolvedParams(1, 0.7, 0, 1.0, 0.0, 1, 50, 0, (2,), 1)
+    answer = ResponsesAnswer(head, body, params, None, None, OutputItems("resp_1", {}), None)
+    assert answer.keep_alive() == b""
+    answer.begin_stream()
+    name, data, *_ = answer.keep_alive().decode().split("\n")
+    alive = json.loads(data.removeprefix("data: "))
+    assert name == "event: response.in_progress"
+    assert (alive["sequence_number"], alive["response"]["id"], alive["response"]["output"]) == (1, "resp_1", [])
+    created = json.loads(answer.begin_stream().decode().split("\n")[1].removeprefix("data: "))
+    state = ResponseStreamState(input_tools=openai.omit, text_format=openai.omit)
+    for data in (created, alive, alive):
+        event = TypeAdapter(ResponseStreamEvent).validate_python(data)
+        assert [one.type for one in state.handle_event(event)] == [data["type"]]

@@ -41,3 +41,18 @@ def random_answer(grammar, vocabulary, dice, most=300):
             return answer
         answer.append(dice.choice(tokens))
     return answer
+
+
+def finished(grammar, vocabulary, dice, most=250):
+    """The tokens of a random answer that leans to its end; None if it has none in time."""
+    matcher, answer = Matcher(grammar), array("i")
+    while len(answer) < most:
+        assert matcher.follow(answer)
+        tokens, may_end = mask(matcher, vocabulary)
+        if may_end and (not tokens or dice.random() < 0.5):
+            return answer
+        if not tokens:
+            return None  # all keys or items that were left are used up
+        ends = [token for token in tokens if vocabulary.pieces.texts[token][:1] in (b'"', b"}", b"]", b",")]
+        answer.append(dice.choice(ends if ends and dice.random() < 0.4 else tokens))
+    return None

@@ -20,7 +20,7 @@ _PET = {
 
 @dataclass(frozen=True)
 class Feature:
-    """A row: enforced if `refused` is empty, else refused with an error that contains `refused`."""
+    """A row: refused with an error that contains `refused`, or accepted if that is empty."""
 
     name: str
     note: str
@@ -29,14 +29,19 @@ class Feature:
     """Answers, as JSON text."""
     bad: tuple[str, ...] = ()
     refused: str = ""
+    effect: str = "enforced"
 
     @property
     def row(self) -> str:
-        return f"| {self.name} | {'refused' if self.refused else 'enforced'} | {self.note} |"
+        return f"| {self.name} | {'refused' if self.refused else self.effect} | {self.note} |"
 
 
 def enforced(name: str, note: str, schema: Any, good: list[str], bad: list[str]) -> Feature:
     return Feature(name, note, schema, tuple(good), tuple(bad))
+
+
+def ignored(name: str, note: str, schema: Any, good: list[str], bad: list[str]) -> Feature:
+    return Feature(name, note, schema, tuple(good), tuple(bad), effect="no effect")
 
 
 def refused(name: str, note: str, schema: Any, words: str) -> Feature:
@@ -88,8 +93,21 @@ FEATURES = [
     enforced("`multipleOf`", "", {"type": "number", "multipleOf": 0.07}, ["0.14"], ["0.1"]),
     enforced("`minLength`, `maxLength`", "", string(minLength=2, maxLength=3), ['"ab"', '"日本語"'], ['"a"', '"abcd"']),
     enforced("`pattern`", "syntax of ECMA-262", string(pattern=r"^[[:a]\d+$"), ['":1"', '"[12"'], ['"b1"']),
-    refused("look-around, `\\b`, backreferences, flags in `pattern`", "", string(pattern="a(?=b)"), "look-around"),
-    enforced("pydantic's `Decimal`", "", string(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"), ['"-1.5"'], ['"-."', '""']),
+    enforced(
+        "look-ahead at the beginning of a `pattern`",
+        "`^(?=X)Y`, also several",
+        string(pattern=r"^(?=.*[A-Z])(?=[^\d]*\d).{2,3}$"),
+        ['"A1"', '"1bA"'],
+        ['"a1"', '"AA"', '"A1bc"'],
+    ),
+    enforced(
+        "look-ahead of zod and pydantic",
+        "emails before zod 4.6, durations, IBANs; `Decimal`",
+        string(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"),
+        ['"-1.5"'],
+        ['"-."', '""'],
+    ),
+    refused("other look-around, `\\b`, backreferences, flags", "", string(pattern="a(?=b)"), "look-around"),
     enforced("`format`: `date`", "years 1 to 9999", string(format="date"), ['"2024-02-29"'], ['"2023-02-29"']),
     enforced("`time`", "no leap seconds", string(format="time"), ['"12:00:59Z"'], ['"12:00:60Z"', '"12:00:00"']),
     enforced(
@@ -106,13 +124,13 @@ FEATURES = [
         ['"1.2.3"', '"256.1.1.1"'],
     ),
     enforced(
-        "`password`, `binary`, `byte`, `int32`, `int64`, `float`, `double`, `file-path`",
-        "without effect, as are `directory-path`, `path`, `decimal`, `int8` to `uint64`",
-        string(format="password"),
-        ['"anything"'],
-        ["1"],
+        "a format beside `pattern`",
+        "both, if a string can have both; otherwise the pattern",
+        string(format="time", pattern=r"^[0-2]\d:[0-5]\d$"),
+        ['"12:00"'],
+        ['"12:00:00Z"'],
     ),
-    refused("other formats", "", string(format="idn-email"), 'the format "idn-email" is not known'),
+    ignored("other formats", "annotations: `password`, `int32`, `nanoid`", string(format="regex"), ['"("'], ["1"]),
     enforced(
         "`properties`, `required`",
         "in the order of the schema",
@@ -136,7 +154,7 @@ FEATURES = [
     ),
     enforced(
         "`propertyNames`",
-        "one of: enum, pattern, format, lengths",
+        "one of: enum, pattern, format, lengths; a format beside a pattern has no effect",
         obj(propertyNames={"enum": ["a", "b"]}, additionalProperties={"type": "integer"}),
         ['{"a": 1}', '{"a": 1, "b": 2}'],
         ['{"c": 1}'],
@@ -172,10 +190,19 @@ FEATURES = [
         ["2"],
     ),
     refused("`$ref` to other documents", "", {"$ref": "http://example.com/x"}, "is in another document"),
+    enforced(
+        "`not: {}`",
+        "forbids everything, as `false` does: zod's `never`",
+        array(items={"not": {}, "title": "T"}),
+        ["[]"],
+        ["[1]", "[[]]"],
+    ),
+    refused("other `not`", "", {"not": {"type": "string"}}, "not supported: not"),
+    ignored("keywords that are null", "", {"type": ["integer"], "enum": None, "minimum": None}, ["1"], ['"a"']),
     *(
         refused(f"`{name}`", "", {name: {}}, f"not supported: {name}")
         for name in (
-            *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
+            *("if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
             *("unevaluatedProperties", "unevaluatedItems", "$dynamicRef"),
         )
     ),

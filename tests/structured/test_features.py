@@ -29,7 +29,7 @@ def test_each_row_of_the_table_holds(vocabulary, tokenizer, feature):
     validator = validators.validator_for(feature.schema)(feature.schema)
     for text in feature.good:
         assert accepts(vocabulary, tokenizer, structured, text), text
-        if "Decimal" not in feature.name and "[[:" not in json.dumps(feature.schema):
+        if "[[:" not in json.dumps(feature.schema) and None not in feature.schema.values():
             validator.validate(json.loads(text))
     for text in feature.bad:
         assert not accepts(vocabulary, tokenizer, structured, text), text

@@ -5,7 +5,6 @@
 
 import json
 import os
-from array import array
 from decimal import Decimal
 from random import Random
 
@@ -16,11 +15,9 @@ from jsonschema import Draft202012Validator
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
-from penstock.structured.matcher import Matcher
-from tests.structured.answers import mask
+from tests.structured.answers import finished
 
 EXAMPLES = int(os.environ.get("TEST_SWEEP", "60"))
-LONGEST = 250
 
 numbers = st.one_of(
     st.integers(-20, 20),
@@ -31,9 +28,11 @@ numbers = st.one_of(
 scalars = st.one_of(st.none(), st.booleans(), numbers, st.text('ab"\\\nüé/', max_size=3))
 names = st.sampled_from(["a", "b", "ü", 'q"', "x y"])
 formats = st.sampled_from(
-    ["date", "time", "date-time", "hostname", "email", "ipv4", "ipv6", "uuid", "int32", "password"]
+    ["date", "time", "date-time", "hostname", "email", "ipv4", "ipv6", "uuid", "int32", "password", "nanoid"]
 )
-patterns = st.sampled_from(["^[ab]{1,3}$", "b", "^\\d{2}-\\w$", "^[^a]*?x$", "^(a|bc){1,2}$", "^.\\s.$"])
+patterns = st.sampled_from(
+    ["^[ab]{1,3}$", "b", "^\\d{2}-\\w$", "^[^a]*?x$", "^(a|bc){1,2}$", "^.\\s.$", "^(?=.*b)[ab1]{2,3}$"]
+)
 
 
 @st.composite
@@ -58,6 +57,7 @@ leaves = st.one_of(
         {"type": st.just("integer"), "minimum": st.just(0), "maximum": st.just(99), "multipleOf": st.integers(1, 9)}
     ),
     st.just({"type": ["boolean", "null"]}),
+    st.just({"not": {}}),
     integers(),
     fractions(),
 )
@@ -113,21 +113,6 @@ def containers(inner):
 
 
 schemas = st.recursive(leaves, containers, max_leaves=5)
-
-
-def finished(grammar, vocabulary, dice):
-    """The tokens of a random answer that leans to its end; None if it has none in time."""
-    matcher, answer = Matcher(grammar), array("i")
-    while len(answer) < LONGEST:
-        assert matcher.follow(answer)
-        tokens, may_end = mask(matcher, vocabulary)
-        if may_end and (not tokens or dice.random() < 0.5):
-            return answer
-        if not tokens:
-            return None  # all keys or items that were left are used up
-        ends = [token for token in tokens if vocabulary.pieces.texts[token][:1] in (b'"', b"}", b"]", b",")]
-        answer.append(dice.choice(ends if ends and dice.random() < 0.4 else tokens))
-    return None
 
 
 def no_key_twice(pairs):

@@ -11,7 +11,7 @@ from penstock.structured.worker import inspect
 LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 WIDE = {
     "type": "object",
-    "properties": {f"p{i}": {"type": "integer"} for i in range(900)},
+    "properties": {f"p{i}": {"type": "integer"} for i in range(2000)},
     "additionalProperties": False,
 }
 

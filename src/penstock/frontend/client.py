@@ -42,6 +42,7 @@ from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, Req
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
+from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
@@ -359,6 +360,20 @@ class AsyncEngine:
                 self._requests.withdraw(request_ids)
                 self._journal.withdraw(request_ids)
                 raise
+
+    def recent_responses(self, max_bytes: int) -> RecentResponses:
+        """A store of this size for responses; with a journal, it begins with those that the last server stored.
+
+        Raises:
+            ConfigError: the journal cannot be read.
+        """
+        return RecentResponses(max_bytes, self.metrics, self._journal)
+
+    async def responses_recorded(self) -> None:
+        """Wait until stored responses are in the journal, if there is one. While it fails, only memory has them."""
+        if self._journal is not None:
+            with contextlib.suppress(JournalUnavailableError):
+                await self._journal.flush()
 
     async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, RequestOutput]]:
         """Look up a tenant's call by one of its names: its requests and their progress; [] if there is no such call."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.gemma import CLOSE, LONGEST_KEY, OPEN, QUOTE
-from penstock.parsers.grammar import Grammar, Mark
-from penstock.parsers.tagged import ALL_TYPES, referenced, type_of, types_of
+from penstock.parsers.grammar import Grammar, Mark, schema_rule
+from penstock.parsers.tagged import ALL_TYPES, TypesOfProperties, referenced, type_of
 from penstock.parsers.tagged_grammar import ANNOTATIONS
 from penstock.parsers.tools import Function
 from penstock.sampling_params import check_exact
@@ -59,6 +59,7 @@ class _Rules:
     def __init__(self, function: Function, index: int, mark: Mark) -> None:
         self._function = function
         self._index = index
+        self._types_within = TypesOfProperties(function.schema)
         self._mark = mark
         self._rules: list[str] = []
         self._numbers = itertools.count()
@@ -70,9 +71,10 @@ class _Rules:
         Raises:
             InvalidRequestError: a keyword of the schema cannot be enforced, or is malformed.
         """
-        check_exact(self._function.schema, "tools")
+        check_exact(self._function.schema, "tools", self._function.name)
+        schema = {keyword: value for keyword, value in self._function.schema.items() if keyword != "$id"}
         try:
-            value = self._value(self._function.schema, "the arguments")
+            value = self._value(schema, "the arguments")
         except RecursionError:
             raise InvalidRequestError(f"the tool {self._function.name} is nested too deeply", "tools") from None
         return [f"arguments_{self._index}: {value}", *self._rules, *_anything(self._mark)]
@@ -111,7 +113,7 @@ class _Rules:
 
     def _implies_type(self, word: str, schema: Mapping[str, Any], where: str) -> bool:
         """Whether what a keyword allows is of the types that the schema allows, so that `type` adds nothing."""
-        return types_of({word: schema[word]}, self._function.schema).issubset(self._types(schema, where))
+        return self._types_within.of_value({word: schema[word]}).issubset(self._types(schema, where))
 
     def _reference(self, pointer: object, where: str) -> str:
         if not isinstance(pointer, str) or (target := referenced(pointer, self._function.schema)) is None:
@@ -130,7 +132,7 @@ class _Rules:
         return _either([self._value(one, where) for one in schemas])
 
     def _share_types(self, schemas: Sequence[object]) -> bool:
-        types = [types_of(one, self._function.schema) for one in schemas]
+        types = [self._types_within.of_value(one) for one in schemas]
         types = [one | {"integer"} if "number" in one else one for one in types]
         return any(one & other for one, other in itertools.combinations(types, 2))
 
@@ -184,7 +186,7 @@ class _Rules:
             if isinstance(schema[keyword], bool) or not isinstance(schema[keyword], int | float):
                 raise self._malformed(keyword, where, "a number")
         bounds = {keyword: schema[keyword] for keyword in schema if keyword in _OF_NUMBERS}
-        return self._rule(f"%json {json.dumps({'type': name, **bounds})}")
+        return self._rule(schema_rule(self._function, {"type": name, **bounds}))
 
     def _array(self, schema: Mapping[str, Any], where: str) -> str:
         item = self._part(schema.get("items", True), f"the items of {where}")
@@ -212,12 +214,13 @@ class _Rules:
             raise self._malformed("properties", where, "an object")
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             raise self._malformed("required", where, "a list of names")
-        if not properties.keys() >= set(required):
+        needed = frozenset(required)
+        if not properties.keys() >= needed:
             raise self._unenforceable("required", f"a name that is no property of {where}")
         if not properties:
             return self._map(schema.get("additionalProperties", True), where)
         pairs = [
-            (f"{self._key(key, where)} {self._part(value, f'{key} of {where}')}", key in required)
+            (f"{self._key(key, where)} {self._part(value, f'{key} of {where}')}", key in needed)
             for key, value in properties.items()
         ]
         return f'"{{" {self._pairs(pairs)} "}}"'

@@ -4,17 +4,23 @@ Forced, an answer is calls. Not forced, it is any text; but a call that it begin
 there is and with arguments that validate. Beside a form, it is calls or a text of the form.
 """
 
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock.errors import InvalidRequestError
 from penstock.parsers.reasoning import Marks
 from penstock.parsers.tools import Function, Tools
-from penstock.sampling_params import check_exact
+from penstock.sampling_params import MAX_FORM_CHARACTERS, check_exact
 
 Mark = Callable[[str], str]
 """A format's mark in a grammar: a special token, or its text."""
 
+_MAX_ROOM = MAX_FORM_CHARACTERS // 2
+"""Maximum characters of the rules of tools that are not strict: those that would take more are not enforced."""
+_REST = 2**12
+"""Characters for the rules of text and reasoning."""
 TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
@@ -36,7 +42,11 @@ class Grammar:
     key: str = ""
     """The property of that JSON that holds the arguments; empty if it is the arguments, or a part of them."""
     arguments: "Callable[[Function, int, bool, Mark], list[str]] | None" = None
-    """The rule `arguments_N` of a function's arguments, by its place N, and whether they must validate; None: JSON."""
+    """The rule `arguments_N` of a function's arguments, by its place N, and whether they validate; None: JSON.
+
+    Raises InvalidRequestError if they are to validate and cannot; those of a function that is not strict are then free.
+    Further rules that functions share are the same text, and are written once.
+    """
     start: Callable[[Mark], list[str]] | None = None
     """The rule `start` of answers of text or calls, and those that it needs; None: text up to the mark of a call."""
 
@@ -90,20 +100,49 @@ def _calls(grammar: Grammar, tools: Tools) -> str:
 
 def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
     """The rule `call`, and those that it needs but for `opening`."""
-    forced = tools.choice == "required"
-    arguments = grammar.arguments or _json_arguments
+    functions = tools.callable
     items = [
-        (
-            f"call_{index}: {grammar.item(one.name, f'arguments_{index}', mark)}",
-            *arguments(one, index, forced or one.strict, mark),
-        )
-        for index, one in enumerate(tools.callable)
+        f"call_{index}: {grammar.item(one.name, f'arguments_{index}', mark)}" for index, one in enumerate(functions)
     ]
-    return [
+    made = [
         f"call: {grammar.call('opening', 'item', mark, tools.parallel)}",
         "item: " + " | ".join(f"call_{index}" for index in range(len(items))),
-        *dict.fromkeys(rule for rules in items for rule in rules),  # functions may share some
+        *items,
     ]
+    rules = _arguments_of_all(grammar, functions, tools.choice == "required", _size(made), mark)
+    return [*made, *_once(rules)]
+
+
+def _arguments_of_all(
+    grammar: Grammar, functions: Sequence[Function], forced: bool, taken: int, mark: Mark
+) -> list[list[str]]:
+    """The rules of each function's arguments: a strict one's validate; if calls are forced, others' where they can.
+
+    Args:
+        taken: characters of other rules.
+    """
+    arguments = grammar.arguments or _json_arguments
+    made = [arguments(one, index, one.strict, mark) for index, one in enumerate(functions)]
+    room = min(_MAX_ROOM, MAX_FORM_CHARACTERS - _REST - taken - _size(_once(made)))
+    for index, one in enumerate(functions) if forced else ():
+        if one.strict or one.schema_size > room:
+            continue
+        try:
+            rules = arguments(one, index, True, mark)
+        except InvalidRequestError:
+            continue
+        if _size(rules) <= room:
+            room -= _size(rules)
+            made[index] = rules
+    return made
+
+
+def _once(rules: Iterable[Sequence[str]]) -> Collection[str]:
+    return dict.fromkeys(itertools.chain.from_iterable(rules))
+
+
+def _size(rules: Iterable[str]) -> int:
+    return sum(len(rule) + 1 for rule in rules)
 
 
 def _alone(grammar: Grammar, mark: Mark) -> Sequence[str]:
@@ -120,9 +159,20 @@ def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
 
 
 def _json_arguments(function: Function, index: int, valid: bool, mark: Mark) -> list[str]:
-    schema = function.schema if valid else {"type": "object"}
-    check_exact(schema, "tools")
-    return [f"arguments_{index}: %json {json.dumps(schema)}"]
+    if not valid:
+        return [f"arguments_{index}: any_object", 'any_object: %json {"type": "object"}']
+    return [f"arguments_{index}: {schema_rule(function, function.schema)}"]
+
+
+def schema_rule(function: Function, schema: object) -> str:
+    """JSON of a schema within a function's; if the function is not strict, only as far as it can be enforced.
+
+    Raises:
+        InvalidRequestError: a number of the schema was rounded; `param` is "tools".
+    """
+    check_exact(schema, "tools", function.name)
+    directive = "%json" if function.strict else "%json_if_possible"
+    return f"{directive} {json.dumps(schema)} // {function.name}"
 
 
 def thought(marks: Marks, opened: bool, mark: Mark) -> str:

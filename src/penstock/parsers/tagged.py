@@ -175,31 +175,43 @@ def type_of(value: object) -> frozenset[str]:
         return frozenset({"boolean"})
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return frozenset({"integer", "number"})
-    names = {float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    if isinstance(value, float):
+        return frozenset({"number"})
+    names = {str: "string", list: "array", dict: "object", type(None): "null"}
     return frozenset({names[type(value)]})
 
 
-def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a value may have by its schema, which is within `root`."""
-    return _Types(root, _own_types).of(schema) or ALL_TYPES
+class TypesOfProperties:
+    """The types that an object's properties may have by its schema. What references lead to is read once."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._of_values = _Types(schema, _own_types)
+
+    def of(self, key: str) -> frozenset[str]:
+        """The types of a property; all of them where the schema says nothing."""
+
+        def of_property(one: Mapping[str, Any]) -> frozenset[str] | None:
+            properties, patterns, others = (
+                one.get(word) for word in ("properties", "patternProperties", "additionalProperties")
+            )
+            if isinstance(properties, Mapping) and key in properties:
+                return self._of_values.of(properties[key])
+            # Patterns are not matched with the key: that may take exponential time.
+            given = [*(patterns.values() if isinstance(patterns, Mapping) else ())]
+            given += [others] if isinstance(others, Mapping) else []
+            return _either(self._of_values.of(value) for value in given)
+
+        return _Types(self._schema, of_property, most=_MOST_ALTERNATIVES).of(self._schema) or ALL_TYPES
+
+    def of_value(self, schema: object) -> frozenset[str]:
+        """The types that a value may have by a schema within the whole one."""
+        return self._of_values.of(schema) or ALL_TYPES
 
 
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The types that an object's property may have by its schema; all of them where it says nothing."""
-    of_values = _Types(schema, _own_types)
-
-    def of_property(one: Mapping[str, Any]) -> frozenset[str] | None:
-        properties, patterns, others = (
-            one.get(word) for word in ("properties", "patternProperties", "additionalProperties")
-        )
-        if isinstance(properties, Mapping) and key in properties:
-            return of_values.of(properties[key])
-        # Patterns are not matched with the key: that may take exponential time.
-        given = [*(patterns.values() if isinstance(patterns, Mapping) else ())]
-        given += [others] if isinstance(others, Mapping) else []
-        return _either(of_values.of(value) for value in given)
-
-    return _Types(schema, of_property, most=_MOST_ALTERNATIVES).of(schema) or ALL_TYPES
+    return TypesOfProperties(schema).of(key)
 
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -237,8 +249,8 @@ class _Types:
         """
         self._root, self._own, self._most = root, own, most
         self._visited = 0
-        self._known: dict[str, frozenset[str] | None] = {}
-        """The types behind each `$ref`."""
+        self._known: dict[tuple[str, int], frozenset[str] | None] = {}
+        """The types behind each `$ref`, by the depth that is left: independent of what was read before."""
 
     def of(self, schema: object, depth: int = DEPTH) -> frozenset[str] | None:
         """The types that a schema allows, None where it says nothing; malformed keywords are ignored."""
@@ -248,10 +260,10 @@ class _Types:
         said = [self._own(schema)]
         pointer = schema.get("$ref")
         if isinstance(pointer, str):
-            if pointer not in self._known:
-                self._known[pointer] = ALL_TYPES  # where it leads to itself
-                self._known[pointer] = self.of(referenced(pointer, self._root), depth - 1)
-            said.append(self._known[pointer])
+            target = (pointer, depth)
+            if target not in self._known:
+                self._known[target] = self.of(referenced(pointer, self._root), depth - 1)
+            said.append(self._known[target])
         either, other, both = (schema.get(word) for word in ("anyOf", "oneOf", "allOf"))
         for parts in (either, other):
             said += [_either(self.of(one, depth - 1) for one in parts)] if isinstance(parts, list) else []

@@ -1,21 +1,20 @@
 """Grammars of calls whose arguments stand between tags (`penstock.parsers.tagged`).
 
 Strings are plain text, up to their closing tag; all else is JSON. Of a schema for all
-arguments, `properties` and `required` are obeyed; of one for a string, `enum`, `const` and the length. Where calls must
-validate, other keywords are refused by name.
+arguments, `properties` and `required` are obeyed; of one for a string, `enum`, `const` and the length. Other keywords
+of a strict tool are refused by name; those of another leave the arguments, or the one value, free.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.grammar import Grammar, Mark
-from penstock.parsers.tagged import ALL_TYPES, CLOSE, DEPTH, OPEN, Tags, referenced, types_of_property
+from penstock.parsers.grammar import Grammar, Mark, schema_rule
+from penstock.parsers.tagged import ALL_TYPES, CLOSE, DEPTH, OPEN, Tags, TypesOfProperties, referenced
 from penstock.parsers.tagged import GLM as GLM_TAGS
 from penstock.parsers.tagged import QWEN as QWEN_TAGS
 from penstock.parsers.tools import Function
-from penstock.sampling_params import check_exact
 
 ANNOTATIONS = {
     "title",
@@ -28,7 +27,10 @@ ANNOTATIONS = {
     "$schema",
     "$comment",
 }
-_OF_ARGUMENTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", *ANNOTATIONS}
+_OF_ARGUMENTS = {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$id"),
+    *ANNOTATIONS,
+}
 _OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *ANNOTATIONS}
 _LONGEST = 2**16
 """Characters of a length that is counted."""
@@ -54,21 +56,17 @@ def _documents(tags: Tags) -> Callable[[Sequence[Function], Mark], Sequence[str]
     """`Grammar.documents` of tagged formats: JSON follows the keys of values that are not strings."""
 
     def marks(functions: Sequence[Function], mark: Mark) -> Sequence[str]:
-        return tuple(
-            dict.fromkeys(
-                mark(_key(tags, key))
-                for function in functions
-                for key in _properties(function)
-                if types_of_property(function.schema, key) != {"string"}
-            )
-        )
+        return tuple(dict.fromkeys(mark(_key(tags, key)) for function in functions for key in _json_keys(function)))
 
     return marks
 
 
-def _properties(function: Function) -> Mapping[str, Any]:
+def _json_keys(function: Function) -> Iterator[str]:
+    """The keys of arguments that may be JSON, where a schema can be enforced at all."""
     properties = function.schema.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
+    if isinstance(properties, Mapping) and function.schema.keys() <= _OF_ARGUMENTS:
+        types = TypesOfProperties(function.schema)
+        yield from (key for key in properties if types.of(key) != {"string"})
 
 
 def _key(tags: Tags, key: str) -> str:
@@ -84,38 +82,68 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
         schema = function.schema
         if not valid:
             key = rf'"{tags.before_key}" /[^<>\n]{{1,64}}/ {json.dumps(_key(tags, "").removeprefix(tags.before_key))}'
-            return [f"arguments_{index}: any_{index}*", f"any_{index}[lazy]: {key} /(?s:.*)/ {end}"]
-        check_exact(schema, "tools")
-        _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
-        required = schema.get("required", [])
+            return [f"arguments_{index}: any_argument*", f"any_argument[lazy]: {key} /(?s:.*)/ {end}"]
+        properties, required = _permitted(function)
         made, parts = [], []
-        properties = schema.get("properties", {})
-        if not isinstance(properties, Mapping):
-            raise _malformed("properties", function.name, "an object")
-        if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-            raise _malformed("required", function.name, "a list of names")
-        for missing in (one for one in required if one not in properties):
-            raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties")
+        types = TypesOfProperties(schema)
         for number, key in enumerate(properties):
             name = f"value_{index}_{number}"
             parts.append(f"({json.dumps(_key(tags, key))} {name}){'' if key in required else '?'}")
-            made += _value(name, function, key, end)
+            try:
+                made += _value(name, function, key, types.of(key), end)
+            except InvalidRequestError:
+                if function.strict:
+                    raise
+                made.append(_any_value(name, end))
         return [f"arguments_{index}: {' '.join(parts) or chr(34) * 2}", *made]
 
     return rules
+
+
+def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
+    """The keys that arguments may have, and those that they must have.
+
+    Raises:
+        InvalidRequestError: another keyword constrains the arguments, or one is malformed; `param` is "tools".
+    """
+    schema = function.schema
+    _refuse(schema, _OF_ARGUMENTS, f"the arguments of {function.name}")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, Mapping):
+        raise _malformed("properties", function.name, "an object")
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise _malformed("required", function.name, "a list of names")
+    keys = [key for key, value in properties.items() if not _is_never(value)]
+    for missing in frozenset(required).difference(keys):
+        raise _unenforceable("required", f"{function.name}: {missing!r} is none of its properties, or has no value")
+    return keys, frozenset(required)
+
+
+def _is_never(schema: object) -> bool:
+    """Whether a schema forbids everything."""
+    return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
 
 
 def _malformed(keyword: str, where: str, expected: str) -> InvalidRequestError:
     return InvalidRequestError(f"{where}: {keyword} of its schema must be {expected}", "tools")
 
 
-def _value(name: str, function: Function, key: str, end: str) -> list[str]:
-    """The rule of a value up to the end of its tag."""
+def _any_value(name: str, end: str) -> str:
+    return f"{name}[lazy]: /(?s:.*)/ {end}"
+
+
+def _value(name: str, function: Function, key: str, types: frozenset[str], end: str) -> list[str]:
+    """The rule of a value of these types up to the end of its tag.
+
+    Raises:
+        InvalidRequestError: it cannot be enforced; `param` is "tools".
+    """
     schema = function.schema["properties"][key]
-    types = types_of_property(function.schema, key)
+    if not isinstance(schema, (Mapping, bool)):
+        raise _malformed(f"properties/{key}", function.name, "a schema")
     if "string" not in types:
-        whole = json.dumps(_with_definitions(schema, function.schema))
-        return [f"{name}: {name}_json {end}", f"{name}_json: %json {whole}"]
+        whole = _with_definitions(schema, function.schema)
+        return [f"{name}: {name}_json {end}", f"{name}_json: {schema_rule(function, whole)}"]
     schema = _resolved(schema, function.schema)
     where = f"{key} of {function.name}"
     if types == ALL_TYPES and isinstance(schema, Mapping):
@@ -123,7 +151,7 @@ def _value(name: str, function: Function, key: str, end: str) -> list[str]:
     if types != {"string"} or not isinstance(schema, Mapping):
         if isinstance(schema, Mapping):
             _refuse_mixed(schema, where)
-        return [f"{name}[lazy]: /(?s:.*)/ {end}"]
+        return [_any_value(name, end)]
     _refuse(schema, _OF_STRINGS, where)
     for keyword, kind, expected in (
         ("enum", list, "a list"),
@@ -144,11 +172,13 @@ def _value(name: str, function: Function, key: str, end: str) -> list[str]:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """A schema with its reference resolved."""
+    """A schema with its reference resolved, as far as it leads anywhere."""
     for _ in range(DEPTH):
-        if not isinstance(schema, Mapping) or "$ref" not in schema:
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
         target = referenced(schema["$ref"], root)
+        if target is None:
+            break
         beside = {word: said for word, said in schema.items() if word != "$ref"}
         schema = {**target, **beside} if isinstance(target, Mapping) else beside
     return schema

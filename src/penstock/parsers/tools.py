@@ -5,14 +5,15 @@ import json
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from penstock.errors import InvalidRequestError
+from penstock.subschemas import map_schemas, without_nulls
 
 Choice = Literal["auto", "required", "none"]
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _ID = re.compile(r"[a-zA-Z0-9]{9}")
 _DIGITS = string.digits + string.ascii_letters
@@ -30,28 +31,34 @@ class Function:
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    """The JSON schema of the arguments, which are an object; None: it takes none."""
+    """The JSON schema of the arguments, an object; None: it takes none. Keywords that are null are left out."""
     strict: bool = False
     """Whether its arguments must validate, also where calls are not forced."""
+    schema_size: int = field(init=False, repr=False, compare=False)
+    """Characters of the schema of its arguments."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidRequestError(
                 f"tools: a name must be 1 to 128 letters, digits, _, . and -, not {self.name[:80]!r}", "tools"
             )
+        set_field = object.__setattr__
         try:
+            set_field(self, "parameters", map_schemas(self.parameters, without_nulls))
             json.dumps([self.description, self.parameters], ensure_ascii=False).encode()
+            set_field(self, "schema_size", len(json.dumps(self.schema)))
         except UnicodeEncodeError:
             raise InvalidRequestError(f"the tool {self.name} contains an unpaired surrogate", "tools") from None
         except RecursionError:
             raise InvalidRequestError(f"the tool {self.name} is nested too deeply", "tools") from None
-        if self.parameters is not None and self.parameters.get("type", "object") != "object":
+        types = "object" if self.parameters is None else self.parameters.get("type", "object")
+        if types != "object" and not (isinstance(types, list) and "object" in types):
             raise InvalidRequestError(f"the parameters of {self.name} must be a schema of type object", "tools")
 
     @property
     def schema(self) -> Mapping[str, Any]:
         """JSON schema of its arguments."""
-        return _NO_PARAMETERS if self.parameters is None else {"type": "object", **self.parameters}
+        return _NO_PARAMETERS if self.parameters is None else {**self.parameters, "type": "object"}
 
     def as_template_sees_it(self) -> dict[str, Any]:
         """The function as chat templates expect it: in OpenAI's format."""
@@ -75,12 +82,13 @@ class Tools:
     """Whether one answer may hold several calls."""
 
     def __post_init__(self) -> None:
-        names = [function.name for function in self.functions]
-        if len(names) > MAX_TOOLS:
-            raise InvalidRequestError(f"there are {len(names)} tools; at most {MAX_TOOLS}", "tools")
-        double = [name for name in names if names.count(name) > 1]
-        if double:
-            raise InvalidRequestError(f"two tools are named {double[0]!r}", "tools")
+        if len(self.functions) > MAX_TOOLS:
+            raise InvalidRequestError(f"there are {len(self.functions)} tools; at most {MAX_TOOLS}", "tools")
+        names: set[str] = set()
+        for function in self.functions:
+            if function.name in names:
+                raise InvalidRequestError(f"two tools are named {function.name!r}", "tools")
+            names.add(function.name)
         if not names and self.choice == "required":
             raise InvalidRequestError("tool_choice demands a call, but there are no tools: give some", "tool_choice")
         for name in self.names or ():
@@ -100,7 +108,10 @@ class Tools:
     @property
     def callable(self) -> tuple[Function, ...]:
         """The functions that the model may call."""
-        return tuple(one for one in self.offered if self.names is None or one.name in self.names)
+        if self.names is None:
+            return self.offered
+        names = frozenset(self.names)
+        return tuple(one for one in self.offered if one.name in names)
 
     @property
     def guarded(self) -> bool:

@@ -34,7 +34,8 @@ def create_app(
     for name in model_names:
         if engine.adapters.find(name) is not None:
             raise ConfigError(f"an adapter cannot have the model's own name, {name!r}")
-    app.state.serving = Serving(engine, model_names, config.resumable_streams)
+    recent_responses = engine.recent_responses(config.max_stored_response_bytes)
+    app.state.serving = Serving(engine, model_names, recent_responses, config.resumable_streams)
     app.state.strict_fields = config.strict_fields
     app.state.large_work = engine.large_work
     add_dialects(app)

@@ -150,6 +150,11 @@ class ServerConfig:
     journal: str | None = option(
         None, "file that records accepted requests and their tokens; a server that is restarted with it finishes them"
     )
+    max_stored_response_bytes: int = option(
+        67_108_864,
+        "maximum memory of stored responses, which previous_response_id continues; above it, the tenant that holds the "
+        "most loses its least recently used; 0 stores none",
+    )
     resumable_streams: bool = option(
         False,
         "give each event of a stream an id with which any server of the same model can continue a broken stream "
@@ -204,6 +209,8 @@ class ServerConfig:
             raise ConfigError(f"otlp_endpoint must be like http://localhost:4318, not {self.otlp_endpoint!r}")
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
+        if self.max_stored_response_bytes < 0:
+            raise ConfigError(f"max_stored_response_bytes must be at least 0, not {self.max_stored_response_bytes}")
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
 

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.input_processor import check_generates
 from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
+from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
@@ -118,14 +119,22 @@ ANY_MODEL = ("tgi", "dummy")
 class Serving:
     """An engine, and the names of its model."""
 
-    def __init__(self, engine: AsyncEngine, model_names: Sequence[str], resumable_streams: bool = False) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        model_names: Sequence[str],
+        recent_responses: RecentResponses,
+        resumable_streams: bool = False,
+    ) -> None:
         """
         Args:
             model_names: the model's names for clients; answers to calls that name none have the first.
+            recent_responses: responses stored for `previous_response_id`.
             resumable_streams: whether stream event ids contain what another server needs to resume the stream.
         """
         self.engine = engine
         self.model_names = tuple(model_names)
+        self.recent_responses = recent_responses
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
 
@@ -183,6 +192,22 @@ class Call:
         """The format of the model's answers."""
         return self._serving.chat_format
 
+    @property
+    def tenant(self) -> str:
+        """The caller's tenant."""
+        return self._context.caller.tenant
+
+    @property
+    def recent_responses(self) -> RecentResponses:
+        """Stored responses of all tenants."""
+        return self._serving.recent_responses
+
+    @property
+    def resumed_call(self) -> str | None:
+        """Id of the call whose stream this call resumes; None for a new one."""
+        last = self._context.last_event_id
+        return None if not last else StreamCursor.call_of(last)
+
     def ignore(self, *fields: str) -> None:
         """Name fields that have no effect on this model in the answer's header."""
         self._context.ignored.update((field, field) for field in fields)
@@ -226,9 +251,9 @@ class Call:
             names = " or ".join(map(repr, self.model_names))
             raise ModelNotFoundError(f"the model {name!r} is not served here; {names} is{also}", "model")
 
-    async def off_loop_if_large(self, work: Callable[[], T]) -> T:
-        """Run some work on the body; in a thread if the body is large, to keep the event loop free."""
-        size = self._context.num_body_bytes
+    async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
+        """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""
+        size = self._context.num_body_bytes + more_bytes
         return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
 
     async def accept_prompt(
@@ -258,8 +283,18 @@ class Call:
         await self.engine.check_structured(params)
         return accepted
 
-    async def answer(self, accepted: Sequence[Accepted], answer: Answer, *, stream: bool) -> Response:
+    async def answer(
+        self,
+        accepted: Sequence[Accepted],
+        answer: Answer,
+        *,
+        stream: bool,
+        before_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> Response:
         """Run the prompts and send their outputs, streamed or whole. A disconnect aborts them.
+
+        Args:
+            before_end: awaited once the whole answer is formatted, before its end is sent.
 
         Raises:
             LimitError: the queue is full, or the caller's limit is exhausted.
@@ -269,7 +304,7 @@ class Call:
         if stream:
             request_stream, cursor = await self._open_stream(accepted)
             self._context.request_stream = request_stream
-            events = _events(request_stream, answer, cursor, self._context, self._failure_of)
+            events = _events(request_stream, answer, cursor, self._context, self._failure_of, before_end)
             return EventStream(events, request_stream.abort, answer.headers(None))
         if self._context.last_event_id:
             raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
@@ -278,6 +313,8 @@ class Call:
             body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
         else:
             body = msgspec.json.encode(answer.complete_body(outputs))
+        if before_end is not None:
+            await before_end()
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
     async def outputs(self, accepted: Sequence[Accepted]) -> list[RequestOutput]:
@@ -410,6 +447,7 @@ async def _events(
     cursor: StreamCursor | None,
     context: CallContext,
     failure_of: Callable[[CompletionDelta], PenstockError | None],
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[bytes]:
     """Events of the stream; deltas that arrived together form one chunk. A failure becomes the last event."""
     pieces: list[bytes] = []
@@ -432,7 +470,10 @@ async def _events(
                 keep_alive.sent()
                 yield events
             pieces.clear()
-        if end := answer.end_stream(request_stream.snapshot()):
+        end = answer.end_stream(request_stream.snapshot())
+        if before_end is not None:
+            await before_end()
+        if end:
             yield end
     except Exception as error:
         if not isinstance(error, PenstockError):

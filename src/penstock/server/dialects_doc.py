@@ -21,9 +21,9 @@ and TEI. Each is tested with its own client package. [agents.md](agents.md) says
 it. The OpenAPI page at `/docs` has every route, schema and answer. This page is generated:
 `python -m penstock.server.dialects_doc > docs/dialects.md`.
 
-- **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and function calls; nothing is stored),
-  `/v1/models`. For [models that embed or score](embeddings.md): `/v1/embeddings`, `/v1/rerank` (as Cohere and Jina
-  define it), and `/v1/score` (as vLLM does).
+- **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and [tools](tools.md); recent ones are
+  [stored](limits.md#stored-responses)), `/v1/models`. For [models that embed or score](embeddings.md):
+  `/v1/embeddings`, `/v1/rerank` (as Cohere and Jina define it), and `/v1/score` (as vLLM does).
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` serves its client as well. A final
   assistant turn is continued. A full server answers with status 529.
 - **TGI**: `/generate`, `/generate_stream`, `/` (either, depending on `stream`), `/info`, `/tokenize`,

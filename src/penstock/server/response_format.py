@@ -1,63 +1,73 @@
 """Response-format fields of the dialects, converted to `Structured`."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
-from penstock.server.body import Body, Many, Neutral
+from penstock.server.body import Body, Many
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
+_OBJECT = ConfigDict(strict=True, extra="ignore")
+"""Objects in which unknown fields have no effect, as notes of clients and libraries; null is a field left out."""
 
 
-@with_config(_STRICT)
+@with_config(_OBJECT)
 class NamedSchema(TypedDict):
     """OpenAI's named schema. Always enforced, whatever `strict` says; name and description have no effect."""
 
-    name: NotRequired[str]
+    name: NotRequired[str | None]
     schema: NotRequired[dict[str, Any] | None]
     description: NotRequired[str | None]
     strict: NotRequired[bool | None]
 
 
-class ResponseFormat(Body):
-    """OpenAI's, for chats; with a `value` TGI's, which huggingface_hub makes of OpenAI's `json_schema`."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {"grammar": ()}
+@with_config(_OBJECT)
+class ResponseFormat(TypedDict):
+    """OpenAI's, for chats; also with the `schema` of llama.cpp, Together and Fireworks, or with TGI's `value`."""
 
     type: Literal["text", "json_object", "json_schema", "json", "regex"]
-    json_schema: NamedSchema | None = None
-    value: Any = None
-
-    def structured(self) -> Structured | None:
-        """
-        Raises:
-            InvalidRequestError: there is no schema where there should be one, or the other way round.
-        """
-        if self.value is not None or self.type in ("json", "regex"):
-            return self._structured_of_value()
-        if (self.type == "json_schema") is not (self.json_schema is not None):
-            raise InvalidRequestError(
-                "response_format.json_schema is required for type json_schema, and only for it", "response_format"
-            )
-        if self.json_schema is not None:
-            schema = self.json_schema.get("schema")
-            return Structured.json_object() if schema is None else Structured.json_schema(schema)
-        return Structured.json_object() if self.type == "json_object" else None
-
-    def _structured_of_value(self) -> Structured:
-        if self.type == "text" or self.json_schema is not None:
-            raise InvalidRequestError(
-                "response_format.value goes with the types json, json_object, json_schema and regex, and without "
-                "json_schema",
-                "response_format",
-            )
-        return structured_of_tgi_grammar({"type": self.type, "value": self.value}, "response_format")
+    json_schema: NotRequired[NamedSchema | None]
+    schema: NotRequired[dict[str, Any] | None]
+    value: NotRequired[Any]
+    grammar: NotRequired[Any]
 
 
-@with_config(_STRICT)
+_DEFINED_BY = {
+    "text": (None,),
+    "json_object": (None, "schema", "value"),
+    "json_schema": ("json_schema", "schema", "value"),
+    "json": ("value",),
+    "regex": ("value",),
+}
+"""The fields that may define a response format of each type; None: no field."""
+
+
+def structured_of_response_format(given: ResponseFormat) -> Structured | None:
+    """
+    Raises:
+        InvalidRequestError: there is no schema where there should be one, or the other way round.
+    """
+    kind = given["type"]
+    fields = [name for name in ("json_schema", "schema", "value", "grammar") if given.get(name) is not None]
+    field = fields[0] if fields else None
+    if len(fields) > 1 or field not in _DEFINED_BY[kind]:
+        expected = " or ".join("nothing else" if name is None else f"`{name}`" for name in _DEFINED_BY[kind])
+        found = " and ".join(f"`{name}`" for name in fields) or "nothing else"
+        raise InvalidRequestError(f"response_format of type {kind} takes {expected}; it has {found}", "response_format")
+    if kind == "text":
+        return None
+    if field == "value":
+        return structured_of_tgi_grammar({"type": kind, "value": given["value"]}, "response_format")
+    named = given.get("json_schema")
+    schema = given.get("schema") if named is None else named.get("schema")
+    if schema is None or (kind == "json_object" and not schema):
+        return Structured.json_object()
+    return Structured.json_schema(schema)
+
+
+@with_config(_OBJECT)
 class StructuredOutputs(TypedDict):
     """vLLM's `structured_outputs`: exactly one field is set."""
 
@@ -94,8 +104,9 @@ class FormatBody(Body):
 
     response_format: ResponseFormat | None = Field(
         None,
-        description="`json_schema`: JSON that validates against the schema; `json_object`: any JSON object. Also TGI's "
-        "`json`, `json_object` and `json_schema` with a schema as `value`, and `regex` with a pattern.",
+        description="`json_schema`: JSON that validates against the schema; `json_object`: any JSON object, or "
+        "one that validates against a `schema` beside it. Also TGI's `json`, `json_object` and `json_schema` with a "
+        "schema as `value`, and `regex` with a pattern.",
     )
     structured_outputs: StructuredOutputs | None = Field(
         None,
@@ -107,7 +118,7 @@ class FormatBody(Body):
         Raises:
             InvalidRequestError: both fields define a format, or one of them is incomplete.
         """
-        structured = None if self.response_format is None else self.response_format.structured()
+        structured = None if self.response_format is None else structured_of_response_format(self.response_format)
         if self.structured_outputs is None:
             return structured
         if structured is not None:
@@ -123,7 +134,7 @@ class FormatBody(Body):
         return "response_format" if self.structured_outputs is None else "structured_outputs"
 
 
-@with_config(_STRICT)
+@with_config(_OBJECT)
 class SchemaFormat(TypedDict):
     """Anthropic's."""
 
@@ -131,13 +142,13 @@ class SchemaFormat(TypedDict):
     schema: dict[str, Any]
 
 
-@with_config(_STRICT)
+@with_config(_OBJECT)
 class TextFormat(TypedDict):
     """OpenAI's, for Responses; a `json_schema` has the rest."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: NotRequired[str]
-    schema: NotRequired[dict[str, Any]]
+    name: NotRequired[str | None]
+    schema: NotRequired[dict[str, Any] | None]
     description: NotRequired[str | None]
     strict: NotRequired[bool | None]
 
@@ -147,14 +158,19 @@ def structured_of_text_format(given: TextFormat) -> Structured | None:
     Raises:
         InvalidRequestError: there is no schema where there should be one, or the other way round.
     """
-    if (given["type"] == "json_schema") is not ("schema" in given):
-        raise InvalidRequestError("text.format.schema is required for type json_schema, and only for it", "text")
-    if "schema" in given:
-        return Structured.json_schema(given["schema"])
-    return Structured.json_object() if given["type"] == "json_object" else None
+    kind, schema = given["type"], given.get("schema")
+    if kind == "text" and schema is None:
+        return None
+    if kind == "text" or (kind == "json_schema" and schema is None):
+        raise InvalidRequestError(
+            "text.format.schema is required for type json_schema, and goes with json_object, but not with text", "text"
+        )
+    if schema is None or (kind == "json_object" and not schema):
+        return Structured.json_object()
+    return Structured.json_schema(schema)
 
 
-@with_config(_STRICT)
+@with_config(_OBJECT)
 class TgiGrammar(TypedDict):
     """TGI's: `json`, `json_object` and `json_schema` take a schema, `regex` an expression."""
 

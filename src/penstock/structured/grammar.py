@@ -6,6 +6,9 @@
 
 Reasoning may stand before the form and the header of its message, and calls of tools in their place.
 
+A schema that is enforced only if possible (`%json_if_possible`, of a tool that is not strict) is left out where it is
+refused, or where the library does not compile it. If the whole does not compile then, all of them are left out.
+
 Documents of JSON are written in one line, with a space after each colon and comma, as `json.dumps` and chat templates
 write them: whitespace that could be any would leave a grammar nothing to force, and a small model a way never to end.
 """
@@ -16,22 +19,20 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLParserLimits
 
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Documents, Structured
+from penstock.sampling_params import MAX_FORM_CHARACTERS, Documents, Structured
 from penstock.structured.json_schema.document import SchemaError
 from penstock.structured.json_schema.rewrite import Rewritten, rewrite
 from penstock.structured.json_schema.spots import joined
-from penstock.structured.lark import rewrite_schemas
+from penstock.structured.lark import Keep, has_optional_schemas, rewrite_schemas
 from penstock.structured.scanner import Scanner
 from penstock.structured.uniqueness import Uniqueness
 from penstock.structured.vocabulary import Vocabulary
 
-MAX_CHARACTERS = 2**18
-"""Of a schema, a grammar, or all choices together."""
 MAX_CHOICES = 2000
 MAX_PATTERN = 2**13
 """Characters of a regular expression."""
 MAX_REASON = 500
-LIMITS = LLParserLimits(verbose_errors=False)
+LIMITS = LLParserLimits(max_items_in_row=4096, verbose_errors=False)
 """The library's own on how much work one mask may be; these fail only the sequence that it was for."""
 _ANYWHERE = (
     "that no key or item comes twice is held where the whole answer is JSON. Objects in %json need "
@@ -58,9 +59,38 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
             do; the message says which.
     """
     _check_size(structured)
+    if not has_optional_schemas(structured.text) and not has_optional_schemas(structured.calls):
+        return _compile(vocabulary, structured, lambda schema: True)
+    return (
+        _compile_if_possible(vocabulary, structured, lambda schema: True)
+        or _compile_if_possible(vocabulary, structured, lambda schema: _compiles(vocabulary, schema))
+        or _compile(vocabulary, structured, lambda schema: False)
+    )
+
+
+def _compiles(vocabulary: Vocabulary, schema: Rewritten) -> bool:
+    source = LLMatcher.grammar_from_json_schema(schema.schema)
+    return not LLMatcher(vocabulary.library, source, log_level=0, limits=LIMITS).is_error()
+
+
+def _compile_if_possible(vocabulary: Vocabulary, structured: Structured, keep: Keep) -> Grammar | None:
     try:
-        form, schemas = _form(structured)
-        calls, schemas_of_calls = rewrite_schemas(structured.calls)
+        return _compile(vocabulary, structured, keep)
+    except InvalidRequestError:
+        return None
+
+
+def _compile(vocabulary: Vocabulary, structured: Structured, keep: Keep) -> Grammar:
+    """
+    Args:
+        keep: which of the schemas are kept that are enforced only if possible.
+
+    Raises:
+        InvalidRequestError: as `compile_grammar`.
+    """
+    try:
+        form, schemas = _form(structured, keep)
+        calls, schemas_of_calls = rewrite_schemas(structured.calls, keep)
         source = _within(structured, form, calls)
         matcher = LLMatcher(vocabulary.library, source, log_level=0, limits=LIMITS)
     except (SchemaError, ValueError, RecursionError) as error:
@@ -96,23 +126,23 @@ def _may_repeat(schema: Rewritten) -> bool:
 
 def _check_size(structured: Structured) -> None:
     size = len(structured.text) + sum(map(len, structured.choices))
-    most = MAX_PATTERN if structured.kind == "regex" else MAX_CHARACTERS
+    most = MAX_PATTERN if structured.kind == "regex" else MAX_FORM_CHARACTERS
     if size > most:
         raise refusal(structured, f"it has {size} characters; at most {most}")
     if len(structured.choices) > MAX_CHOICES:
         raise refusal(structured, f"it has {len(structured.choices)} choices; at most {MAX_CHOICES}")
 
 
-def _form(structured: Structured) -> tuple[str, list[Rewritten]]:
+def _form(structured: Structured, keep: Keep) -> tuple[str, list[Rewritten]]:
     """A form in the library's notation, and the schemas in it."""
     text = structured.text
     if structured.kind == "regex":
         return LLMatcher.grammar_from_regex(text), []
     if structured.kind == "grammar":
-        text, schemas = rewrite_schemas(text)
+        text, schemas = rewrite_schemas(text, keep)
         return LLMatcher.grammar_from_lark(text), schemas
     if structured.kind == "choice":
-        # A terminal: each alternative of a rule would take one of the 2,000 items that the parser has for a position.
+        # A terminal: each alternative of a rule would take one of the items that the parser has for a position.
         one_of = " | ".join(map(_quoted, structured.choices))
         return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {one_of}"), []
     schema = rewrite('{"type": "object"}' if structured.kind == "json_object" else text)

@@ -18,7 +18,7 @@ from penstock.sampling_params import Structured
 from penstock.structured.grammar import refusal
 from penstock.structured.worker_process import WorkerProcess
 
-KEPT = 1024
+KEPT = 512
 PATIENCE = 60.0
 CAUSED_BY_THE_FORM = frozenset(
     -number for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)

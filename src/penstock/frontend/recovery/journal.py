@@ -2,6 +2,7 @@
 
     accept ──> requests (one row each) ──┐                        SQLite, WAL: one thread writes, in batches; the
     tokens ──> outputs (a row a batch) ──┴─> unfinished(), find() event loop waits only for what it asks to wait for
+    stored responses ──> responses ────────> stored_responses()   (`penstock.frontend.recovery.recent_responses`)
 
 A request is on disk before its caller gets its id; tokens follow within `FLUSH_SECONDS`. Tokens that were sent but not
 yet written are not lost: they are recomputed identically from the request. Commits survive the death of every process;
@@ -23,6 +24,7 @@ from typing import TypeVar
 from penstock.errors import ConfigError, JournalUnavailableError
 from penstock.frontend.recovery.journal_file import JournalFile
 from penstock.frontend.recovery.journal_rows import Batch, Damage, Entry, Row
+from penstock.frontend.recovery.recent_responses import StoredResponse
 from penstock.metrics import Metrics
 from penstock.request import SequenceOutput
 
@@ -96,6 +98,16 @@ class Journal:
         logger.error("recorded tokens of request %s are damaged (%s); they are computed again", request_id, reason)
         self._metrics.journal_damaged.add(1, "tokens")
         self._batch.damage.append(Damage(request_id, 0, reason))
+        self._write_soon(FLUSH_SECONDS)
+
+    def store_response(self, number: int, response: StoredResponse) -> None:
+        """Add a stored response. Numbers increase."""
+        self._batch.responses[number] = response
+        self._write_soon(FLUSH_SECONDS)
+
+    def forget_response(self, number: int) -> None:
+        """Remove a stored response."""
+        self._batch.responses[number] = None
         self._write_soon(FLUSH_SECONDS)
 
     async def flush(self) -> None:
@@ -184,13 +196,24 @@ class Journal:
         Raises:
             ConfigError: the journal cannot be read.
         """
+        return self._read_at_start(self._file.unfinished)
+
+    def stored_responses(self) -> list[tuple[int, StoredResponse]]:
+        """The stored responses with their numbers, in order. Called at startup.
+
+        Raises:
+            ConfigError: the journal cannot be read.
+        """
+        return self._read_at_start(self._file.stored_responses)
+
+    def _read_at_start(self, read: Callable[[], T]) -> T:
         try:
-            entries = self._thread.submit(self._file.unfinished).result()
+            found = self._thread.submit(read).result()
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"the journal cannot be read: {error}") from None
         self._report()
         self._write_soon(FLUSH_SECONDS)  # moves damaged rows
-        return entries
+        return found
 
     async def close(self) -> None:
         """Write the rest, and close the file."""

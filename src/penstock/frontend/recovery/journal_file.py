@@ -1,10 +1,11 @@
 """The journal's database: SQLite in WAL mode, used only by the journal's thread.
 
-    write(batch) ──> unwritten rows, in order ──one transaction──> requests, outputs, damaged
+    write(batch) ──> unwritten rows, in order ──one transaction──> requests, outputs, responses, damaged
                      kept if that fails, and written by the next write
 
 An unreadable row is moved to the table `damaged`. An unreadable file is renamed, and a new one gets all its readable
-rows (`penstock.frontend.recovery.journal_repair`). Only requests that ended long ago are deleted.
+rows (`penstock.frontend.recovery.journal_repair`). Deleted are only requests that ended long ago, and responses that
+are no longer stored.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from typing import TypeVar
 
 from penstock.errors import ConfigError, JournalDamagedError
 from penstock.frontend.recovery.journal_repair import (
+    MALFORMED,
     Salvaged,
     begins_like_a_database,
     beside,
@@ -27,6 +29,7 @@ from penstock.frontend.recovery.journal_repair import (
     salvage,
 )
 from penstock.frontend.recovery.journal_rows import (
+    HAS_RESPONSES,
     LOST,
     OF_CALL,
     TABLES,
@@ -36,11 +39,14 @@ from penstock.frontend.recovery.journal_rows import (
     Entry,
     add_outputs,
     decode_record,
+    decode_response,
     delete_ended,
     encode_outputs,
+    encode_response,
     lossy_text,
     transaction,
 )
+from penstock.frontend.recovery.recent_responses import StoredResponse
 
 T = TypeVar("T")
 
@@ -65,7 +71,7 @@ class JournalFile:
         """
         self._path = path
         self._kept_seconds = kept_seconds
-        self.num_damaged = {"request": 0, "result": 0, "tokens": 0}
+        self.num_damaged = {"request": 0, "result": 0, "tokens": 0, "response": 0}
         self._unwritten = Batch()
         self._writes = 0
         self._part = 0
@@ -219,6 +225,8 @@ class JournalFile:
             for request_id, reason in salvaged.lost_results.items():
                 self._tell_lost("result", request_id, reason)
             self.num_damaged["tokens"] += salvaged.num_recomputed
+            if salvaged.lost_responses:
+                self._tell_lost("response", "an unknown number of conversations", MALFORMED)
         logger.critical("the damaged journal is kept as %s", kept)
         self._connect()
 
@@ -274,10 +282,27 @@ class JournalFile:
             withdrawn = [(request_id,) for request_id in batch.withdrawn]
             database.executemany("DELETE FROM outputs WHERE request = ?", withdrawn)
             database.executemany("DELETE FROM requests WHERE id = ?", withdrawn)
+            self._write_responses(batch)
         self._writes += 1
         if self._writes % WRITES_PER_PRUNING == 0:
             with contextlib.suppress(sqlite3.OperationalError), transaction(database):  # retried next time
                 delete_ended(database, self._kept_seconds)
+
+    def _write_responses(self, batch: Batch) -> None:
+        now = time.time()
+        self._database.executemany(
+            "INSERT INTO damaged SELECT 'response ' || number, NULL, NULL, NULL, response, ?2, ?3 FROM responses"
+            " WHERE number = ?1",
+            [(number, reason, now) for number, reason in batch.damaged_responses.items()],
+        )
+        gone = [number for number, response in batch.responses.items() if response is None]
+        self._database.executemany(
+            "DELETE FROM responses WHERE number = ?", [(number,) for number in (*batch.damaged_responses, *gone)]
+        )
+        self._database.executemany(
+            "INSERT OR IGNORE INTO responses VALUES (?, ?)",
+            [(number, encode_response(one)) for number, one in batch.responses.items() if one is not None],
+        )
 
     def _move_damaged(self, damage: list[Damage]) -> None:
         now = time.time()
@@ -313,6 +338,30 @@ class JournalFile:
         if self._is_new:
             return []
         return self._unless_damaged(lambda: list(self._read("ended IS NULL", (), set_tokens_aside=True)))
+
+    def stored_responses(self) -> list[tuple[int, StoredResponse]]:
+        """The stored responses with their numbers, in order. Damaged rows are moved aside."""
+        if self._is_new:
+            return []
+        return self._unless_damaged(lambda: list(self._read_responses()))
+
+    def _read_responses(self) -> Iterator[tuple[int, StoredResponse]]:
+        if self._database.execute(HAS_RESPONSES).fetchone() is None:  # an earlier Penstock wrote the file
+            return
+        for number, blob in self._database.execute("SELECT number, response FROM responses ORDER BY number").fetchall():
+            response = self._decode_response(number, blob)
+            if response is not None:
+                yield number, response
+
+    def _decode_response(self, number: int, blob: bytes) -> StoredResponse | None:
+        """A stored response; None if its row is damaged, which the next write moves aside."""
+        try:
+            return decode_response(blob)
+        except ValueError as error:
+            if number not in self._unwritten.damaged_responses:
+                self._unwritten.damaged_responses[number] = str(error)
+                self._tell_lost("response", str(number), str(error))
+            return None
 
     def find(self, name: str) -> list[Entry]:
         """The requests of a call, including unwritten rows; [] if it is unknown.

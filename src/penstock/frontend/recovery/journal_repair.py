@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.frontend.recovery.journal_rows import HAS_RESPONSES
+
 _MAGIC = b"SQLite format 3\0"
-_MALFORMED = "a page of the file is malformed"
+MALFORMED = "a page of the file is malformed"
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class Salvaged:
     """Ended requests."""
     num_recomputed: int = 0
     """Unfinished requests whose recorded tokens are recomputed from the first missing one on."""
+    lost_responses: bool = False
+    """Whether stored responses are lost; nothing tells how many."""
 
 
 def begins_like_a_database(path: Path) -> bool:
@@ -93,6 +97,7 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
     whole = [row for row in outputs.after if not outputs.may_lack_rows_of(row[0])]
     new.executemany("INSERT INTO outputs VALUES (?, ?, ?)", outputs.before + whole)
     new.executemany("INSERT INTO damaged VALUES (?, ?, ?, ?, ?, ?, ?)", _read(old, "SELECT * FROM damaged")[0])
+    salvaged.lost_responses = _copy_responses(old, new)
     for request_id, ended in new.execute("SELECT id, ended FROM requests").fetchall():
         if not outputs.may_lack_rows_of(request_id):
             continue
@@ -100,10 +105,19 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
             salvaged.num_recomputed += 1  # an unreadable part, after which outputs are not read
             new.execute("INSERT INTO outputs VALUES (?, ?, ?)", (request_id, part, b""))
         else:
-            salvaged.lost_results[request_id] = _MALFORMED
+            salvaged.lost_results[request_id] = MALFORMED
             _move(new, request_id)
     _name_lost_requests(old, new, salvaged)
     return salvaged
+
+
+def _copy_responses(old: sqlite3.Connection, new: sqlite3.Connection) -> bool:
+    """Copy the readable stored responses; returns whether some are lost."""
+    if not _read(old, HAS_RESPONSES)[0]:
+        return False
+    responses = _read_table(old, "responses", "number")
+    new.executemany("INSERT OR IGNORE INTO responses VALUES (?, ?)", responses.before + responses.after)
+    return responses.is_broken
 
 
 def _name_lost_requests(old: sqlite3.Connection, new: sqlite3.Connection, salvaged: Salvaged) -> None:
@@ -115,9 +129,9 @@ def _name_lost_requests(old: sqlite3.Connection, new: sqlite3.Connection, salvag
     there = {request_id for (request_id,) in new.execute("SELECT id FROM requests")} | set(salvaged.lost_results)
     for request_id in sorted(set().union(*columns.values()) - there):
         lost = salvaged.lost_requests if columns["ended"].get(request_id) is None else salvaged.lost_results
-        lost[request_id] = _MALFORMED
+        lost[request_id] = MALFORMED
         values = (request_id, columns["call"].get(request_id), columns["alias"].get(request_id))
-        new.execute("INSERT INTO damaged VALUES (?, ?, ?, NULL, NULL, ?, ?)", (*values, _MALFORMED, time.time()))
+        new.execute("INSERT INTO damaged VALUES (?, ?, ?, NULL, NULL, ?, ?)", (*values, MALFORMED, time.time()))
     for (request_id,) in new.execute("SELECT DISTINCT request FROM outputs").fetchall():
         if request_id not in there:
             _move(new, request_id)
@@ -125,7 +139,7 @@ def _name_lost_requests(old: sqlite3.Connection, new: sqlite3.Connection, salvag
 
 def _move(database: sqlite3.Connection, request_id: str) -> None:
     """Move all rows of a request to the table `damaged`."""
-    values = (request_id, _MALFORMED, time.time())
+    values = (request_id, MALFORMED, time.time())
     database.execute(
         "INSERT INTO damaged SELECT id, call, alias, NULL, record, ?2, ?3 FROM requests WHERE id = ?1", values
     )

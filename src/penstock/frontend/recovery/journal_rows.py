@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.frontend.recovery.recent_responses import StoredResponse
 from penstock.request import Request, SequenceOutput
 from penstock.sampling_params import SamplingParams
 
@@ -33,9 +34,11 @@ CREATE TABLE IF NOT EXISTS outputs (
 CREATE TABLE IF NOT EXISTS damaged (
     request TEXT NOT NULL, call TEXT, alias TEXT, part INTEGER, content BLOB, reason TEXT NOT NULL, found REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS responses (number INTEGER PRIMARY KEY, response BLOB NOT NULL);
 """
 """In `damaged`, `part` is NULL for a request's record, and `content` is NULL for an unreadable row."""
 
+HAS_RESPONSES = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'responses'"
 OF_CALL = """call IN (
     SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
     UNION ALL SELECT call FROM (SELECT call FROM requests WHERE alias = ?1 ORDER BY accepted DESC LIMIT 1)
@@ -96,10 +99,15 @@ class Batch:
     ended: dict[str, float] = field(default_factory=dict)
     withdrawn: set[str] = field(default_factory=set)
     """Requests that were refused after all, and leave no trace."""
+    responses: dict[int, StoredResponse | None] = field(default_factory=dict)
+    """Stored responses by their number; None: no longer stored."""
+    damaged_responses: dict[int, str] = field(default_factory=dict)
+    """Reasons by the response's number."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.damage or self.rows or self.outputs or self.ended or self.withdrawn)
+        requests = self.damage or self.rows or self.outputs or self.ended or self.withdrawn
+        return not (requests or self.responses or self.damaged_responses)
 
     def merge(self, later: "Batch") -> None:
         """Append a later batch."""
@@ -109,6 +117,8 @@ class Batch:
             self.outputs.setdefault(request_id, []).extend(outputs)
         self.ended |= later.ended
         self.withdrawn |= later.withdrawn
+        self.responses |= later.responses
+        self.damaged_responses |= later.damaged_responses
         for request_id in later.withdrawn:
             self.rows.pop(request_id, None)
             self.outputs.pop(request_id, None)
@@ -123,6 +133,7 @@ def row_of(entry: Entry) -> Row:
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_response = msgspec.msgpack.Decoder(StoredResponse).decode
 _decode_outputs = msgspec.msgpack.Decoder(list[SequenceOutput]).decode
 _MARK = b"\xc1"  # not the first byte of any MessagePack, which identifies rows of version 1, without a checksum
 _HEAD_BYTES = 5
@@ -153,6 +164,21 @@ def decode_record(blob: bytes, request_id: str) -> Record:
     if record.request.request_id != request_id:
         raise ValueError("it is of another request")
     return record
+
+
+def encode_response(response: StoredResponse) -> bytes:
+    """Encode a stored response as a row."""
+    return _with_checksum(_encode(response))
+
+
+def decode_response(blob: bytes) -> StoredResponse:
+    """
+    Raises:
+        ValueError: the row is damaged or of an unknown kind.
+    """
+    if not isinstance(blob, bytes):
+        raise ValueError("it is no longer a blob")
+    return _decode(blob, _decode_response)
 
 
 def _with_checksum(content: bytes) -> bytes:

@@ -70,6 +70,11 @@ class StreamCursor:
         self._told = [0] * self._first[-1]
 
     @staticmethod
+    def call_of(event_id: str) -> str:
+        """The id of the call that an event id belongs to."""
+        return event_id.partition("~")[0].rpartition("/")[0]
+
+    @staticmethod
     def parse(event_id: str, sizes: Sequence[int]) -> "StreamCursor":
         """The position encoded in an event id, for a call with this number of answers.
 

@@ -1,18 +1,36 @@
-"""OpenAI's Responses, as far as they are text and calls of functions; nothing is stored."""
+"""OpenAI's Responses, as far as they are text and calls of tools; recent ones are stored."""
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Annotated, Literal
 
-from fastapi import APIRouter
+import msgspec
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from penstock.errors import InvalidRequestError
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import CallOf, accept_conversation
+from penstock.server.call_context import ContextOf
+from penstock.server.dialect import Call, CallOf, ServingOf, accept_conversation
 from penstock.server.openai.answers import Head
-from penstock.server.openai.errors import answers_or_errors
+from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.responses_answer import ResponsesAnswer
 from penstock.server.openai.responses_body_to_params import conversation, response_params
-from penstock.server.openai.responses_schema import ResponseObject, ResponsesBody
+from penstock.server.openai.responses_items import OutputItems
+from penstock.server.openai.responses_items_schema import Item
+from penstock.server.openai.responses_schema import DeletedResponse, InputItemList, ResponseObject, ResponsesBody
+from penstock.server.openai.responses_store import (
+    input_items,
+    list_input,
+    recall,
+    stored_input,
+    stored_response,
+    storing,
+)
+from penstock.server.openai.responses_tools import offered_tools, tools_of
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
@@ -24,17 +42,90 @@ _NAMES = {
     "reasoning_effort": "reasoning",
     "structured": "text",
 }
+_ID = re.compile(r"resp_[0-9a-f]{32}")
+Store = Callable[[ResponseObject], None]
 
 
 @router.post("/responses", response_class=Response, responses=answers_or_errors(ResponseObject))
 async def create_response(body: ResponsesBody, call: CallOf) -> Response:
     """Answer a conversation."""
     call.choose_model(body.model)
-    head = Head.new("resp_", call.model_name)
+    request = Head.new("resp_", call.model_name)
+    head = _resumed_head(call, request)
     with renamed_params(_NAMES):
+        items, num_earlier, store = await _read_input(body, call, head.id)
         params = response_params(body, call.chat_format)
-        accepted, parsers = await accept_conversation(
-            call, partial(conversation, body), params, request_id=head.id, priority=body.priority
-        )
-        answer = ResponsesAnswer(head, body, accepted.request.params, call.engine.prompts.need_tokenizer(), parsers)
-        return await call.answer([accepted], answer, stream=bool(body.stream))
+        offered = offered_tools(body, items)
+        read = partial(conversation, body, items, num_earlier, tools_of(body, offered))
+        accepted, parsers = await accept_conversation(call, read, params, request_id=request.id, priority=body.priority)
+        tokenizer = call.engine.prompts.need_tokenizer()
+        output = OutputItems(head.id, {tool.function.name: tool for tool in offered})
+        answer = ResponsesAnswer(head, body, accepted.request.params, tokenizer, parsers, output, store)
+        before_end = None if store is None else call.engine.responses_recorded
+        return await call.answer([accepted], answer, stream=bool(body.stream), before_end=before_end)
+
+
+def _resumed_head(call: Call, new: Head) -> Head:
+    """The head of an answer: of the one whose stream is resumed, if there is one, so that its ids stay the same."""
+    id = call.resumed_call
+    return new if id is None or not _ID.fullmatch(id) else replace(new, id=id)
+
+
+async def _read_input(body: ResponsesBody, call: Call, response_id: str) -> tuple[list[Item], int, Store | None]:
+    """All items of a body's conversation, how many of them were stored, and what stores the response.
+
+    Raises:
+        ResponseNotFoundError: the body refers to something that is not stored.
+    """
+    recent, tenant = call.recent_responses, call.tenant
+    recalled = recall(body, recent, tenant)
+    stores = body.store is not False and recent.max_bytes > 0
+    if body.store and not stores:
+        call.ignore("store")
+
+    def read() -> tuple[list[Item], int, Store | None]:
+        earlier, new = recalled.earlier_items(), recalled.resolve(input_items(body))
+        if not stores:
+            return [*earlier, *new], len(earlier), None
+        store = storing(recent, tenant, body.previous_response_id, stored_input(new, response_id))
+        return [*earlier, *new], len(earlier), store
+
+    return await call.off_loop_if_large(read, recalled.num_bytes)
+
+
+@router.get("/responses/{response_id}", response_class=Response, responses={200: {"model": ResponseObject}, **ERRORS})
+async def retrieve_response(response_id: str, context: ContextOf, serving: ServingOf, stream: bool = False) -> Response:
+    """A stored response."""
+    if stream:
+        raise InvalidRequestError("a stored response is not streamed: leave stream out", "stream")
+    found = stored_response(serving.recent_responses, context.caller.tenant, response_id)
+    return Response(found.response, media_type="application/json")
+
+
+@router.delete("/responses/{response_id}", responses=ERRORS)
+async def delete_response(response_id: str, context: ContextOf, serving: ServingOf) -> DeletedResponse:
+    """Delete a stored response. Those that continue it can be retrieved, but not continued."""
+    recent, tenant = serving.recent_responses, context.caller.tenant
+    stored_response(recent, tenant, response_id)
+    recent.delete(tenant, response_id)
+    await serving.engine.responses_recorded()
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get(
+    "/responses/{response_id}/input_items",
+    response_class=Response,
+    responses={200: {"model": InputItemList}, **ERRORS},
+)
+async def list_input_items(
+    response_id: str,
+    context: ContextOf,
+    serving: ServingOf,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """The input of a stored response, without that of the responses that it continues."""
+    found = stored_response(serving.recent_responses, context.caller.tenant, response_id)
+    page = list_input(found, after, limit, newest_first=order == "desc")
+    return Response(msgspec.json.encode(page), media_type="application/json")

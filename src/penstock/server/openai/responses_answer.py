@@ -3,23 +3,24 @@
 response.created, .in_progress, an item or several, and .completed or .incomplete
 
 An item of text is .output_item.added, .content_part.added, .output_text.delta ..., .output_text.done,
-.content_part.done and .output_item.done.
+.content_part.done and .output_item.done. A call has no parts; its arguments, or its input, are .delta ... and .done.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
-from penstock.parsers.tools import call_id
 from penstock.request import FinishReason, RequestOutput
 from penstock.sampling_params import ResolvedParams
 from penstock.server.body import Body
 from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.answers import Head, chat_logprobs
+from penstock.server.openai.custom_input import CustomInput, custom_input
+from penstock.server.openai.responses_items import OutputItems, output_text, reasoning_text
 from penstock.server.openai.responses_schema import (
     OutputItem,
     OutputText,
@@ -37,15 +38,29 @@ class ResponsesAnswer:
     """One response: items of reasoning, text and calls, in the order the model wrote them; one at least."""
 
     def __init__(
-        self, head: Head, body: ResponsesBody, params: ResolvedParams, tokenizer: Tokenizer, parsers: Parsers
+        self,
+        head: Head,
+        body: ResponsesBody,
+        params: ResolvedParams,
+        tokenizer: Tokenizer,
+        parsers: Parsers,
+        items: OutputItems,
+        store: Callable[[ResponseObject], None] | None,
     ) -> None:
+        """
+        Args:
+            store: stores the complete response; None: it is not stored.
+        """
         self._head = head
         self._body = body
         self._params = params
         self._tokenizer = tokenizer
         self._parsers = parsers
+        self._items = items
+        self._store = store
         self._sequence_number = -1
         self._parts: list[Part] = []  # of the stream; the last is open
+        self._custom_input = CustomInput()
         self._sent_logprobs: list[ChatTokenLogprob] = []
 
     def begin_stream(self) -> bytes:
@@ -67,29 +82,44 @@ class ResponsesAnswer:
         closing = self._close("completed") if count and begins(self._parts, piece) else b""
         add(self._parts, piece)
         opening = self._open() if len(self._parts) > count else b""
+        return closing + opening + self._delta(piece, logprobs)
+
+    def _delta(self, piece: Piece, logprobs: list[ChatTokenLogprob]) -> bytes:
         if isinstance(piece, CallBegins):
-            return closing + opening
+            return b""
         if isinstance(piece, CallArguments):
-            event = self._item_event("response.function_call_arguments.delta", delta=piece.text)
-        elif isinstance(piece, Reasoning):
-            event = self._part_event("response.reasoning_text.delta", delta=piece.text)
-        else:
-            event = self._part_event("response.output_text.delta", delta=piece.text, logprobs=logprobs)
-        return closing + opening + event
+            return self._call_delta(piece.text)
+        if isinstance(piece, Reasoning):
+            return self._part_event("response.reasoning_text.delta", delta=piece.text)
+        return self._part_event("response.output_text.delta", delta=piece.text, logprobs=logprobs)
+
+    def _call_delta(self, arguments: str) -> bytes:
+        kind = self._open_call_kind
+        if kind == "function":
+            return self._item_event("response.function_call_arguments.delta", delta=arguments)
+        if kind == "custom" and (text := self._custom_input.feed_text(arguments)):
+            return self._item_event("response.custom_tool_call_input.delta", delta=text)
+        return b""
+
+    @property
+    def _open_call_kind(self) -> str:
+        call = self._parts[-1]
+        assert isinstance(call, ToolCall)
+        return self._items.kind_of(call)
 
     def _open(self) -> bytes:
         index, part = len(self._parts) - 1, self._parts[-1]
-        item = self._item(index, part, "in_progress", [])
-        if item["type"] == "function_call":
-            return self._event("response.output_item.added", output_index=index, item={**item, "arguments": ""})
-        added = self._event("response.output_item.added", output_index=index, item={**item, "content": []})
-        empty = _content(type(part)(""), []) if isinstance(part, Text | Reasoning) else None
-        return added + self._part_event("response.content_part.added", part=empty)
+        item = self._items.opening(index, part)
+        self._custom_input = CustomInput()
+        added = self._event("response.output_item.added", output_index=index, item=item)
+        if isinstance(part, ToolCall):
+            return added
+        return added + self._part_event("response.content_part.added", part=_content(type(part)(""), []))
 
     def _close(self, status: Status) -> bytes:
         part, logprobs = self._parts[-1], self._sent_logprobs
         if isinstance(part, ToolCall):
-            done = self._item_event("response.function_call_arguments.done", name=part.name, arguments=part.arguments)
+            done = self._call_done(part)
         elif isinstance(part, Text):
             done = self._part_event("response.output_text.done", text=part.text, logprobs=logprobs)
         else:
@@ -97,8 +127,28 @@ class ResponsesAnswer:
         if not isinstance(part, ToolCall):
             done += self._part_event("response.content_part.done", part=_content(part, logprobs))
         index = len(self._parts) - 1
-        item = self._item(index, part, status, logprobs)
+        item = self._items.item(index, part, status, logprobs)
         return done + self._event("response.output_item.done", output_index=index, item=item)
+
+    def _call_done(self, call: ToolCall) -> bytes:
+        kind = self._items.kind_of(call)
+        if kind == "function":
+            name = self._items.name_of(call)
+            return self._item_event("response.function_call_arguments.done", name=name, arguments=call.arguments)
+        if kind == "local_shell":
+            return b""
+        rest = self._custom_input.finish()
+        delta = self._item_event("response.custom_tool_call_input.delta", delta=rest) if rest else b""
+        input = custom_input(call.arguments)
+        return delta + self._item_event("response.custom_tool_call_input.done", input=input)
+
+    def keep_alive(self) -> bytes:
+        """The last sequence number again: a resumed stream, which counts anew, need not know of this event."""
+        if self._sequence_number < 0:
+            return b""
+        kind = "response.in_progress"
+        response = self._response("in_progress", [], None)
+        return event({"type": kind, "sequence_number": self._sequence_number, "response": response}, kind)
 
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         response = self.complete_body(outputs)
@@ -118,10 +168,13 @@ class ResponsesAnswer:
         parts = self._parsers.parts(answer) or [Text("")]
         logprobs, last = self._logprobs(answer), len(parts) - 1
         items = [
-            self._item(index, part, status if index == last else "completed", logprobs)
+            self._items.item(index, part, status if index == last else "completed", logprobs)
             for index, part in enumerate(parts)
         ]
-        return self._response(status, items, self._usage(output), reason)
+        response = self._response(status, items, self._usage(output), reason)
+        if self._store is not None:
+            self._store(response)
+        return response
 
     def _usage(self, output: RequestOutput) -> ResponseUsage:
         answer = output.outputs[0]
@@ -146,33 +199,11 @@ class ResponsesAnswer:
 
     def _item_event(self, kind: str, **data: object) -> bytes:
         index = len(self._parts) - 1
-        return self._event(kind, item_id=self._item_id(index, self._parts[-1]), output_index=index, **data)
+        return self._event(kind, item_id=self._items.id_of(index, self._parts[-1]), output_index=index, **data)
 
     def _event(self, kind: str, **data: object) -> bytes:
         self._sequence_number += 1
         return event({"type": kind, "sequence_number": self._sequence_number, **data}, kind)
-
-    def _item_id(self, index: int, part: Part) -> str:
-        """The same in every event."""
-        kind = "fc" if isinstance(part, ToolCall) else "rs" if isinstance(part, Reasoning) else "msg"
-        return f"{kind}_{self._head.id.removeprefix('resp_')}{index:02x}"
-
-    def _item(self, index: int, part: Part, status: Status, logprobs: list[ChatTokenLogprob]) -> OutputItem:
-        id = self._item_id(index, part)
-        if isinstance(part, Text):
-            text = _output_text(part, logprobs)
-            return {"id": id, "type": "message", "role": "assistant", "status": status, "content": [text]}
-        if isinstance(part, Reasoning):
-            thought = _reasoning_text(part)
-            return {"id": id, "type": "reasoning", "status": status, "summary": [], "content": [thought]}
-        return {
-            "id": id,
-            "type": "function_call",
-            "status": status,
-            "call_id": call_id(self._head.id, 0, index),
-            "name": part.name,
-            "arguments": part.arguments,
-        }
 
     def _response(
         self,
@@ -197,9 +228,9 @@ class ResponsesAnswer:
             "model": self._head.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "service_tier": "default",
-            "store": False,
+            "store": self._store is not None,
             "temperature": params.temperature,
             "text": {"format": {**((body.text and body.text.format) or {"type": "text"})}},
             "tool_choice": _as_sent(body.tool_choice) or "auto",
@@ -218,15 +249,7 @@ _CUT_BY: Mapping[FinishReason | None, Literal["max_output_tokens", "abort"]] = {
 
 
 def _content(part: Text | Reasoning, logprobs: list[ChatTokenLogprob]) -> OutputText | ReasoningContent:
-    return _output_text(part, logprobs) if isinstance(part, Text) else _reasoning_text(part)
-
-
-def _output_text(part: Text, logprobs: list[ChatTokenLogprob]) -> OutputText:
-    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
-
-
-def _reasoning_text(part: Reasoning) -> ReasoningContent:
-    return {"type": "reasoning_text", "text": part.text}
+    return output_text(part, logprobs) if isinstance(part, Text) else reasoning_text(part)
 
 
 def _as_sent(given: Body | str | None) -> Any:

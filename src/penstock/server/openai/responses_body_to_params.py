@@ -1,26 +1,16 @@
-"""From the bodies of OpenAI's Responses to the words of chat templates."""
+"""From the bodies of OpenAI's Responses to sampling parameters and conversations."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
-from penstock.parsers.tools import Function, Tools, add_names, called, template_id
+from penstock.parsers.tools import Tools, add_names
 from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text
-from penstock.server.openai.body_to_params import allowed
-from penstock.server.openai.responses_schema import (
-    LOGPROBS,
-    FunctionCallItem,
-    FunctionCallOutputItem,
-    Item,
-    MessageItem,
-    ReasoningItem,
-    ReasoningText,
-    ResponsesBody,
-    TextItem,
-    ToolChoiceObject,
-)
+from penstock.server.openai.responses_history import messages_of
+from penstock.server.openai.responses_items_schema import Item
+from penstock.server.openai.responses_schema import LOGPROBS, ResponsesBody
+from penstock.server.openai.responses_tools import ignored_tools
 from penstock.server.response_format import structured_of_text_format
 
 
@@ -45,66 +35,35 @@ def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
     )
 
 
-def conversation(body: ResponsesBody, known: ChatFormat) -> Conversation:
-    """The conversation of a body: its items, tools and text format.
+def conversation(
+    body: ResponsesBody, items: Sequence[Item], num_earlier: int, tools: Tools, known: ChatFormat
+) -> Conversation:
+    """The conversation of a body.
+
+    Args:
+        items: the stored conversation that it continues, and its input.
+        num_earlier: how many of the items are stored.
 
     Raises:
-        InvalidRequestError: an item is no text, or what is said of tools or reasoning is not obeyed.
+        InvalidRequestError: what the user asks now is not text, or there is nothing to answer.
     """
-    messages: list[dict[str, Any]] = []
+    messages = messages_of(items, num_earlier)
+    if not messages:
+        raise InvalidRequestError("input has nothing that this model reads: add a message", "input")
     if body.instructions is not None:
-        messages.append({"role": "system", "content": check_text(body.instructions, "instructions")})
-    if isinstance(body.input, str):
-        messages.append({"role": "user", "content": check_text(body.input, "input")})
-    else:
-        for index, item in enumerate(body.input):
-            _add(messages, item, f"input[{index}]")
+        messages.insert(0, {"role": "system", "content": check_text(body.instructions, "instructions")})
     add_names(messages)
     effort = None if body.reasoning is None else body.reasoning.effort
-    return Conversation(messages, _tools(body), {} if effort is None else known.effort(effort) or {})
+    variables = {} if effort is None else known.effort(effort)
+    ignored = ["reasoning.effort"] if variables is None else []
+    return Conversation(messages, tools, variables or {}, ignored=(*ignored, *_ignored(body, items)))
 
 
-def _add(messages: list[dict[str, Any]], item: Item, field: str) -> None:
-    """An item as templates know it. What an assistant thought, said and called in one turn is one message."""
-    if isinstance(item, FunctionCallOutputItem):
-        text, id = _text(item.output, f"{field}.output"), template_id(check_text(item.call_id, f"{field}.call_id"))
-        messages.append({"role": "tool", "content": text, "tool_call_id": id})
-        return
-    role = item.role if isinstance(item, MessageItem) else "assistant"
-    if not (messages and role == "assistant" and _is_one_turn(messages[-1], item)):
-        messages.append({"role": "system" if role == "developer" else role, "content": ""})
-    if isinstance(item, MessageItem):
-        messages[-1]["content"] = _text(item.content, f"{field}.content")
-    elif isinstance(item, ReasoningItem):
-        messages[-1]["reasoning_content"] = _text(item.content or "", f"{field}.content")
-    else:
-        for said in (item.name, item.arguments, item.call_id):
-            check_text(said, field)
-        messages[-1].setdefault("tool_calls", []).append(called(item.name, item.arguments, item.call_id))
-
-
-def _is_one_turn(last: dict[str, Any], item: Item) -> bool:
-    """Whether an assistant's item continues the message before it: the order is reasoning, text, calls."""
-    if last["role"] != "assistant" or isinstance(item, ReasoningItem):
-        return False
-    return isinstance(item, FunctionCallItem) or (not last["content"] and "tool_calls" not in last)
-
-
-def _tools(body: ResponsesBody) -> Tools:
-    functions = tuple(
-        Function(name=one.name, description=one.description, parameters=one.parameters, strict=bool(one.strict))
-        for one in body.tools or ()
-    )
-    choice = body.tool_choice
-    if not isinstance(choice, ToolChoiceObject):
-        return Tools(functions, choice or "auto", parallel=body.parallel_tool_calls is not False)
-    if choice.type == "function" and choice.name is not None and choice.tools is None and choice.mode is None:
-        return Tools.forced(functions, choice.name)
-    if choice.type == "allowed_tools" and choice.name is None and choice.tools is not None and choice.mode is not None:
-        return allowed(functions, [tool.name for tool in choice.tools], choice.mode, body.parallel_tool_calls)
-    words = "tool_choice needs a name for type function, and mode and tools for allowed_tools"
-    raise InvalidRequestError(words, "tool_choice")
-
-
-def _text(content: str | Sequence[TextItem | ReasoningText], field: str) -> str:
-    return check_text(content if isinstance(content, str) else "".join(piece.text for piece in content), field)
+def _ignored(body: ResponsesBody, items: Sequence[Item]) -> list[str]:
+    """Fields whose values have no effect."""
+    fields = ignored_tools(body, items)
+    if any(one != LOGPROBS for one in body.include or ()):
+        fields.append("include")
+    if body.truncation == "auto":
+        fields.append("truncation")
+    return fields

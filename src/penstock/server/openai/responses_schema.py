@@ -1,13 +1,21 @@
-"""The wire format of OpenAI's Responses, as far as they are text and calls of functions, without memory."""
+"""The wire format of OpenAI's Responses, as far as they are text and calls of tools."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
-from typing_extensions import TypedDict
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
 
 from penstock.sampling_params import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
-from penstock.server.openai.schema import ChatTokenLogprob, Effort, TokenDetails
+from penstock.server.openai.responses_items_schema import Item
+from penstock.server.openai.responses_tools_schema import Tool, ToolChoiceObject
+from penstock.server.openai.schema import (
+    NOT_OBEYED_ANYWHERE,
+    WITHOUT_EFFECT_ANYWHERE,
+    ChatTokenLogprob,
+    Effort,
+    TokenDetails,
+)
 from penstock.server.response_format import TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -18,133 +26,13 @@ LOGPROBS = "message.output_text.logprobs"
 class TextBody(Body):
     """Format of an answer's text."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"verbosity": ("medium",)}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"verbosity"})
 
     format: TextFormat | None = None
 
 
-class TextItem(Body):
-    """A piece of a message. What an answer's piece has beside its text may come back, and is not used."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {
-        "image_url": (),
-        "file_id": (),
-        "file_data": (),
-        "file_url": (),
-        "filename": (),
-        "input_audio": (),
-        "refusal": (),
-        "detail": (),
-        "prompt_cache_breakpoint": (),
-    }
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class MessageItem(Body):
-    """A message; also one of an answer's, as it came."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[TextItem] = Field(description="Pieces are concatenated.")
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: str | None = None
-
-
-class ReasoningText(Body):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class ReasoningItem(Body):
-    """The assistant's reasoning, passed to the chat template."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {"encrypted_content": (), "summary": ([],)}
-
-    type: Literal["reasoning"]
-    content: Many[ReasoningText] | None = None
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-class FunctionCallItem(Body):
-    """A call that the assistant made."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-class FunctionCallOutputItem(Body):
-    """The result of a function call."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {"caller": ({"type": "direct"},), "namespace": ()}
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Many[TextItem]
-    id: str | None = None
-    name: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-
-def _kind_of(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return f"{kind} item"
-
-
-_NO_ITEM = "an item is of type message, reasoning, function_call or function_call_output here"
-Item = Annotated[
-    Annotated[MessageItem, Tag("message item")]
-    | Annotated[ReasoningItem, Tag("reasoning item")]
-    | Annotated[FunctionCallItem, Tag("function_call item")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output item")],
-    Discriminator(_kind_of, custom_error_type="no_item", custom_error_message=_NO_ITEM),
-]
-
-
-class FunctionTool(Body):
-    """A function of the caller's."""
-
-    NOT_OBEYED: ClassVar[Neutral] = {
-        "allowed_callers": (["direct"],),
-        "async": (False,),
-        "defer_loading": (False,),
-        "output_schema": (),
-    }
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; default: no arguments.")
-    strict: bool | None = Field(None, description="Arguments always validate, even if calls are not required.")
-
-
-class ToolByName(Body):
-    type: Literal["function"]
-    name: str
-
-
-class ToolChoiceObject(Body):
-    """One function that must be called, or those that may."""
-
-    type: Literal["function", "allowed_tools"]
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: Many[ToolByName] | None = None
-
-
 class ReasoningOptions(Body):
-    NOT_OBEYED: ClassVar[Neutral] = {"summary": (), "generate_summary": (), "context": (), "mode": ()}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"context", "generate_summary", "mode", "summary"})
 
     effort: Effort | None = None
 
@@ -152,56 +40,80 @@ class ReasoningOptions(Body):
 class ResponsesStreamOptions(Body):
     """A response's usage always comes in the last event."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
-        "include_obfuscation": (False,),
-        "include_usage": (),
-        "continuous_usage_stats": (False,),
-    }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"continuous_usage_stats", "include_obfuscation", "include_usage"}
+    )
+
+
+_CONTROLS_OF_CHATS: Neutral = {
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
+    "min_p": (0,),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": (),
+    "seed": (),
+    "stop": ([], ""),
+    "top_k": (0, -1),
+}
 
 
 class ResponsesBody(Body):
-    """The body of `POST /v1/responses`. Nothing is stored: a conversation is sent whole each time."""
+    """The body of `POST /v1/responses`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
+        **{name: neutral for name, neutral in NOT_OBEYED_ANYWHERE.items() if name != "max_output_tokens"},
+        **_CONTROLS_OF_CHATS,
         "access_programs": (),
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "max_tool_calls": (),
         "moderation": (),
-        "previous_response_id": (),
         "prompt": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "truncation": ("disabled",),
+    }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE - {"metadata", "store"} | {
+        "max_tool_calls",
+        "usage",
     }
 
-    model: str
+    model: str | None = Field(None, description="Default: the served model.")
     input: str | Annotated[list[Item], Field(min_length=1, fail_fast=True)]
-    instructions: str | None = Field(None, description="System message, placed before the input.")
-    include: Many[Literal["message.output_text.logprobs"]] | None = None
+    instructions: str | None = Field(
+        None, description="System message, placed before the conversation. Not carried over to the next response."
+    )
+    include: Many[str] | None = Field(None, description=f"`{LOGPROBS}`; others have no effect.")
     max_output_tokens: int | None = Field(None, ge=0, lt=2**31)
     metadata: Metadata | None = Field(None, description="Returned with the answer.")
-    prompt_cache_key: str | None = Field(
-        None, description="Accepted without effect: prefixes are cached by their tokens."
+    previous_response_id: str | None = Field(None, description="A stored response, which the input continues.")
+    store: bool | None = Field(
+        None, description="False: the response is not stored; default: true, unless the server stores none."
     )
-    safety_identifier: str | None = Field(None, description="Accepted without effect.")
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy.")
     text: TextBody | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description=f"Needs {LOGPROBS} in `include`.")
     top_p: float | None = Field(None, gt=0, le=1)
-    tools: Many[FunctionTool] | None = Field(None, description="Functions that the model may call.")
+    tools: Many[Tool] | None = Field(
+        None, description="Functions, custom tools, `local_shell`, and namespaces of tools. Others are left out."
+    )
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceObject | None = Field(
         None, description="Arguments of required calls always validate."
     )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto` has no effect: a conversation that is too long is refused."
+    )
     parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
-    reasoning: ReasoningOptions | None = None
-    user: str | None = Field(None, description="Accepted without effect.")
+    reasoning: ReasoningOptions | None = Field(
+        None, description="`effort` is passed to the chat template, if it has a variable for it; otherwise no effect."
+    )
     priority: int | None = Field(
         None, ge=-(2**31), lt=2**31, description="Penstock's own: lower values are served first."
     )
@@ -246,10 +158,37 @@ class OutputCall(TypedDict):
     status: Status
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(TypedDict):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Status
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
+
+
+class ShellAction(TypedDict):
+    type: Literal["exec"]
+    command: list[str]
+    env: dict[str, str]
+    timeout_ms: NotRequired[int]
+    working_directory: NotRequired[str]
+
+
+class OutputShellCall(TypedDict):
+    id: str
+    type: Literal["local_shell_call"]
+    status: Status
+    call_id: str
+    action: ShellAction
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputShellCall
 
 
 class WhyIncomplete(TypedDict):
@@ -293,7 +232,7 @@ class ResponseObject(TypedDict):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     service_tier: Literal["default"]
     store: bool
     temperature: float
@@ -304,3 +243,17 @@ class ResponseObject(TypedDict):
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

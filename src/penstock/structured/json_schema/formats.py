@@ -1,4 +1,4 @@
-"""String formats: the constraints that enforce them, and the names of mere annotations.
+"""String formats, and the constraints that enforce them. All others are annotations (JSON Schema 2020-12, 7.2.1).
 
 The library's own dates, times and hosts are looser than the standards: February has 29 days in each year, a minute 61
 seconds, a host's name any length. Here they are exact or narrower: what is written is of the format to any reader.
@@ -6,15 +6,6 @@ seconds, a host's name any length. Here they are exact or narrower: what is writ
 
 from dataclasses import dataclass
 
-from penstock.structured.json_schema.document import SchemaError, show
-
-ANNOTATIONS = frozenset(
-    {
-        *("password", "binary", "byte", "float", "double", "decimal", "file-path", "directory-path", "path"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    }
-)
-"""Formats of OpenAPI and pydantic that say how a value is stored or shown, not which strings are valid."""
 OF_THE_LIBRARY = frozenset({"duration", "uri"})
 
 
@@ -73,17 +64,8 @@ _FORMATS = {
         for version in range(1, 9)
     },
 }
-KNOWN = frozenset(_FORMATS) | OF_THE_LIBRARY
 
 
-def find_format(name: str, pointer: str) -> Format:
-    """The constraints of a format; none if it is an annotation.
-
-    Raises:
-        SchemaError: it is not known; what it asks for would not be obeyed.
-    """
-    if name in ANNOTATIONS or name in OF_THE_LIBRARY:
-        return Format(of_library=name in OF_THE_LIBRARY)
-    if name not in _FORMATS:
-        raise SchemaError(pointer, f"the format {show(name)} is not known; enforced are {', '.join(sorted(KNOWN))}")
-    return _FORMATS[name]
+def find_format(name: str) -> Format:
+    """The constraints of a format; none if it is an annotation."""
+    return _FORMATS.get(name, Format(of_library=name in OF_THE_LIBRARY))

@@ -4,16 +4,14 @@ A constant that is not a double would change, so it is refused. A bound that is 
 one: every answer still satisfies the schema, and only numbers in the last digits before the bound are never written.
 """
 
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Context, Decimal
 from fractions import Fraction
 
-from llguidance import LLMatcher, LLTokenizer
-
 from penstock.structured.json_schema.document import SchemaError, show
+from penstock.structured.json_schema.library import matcher_of
 
 Number = int | Decimal
 
@@ -156,16 +154,9 @@ def _passed_for(value: float) -> int | float | None:
     if len(digits) <= _SAFE_DIGITS and exponent >= -_SAFE_PLACES:
         return value
     neighbours = (value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf))
-    return next((one for one in neighbours if _library_writes()(one) == value), None)
+    return next((one for one in neighbours if _written(one) == value), None)
 
 
-@functools.cache
-def _library_writes() -> Callable[[float], float]:
-    """A function that returns the double that the library writes for a number."""
-    tokenizer = LLTokenizer("byte")
-
-    def ask(value: float) -> float:
-        grammar = LLMatcher.grammar_from_json_schema({"const": value})
-        return float(LLMatcher(tokenizer, grammar, log_level=0).compute_ff_bytes() or b"nan")
-
-    return ask
+def _written(value: float) -> float:
+    """The double that the library writes for a number."""
+    return float(matcher_of({"const": value}).compute_ff_bytes() or b"nan")

@@ -5,6 +5,7 @@ other in a way that is not checked here count as overlapping.
 """
 
 import math
+from collections import deque
 from collections.abc import Hashable, Iterator
 
 from penstock.structured.json_schema.document import Json, number
@@ -65,7 +66,9 @@ class Overlap:
                     found = listed if found is None else found & listed
         types = self.types(schema)
         if found is None:
-            found = _values_of_types(types) or _whole_numbers(list(self.parts(schema)))
+            found = _values_of_types(types)
+        if found is None:
+            found = _whole_numbers(list(self.parts(schema)))
         return None if found is None else frozenset(value for value in found if value[0] in types)
 
     def _values_of_branches(self, schema: Subschema, depth: int) -> "Iterator[frozenset[Value] | None]":
@@ -118,9 +121,9 @@ class Overlap:
     def parts(self, schema: Subschema, branches: bool = False) -> Iterator[Subschema]:
         """All schemas that a value of `schema` must satisfy; with `branches`, also those that it may satisfy."""
         seen: set[str] = set()
-        pending = [schema]
+        pending = deque([schema])
         while pending:
-            one = pending.pop()
+            one = pending.popleft()
             if one.pointer in seen:
                 continue
             seen.add(one.pointer)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from penstock.structured.json_schema.document import SchemaError
-from penstock.structured.json_schema.pydantic_decimal import without_lookahead
+from penstock.structured.json_schema.look_ahead import conjuncts
 
 _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _ANY = r"[\x{0}-\x{10ffff}]"
@@ -24,12 +24,25 @@ _CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}
 _PAIR = re.compile(r"u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 
 
-def translate(pattern: str, pointer: str) -> str:
-    """
+def translate(pattern: str, pointer: str) -> list[str]:
+    """Expressions of the library that all match a text if and only if this one does.
+
     Raises:
         SchemaError: it is no regular expression of ECMA-262, or has look-around, boundaries or references back.
     """
-    return "".join(_Translation(without_lookahead(pattern), pointer).pieces())
+    return ["".join(_Translation(one, pointer).pieces()) for one in conjuncts(pattern)]
+
+
+def translate_one(pattern: str, pointer: str) -> str:
+    """The expression of the library that matches the same texts.
+
+    Raises:
+        SchemaError: as `translate`; also if it takes several.
+    """
+    one, *others = translate(pattern, pointer)
+    if others:
+        raise SchemaError(pointer, f"the regular expression {pattern[:80]!r} has look-ahead, which names cannot have")
+    return one
 
 
 class _Translation:

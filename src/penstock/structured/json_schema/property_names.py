@@ -16,13 +16,13 @@ def allowed_names(rule: Subschema, overlap: Overlap) -> list[str] | str | None:
     Raises:
         SchemaError: neither a list nor a regular expression can name them.
     """
-    parts = list(overlap.parts(rule))
+    parts = list(overlap.parts(rule, branches=True))
+    values = overlap.values(rule)
     for part in parts:
         part.check_keywords()
-        if any(keyword in part.keywords for keyword in _HARD):
+        if values is None and any(keyword in part.keywords for keyword in _HARD):
             raise SchemaError(part.pointer, f'"propertyNames" with one of {show(list(_HARD))} is not held: use enum')
     patterns = [pattern for part in parts for pattern in _patterns(part)]
-    values = overlap.values(rule)
     if len(patterns) > 1 or (patterns and values is not None):
         raise SchemaError(rule.pointer, '"propertyNames" may have only one of enum, pattern, format and lengths')
     if "string" not in overlap.types(rule):
@@ -40,12 +40,12 @@ def _listed(schema: Subschema) -> list[str]:
 
 
 def _patterns(schema: Subschema) -> list[str]:
-    """Regular expressions; each must match somewhere in a property name."""
+    """Regular expressions; each must match somewhere in a property name. A format beside a pattern has no effect."""
     patterns = []
     lengths = sizes(schema, "minLength", "maxLength")
-    if "format" in schema.keywords:
+    if "format" in schema.keywords and "pattern" not in schema.keywords:
         name = string(schema, "format")
-        known = find_format(name, schema.path("format"))
+        known = find_format(name)
         if known.of_library:
             raise SchemaError(schema.path("format"), f"names of the format {show(name)} are not held")
         if known.pattern is not None:
@@ -53,7 +53,7 @@ def _patterns(schema: Subschema) -> list[str]:
         if known.max_length is not None:
             lengths["maxLength"] = min(known.max_length, lengths.get("maxLength", known.max_length))
     if "pattern" in schema.keywords:
-        patterns.append(translate(string(schema, "pattern"), schema.path("pattern")))
+        patterns += translate(string(schema, "pattern"), schema.path("pattern"))
     if lengths:
         most = lengths.get("maxLength", "")
         patterns.append(f"^[\\x{{0}}-\\x{{10ffff}}]{{{lengths.get('minLength', 0)},{most}}}$")

@@ -12,7 +12,7 @@ _DIGITS = re.compile(r"\(\?:\\d\{0,(\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)\\d\*\
 _BOTH = re.compile(r"\(\?:\\d\{0,(\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)\\d\{0,\d+\}\\\.\\d\{0,(\d+)\}0\*\$\)")
 
 
-def without_lookahead(pattern: str) -> str:
+def decimal_without_lookahead(pattern: str) -> str:
     """An equivalent without lookahead for these expressions; any other stays as it is."""
     if not pattern.startswith(_START):
         return pattern

@@ -13,14 +13,16 @@ from typing import Any
 
 from penstock.structured.json_schema.document import Json, SchemaError, child, number, parse, show
 from penstock.structured.json_schema.formats import find_format
+from penstock.structured.json_schema.library import is_string_possible
 from penstock.structured.json_schema.numbers import constant, have_common_multiple, multiple
 from penstock.structured.json_schema.overlap import Overlap
-from penstock.structured.json_schema.patterns import translate
+from penstock.structured.json_schema.patterns import translate, translate_one
 from penstock.structured.json_schema.property_names import allowed_names
 from penstock.structured.json_schema.ranges import integer_range, number_range
 from penstock.structured.json_schema.sizes import sizes, string
 from penstock.structured.json_schema.spots import Spot, spots_of
 from penstock.structured.json_schema.subschema import References, Subschema
+from penstock.subschemas import map_schemas, without_nulls
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
@@ -59,11 +61,19 @@ def rewrite(text: str) -> Rewritten:
     Raises:
         SchemaError: the text is not a schema, or one that cannot be enforced.
     """
-    root = Subschema("", parse(text))
+    value = parse(text)
     try:
+        root = Subschema("", map_schemas(value, _plain))
         return _Rewriting(root, several_multiples=text.count('"multipleOf"') > 1).run()
     except RecursionError:
         raise SchemaError("", "it is nested too deeply") from None
+
+
+def _plain(schema: Keywords) -> Keywords | bool:
+    """A schema without keywords that are null; one that forbids everything (`not: {}`) as false."""
+    plain = without_nulls(schema)
+    excluded = plain.get("not")
+    return False if excluded == {} or excluded is True else plain
 
 
 class _Rewriting:
@@ -193,24 +203,24 @@ class _Rewriting:
     def _strings(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
         if "string" not in _types_of(schema):
             return
-        lengths = sizes(schema, "minLength", "maxLength")
-        patterns = []
-        if "pattern" in schema.keywords:
-            patterns.append(translate(string(schema, "pattern"), schema.path("pattern")))
+        made.update(sizes(schema, "minLength", "maxLength"))
+        also += [{"pattern": pattern} for pattern in _patterns(schema)]
         if "format" in schema.keywords:
-            known = find_format(string(schema, "format"), schema.path("format"))
-            if known.pattern is not None:
-                patterns.append(f"^(?:{known.pattern})$")
-            if known.max_length is not None:
-                lengths["maxLength"] = min(known.max_length, lengths.get("maxLength", known.max_length))
-            if known.of_library:
-                made["format"] = schema.keywords["format"]
-        made.update(lengths)
-        for pattern in patterns:
-            if "pattern" in made:
-                also.append({"pattern": pattern})
-            else:
-                made["pattern"] = pattern
+            self._format(schema, made, also)
+
+    def _format(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
+        """Enforce a format, unless the patterns beside it leave no string of it: zod's times have no time zone."""
+        name = string(schema, "format")
+        known = find_format(name)
+        if known.pattern is None and not known.of_library:
+            return
+        enforced = {"format": name} if known.of_library else {"pattern": f"^(?:{known.pattern})$"}
+        beside = [{"pattern": pattern} for part in self._overlap.parts(schema) for pattern in _patterns(part)]
+        if beside and not is_string_possible([enforced, *beside]):
+            return
+        also.append(enforced)
+        if known.max_length is not None:
+            made["maxLength"] = min(known.max_length, made.get("maxLength", known.max_length))
 
     # ── arrays ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -264,7 +274,7 @@ class _Rewriting:
         made.update(sizes(schema, "minProperties", "maxProperties"))
         patterns = {}
         for pattern, one in schema.named("patternProperties").items():
-            written = translate(pattern, schema.path("patternProperties", pattern))
+            written = translate_one(pattern, schema.path("patternProperties", pattern))
             if written in patterns:
                 raise SchemaError(one.pointer, "another pattern matches the same names")
             patterns[written] = self._schema(one)
@@ -318,6 +328,13 @@ def _types_of(schema: Subschema) -> set[str]:
     """The types that a schema itself allows."""
     listed = schema.keywords.get("type", list(TYPES))
     return {str(name) for name in (listed if isinstance(listed, list) else [listed])}
+
+
+def _patterns(schema: Subschema) -> list[str]:
+    """Regular expressions that a schema's own strings must match."""
+    if "pattern" not in schema.keywords:
+        return []
+    return translate(string(schema, "pattern"), schema.path("pattern"))
 
 
 def _literal(value: Json, pointer: str) -> Any:

@@ -1,0 +1,22 @@
+"""The grammar library, asked about single schemas."""
+
+import functools
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+
+def matcher_of(schema: dict[str, Any]) -> LLMatcher:
+    """A matcher of a schema's documents, byte by byte."""
+    return LLMatcher(_tokenizer(), LLMatcher.grammar_from_json_schema(schema), log_level=0)
+
+
+def is_string_possible(constraints: list[dict[str, Any]]) -> bool:
+    """Whether some string may satisfy all of several schemas; true also if the library cannot say."""
+    error = matcher_of({"type": "string", "allOf": constraints}).get_error()
+    return not error.startswith("Unsatisfiable schema")
+
+
+@functools.cache
+def _tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
