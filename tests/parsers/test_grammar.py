@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer
 
 from penstock.errors import InvalidRequestError
-from penstock.parsers.conversation import FORMATS, GEMMA, HARMONY, HERMES, LLAMA, MISTRAL_BY_NAME, ChatFormat, constrain
+from penstock.parsers.conversation import (
+    FORMATS,
+    GEMMA,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MISTRAL_BY_NAME,
+    QWEN_TAGS,
+    ChatFormat,
+    constrain,
+)
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tagged import TypesOfProperties
@@ -346,6 +357,7 @@ def test_strings_between_tags_obey_words_and_lengths(format):
         ({"properties": {"a": {"type": ["string", "integer"], "minimum": 1}}}, "minimum"),
         ({"properties": {"a": {"description": "x", "not": {"const": 1}}}}, "not"),
         ({"properties": {"a": {"not": {}}}, "required": ["a"]}, "required"),
+        ({"properties": {"a": {"not": 1}}}, "not"),
         ({"properties": {"a": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}}}, "format"),
         ({"properties": {"a": {"type": "string", "minLength": 10**6}}}, "minLength"),
         ({"minProperties": 1}, "minProperties"),
@@ -595,3 +607,22 @@ def test_properties_that_share_a_large_definition_are_read_in_linear_time():
     began = time.process_time()
     assert all(types.of(name) == {"integer", "number"} for name in properties)
     assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "end"),
+    [
+        (
+            QWEN_TAGS,
+            "<tool_call>\n<function=city>\n<parameter=name>\n{}\n</parameter>\n</function>\n</tool_call>",
+            "\n</parameter>",
+        ),
+        (GLM, "<tool_call>city\n<arg_key>name</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>", "</arg_value>"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_text_between_tags_ends_where_the_parser_ends_it(format, text, end, strict):
+    for choice in ("auto", "required"):
+        rules = grammar(format, replace(CITY, strict=strict), choice=choice, parallel=False)
+        assert told(text.format("Paris"), rules)
+        assert not told(text.format(f'{end}"x'), rules)

@@ -163,13 +163,12 @@ ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
     [
         ({"max_tokens": None}, "max_tokens: this parameter is required"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
             "messages[0].content[0]: image is not supported here: this model reads text",
         ),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"system": "\udfff"}, "system"),
+        ({"stop_sequences": ["\udfff"]}, "stop_sequences[0]"),
         ({"temperature": 1.5}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"tools": [{"name": "f g", "input_schema": {"type": "object"}}]}, "tools"),

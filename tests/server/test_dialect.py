@@ -202,8 +202,8 @@ HALVES = {
         ("user",),
     ],
     "/v1/completions": [("structured_outputs", {"choice": ["a", "\udfff"]}), ("stop",), ("prompt",)],
-    "/v1/responses": [("metadata", {"\ud800": "a"}), ("input",)],
-    "/v1/messages": [("metadata", {"user_id": "\ud83d"}), ("system",)],
+    "/v1/responses": [("metadata", {"\ud800": "a"}), ("user",)],
+    "/v1/messages": [("metadata", {"user_id": "\ud83d"}), ("stop_sequences",)],
     "/": [("parameters", {"grammar": {"type": "regex", "value": "\ud800"}}), ("inputs",)],
 }
 PLACES = {
@@ -216,7 +216,7 @@ PLACES = {
 
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize("padding", [0, LARGE_BODY], ids=["small", "large"])
-def test_half_a_surrogate_pair_anywhere_is_refused_by_the_name_of_its_field(healthy, path, padding):
+def test_half_a_surrogate_pair_outside_of_a_conversation_is_refused_by_the_name_of_its_field(healthy, path, padding):
     async def talk(http, engine, app):
         for name, *value in HALVES[path]:
             body = CALLS[path] | {name: value[0] if value else "a\ud800"}
@@ -225,6 +225,42 @@ def test_half_a_surrogate_pair_anywhere_is_refused_by_the_name_of_its_field(heal
             assert answer.status_code == (422 if path == "/" else 400), answer.text
             assert f"{PLACES.get(name, name)}" in answer.text
             assert "surrogate" in answer.text
+
+    healthy(talk)
+
+
+RESULT = {"role": "tool", "tool_call_id": "c\udfff", "content": "cut\ud83d"}
+CALL = {"id": "c\udfff", "type": "function", "function": {"name": "f", "arguments": '{"a": "\ud83d"}'}}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "cut\ud83d"}
+BLOCK = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "cut\ud83d"}]}
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {"\ud83d": "\ud83d"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, RESULT]}),
+        ("/v1/responses", {"input": [*MESSAGES, OUTPUT], "instructions": "\ud83d"}),
+        ("/v1/responses", {"input": "\ud83d"}),
+        (
+            "/v1/messages",
+            {
+                "messages": [*MESSAGES, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [BLOCK]}],
+                "system": "\ud83d",
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("padding", [0, LARGE_BODY], ids=["small", "large"])
+def test_half_a_surrogate_pair_in_a_conversation_is_replaced(healthy, path, change, padding):
+    async def talk(http, engine, app):
+        answers = []
+        for half in ("\\ud83d", "\\ufffd"):
+            content = json.dumps(CALLS[path] | change).replace("\\ud83d", half).encode() + b" " * padding
+            answers.append(await http.post(path, content=content, headers={"content-type": "application/json"}))
+            assert answers[-1].status_code == 200, answers[-1].text
+        mended, replaced = (answer.json()["usage"] for answer in answers)
+        assert mended == replaced, "the same prompt"
 
     healthy(talk)
 

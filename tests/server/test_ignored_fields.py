@@ -44,6 +44,14 @@ def test_hints_are_named_by_their_place(server):
     assert ignored(server.post("/v1/messages", **asked)) == "metadata, tools.cache_control, tools.x"
 
 
+def test_unknown_keys_of_response_formats_are_named_by_their_place(server):
+    form = {"type": "json_schema", "x": 1, "json_schema": {"schema": {"type": "boolean", "y": 1}, "z": 1}}
+    asked = CALLS["/v1/chat/completions"] | {"response_format": form}
+    assert ignored(server.post("/v1/chat/completions", **asked)) == "response_format.json_schema.z, response_format.x"
+    asked = CALLS["/v1/messages"] | {"output_config": {"format": {"type": "json_schema", "schema": {}, "x": 1}}}
+    assert ignored(server.post("/v1/messages", **asked)) == "output_config.format.x"
+
+
 @pytest.mark.parametrize(
     "hint",
     [

@@ -76,19 +76,21 @@ def _key(tags: Tags, key: str) -> str:
 
 
 def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]":
-    end = json.dumps(("\n" if tags.own_lines else "") + tags.after_value + "\n")
+    # The line break after the tag is a lexeme of its own: at the tag a text ends, as the parser reads it.
+    end = json.dumps(("\n" if tags.own_lines else "") + tags.after_value)
 
     def rules(function: Function, index: int, valid: bool, mark: Mark) -> list[str]:
         schema = function.schema
         if not valid:
             key = rf'"{tags.before_key}" /[^<>\n]{{1,64}}/ {json.dumps(_key(tags, "").removeprefix(tags.before_key))}'
-            return [f"arguments_{index}: any_argument*", f"any_argument[lazy]: {key} /(?s:.*)/ {end}"]
+            return [f'arguments_{index}: (any_argument "\\n")*', f"any_argument[lazy]: {key} /(?s:.*)/ {end}"]
         properties, required = _permitted(function)
         made, parts = [], []
         types = TypesOfProperties(schema)
         for number, key in enumerate(properties):
             name = f"value_{index}_{number}"
-            parts.append(f"({json.dumps(_key(tags, key))} {name}){'' if key in required else '?'}")
+            optional = "" if key in required else "?"
+            parts.append(f'({json.dumps(_key(tags, key))} {name} "\\n"){optional}')
             try:
                 made += _value(name, function, key, types.of(key), end)
             except InvalidRequestError:
@@ -121,7 +123,8 @@ def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
 
 def _is_never(schema: object) -> bool:
     """Whether a schema forbids everything."""
-    return schema is False or (isinstance(schema, Mapping) and schema.get("not") in ({}, True))
+    excluded = schema.get("not") if isinstance(schema, Mapping) else None
+    return schema is False or excluded == {} or excluded is True
 
 
 def _malformed(keyword: str, where: str, expected: str) -> InvalidRequestError:

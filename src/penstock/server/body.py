@@ -3,7 +3,7 @@
 A field that asks for something else than what is done is refused by name (`NOT_OBEYED`, with the values that change
 nothing). A field that cannot change the answer is accepted (`WITHOUT_EFFECT`). An unknown field is refused if it looks
 like a typo, and otherwise accepted. `ignored_fields` lists what was accepted without effect; the answer's header names
-it. A null is a field left out, in every object. All strings must be valid Unicode.
+it. A null is a field left out, in every object. Strings must be valid Unicode; those of a conversation are mended.
 
     Body         a request, and the options in it
     HistoryItem  what an earlier answer contained and comes back: its unknown fields are accepted and not listed
@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -27,7 +27,7 @@ from pydantic import (
     PrivateAttr,
     model_validator,
 )
-from typing_extensions import Self
+from typing_extensions import Self, is_typeddict
 
 from penstock.errors import InvalidRequestError
 from penstock.server.errors import refused_field
@@ -119,8 +119,10 @@ class Body(BaseModel):
     def ignored_fields(self) -> "IgnoredFields":
         """Fields of this object and of the options in it that were accepted without effect."""
         found = IgnoredFields(dict.fromkeys(self._hints), dict.fromkeys(self._unknown))
-        for name in type(self).model_fields:
+        for name, field in type(self).model_fields.items():
             value = getattr(self, name)
+            if isinstance(value, dict):
+                found.unknown.update((f"{name}.{one}", None) for one in _unknown_keys(value, field.annotation))
             for one in value if isinstance(value, list) else (value,):
                 if not isinstance(one, Body):
                     break  # lists are of one kind
@@ -140,6 +142,19 @@ class IgnoredFields:
         """Add the fields of the object at a field."""
         self.hints.update((f"{name}.{one}", None) for one in within.hints)
         self.unknown.update((f"{name}.{one}", None) for one in within.unknown)
+
+
+def _unknown_keys(value: Mapping[str, Any], annotation: Any) -> Iterator[str]:
+    """Paths of the keys of a typed dictionary, and of those in it, that its type does not have."""
+    kind = next((one for one in (annotation, *get_args(annotation)) if is_typeddict(one)), None)
+    if kind is None:
+        return
+    known = get_type_hints(kind)
+    for name, item in value.items():
+        if name not in known:
+            yield name[:_LONGEST_NAME]
+        elif isinstance(item, dict):
+            yield from (f"{name}.{one}" for one in _unknown_keys(item, known[name]))
 
 
 def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
@@ -217,6 +232,25 @@ def check_all_text(content: object) -> None:
                 raise InvalidRequestError(f"{field} contains an unpaired surrogate, so it is not text", field)
 
 
+def mend_conversation(content: object) -> None:
+    """Replace unpaired surrogates in a body's conversation by U+FFFD, as browsers do (WHATWG's USVString).
+
+    Agents cut the results of tools in the middle of a pair, and such a text stays in their history.
+    """
+    if isinstance(content, dict):
+        for name in _CONVERSATION & content.keys():
+            content[name] = _mended(content[name])
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if _is_text(value) else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_mended(item) for item in value]
+    return {_mended(name): _mended(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+_CONVERSATION = frozenset({"input", "instructions", "messages", "system"})
 _MARKS_OF_SURROGATES = (b"\\ud", b"\\uD", b"\xed")
 
 

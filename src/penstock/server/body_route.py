@@ -21,7 +21,7 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequestError
 from penstock.frontend.large_work import LargeWork
 from penstock.sampling_params import RoundedNumber
-from penstock.server.body import Body, check_all_text, may_hold_half_a_pair
+from penstock.server.body import Body, check_all_text, may_hold_half_a_pair, mend_conversation
 from penstock.server.call_context import UNKNOWN_FIELD, context_of
 
 LARGE_BODY = 65_536
@@ -52,7 +52,8 @@ class BodyRoute(APIRoute):
     """A route that validates its body before FastAPI does, and records which of its fields have no effect.
 
     Raises:
-        InvalidRequestError: a string is not valid Unicode; with `--strict-fields`, a field is unknown.
+        InvalidRequestError: a string outside of the conversation is not valid Unicode, or a field is unknown and the
+            server refuses those (`--strict-fields`).
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -77,12 +78,13 @@ class BodyRoute(APIRoute):
     def _check(self, raw: bytes) -> object:
         """
         Raises:
-            InvalidRequestError: a string in it is not valid Unicode.
+            InvalidRequestError: a string in it, outside of its conversation, is not valid Unicode.
             RequestValidationError: it is JSON, but does not match the route's schema.
         """
         assert self.body_field is not None
         content = json.loads(raw, parse_float=_number) if _LONG_NUMBER.search(raw) else json.loads(raw)
         if may_hold_half_a_pair(raw):
+            mend_conversation(content)
             check_all_text(content)
         checked, errors = self.body_field.validate(content, {}, loc=("body",))
         if errors:

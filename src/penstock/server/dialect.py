@@ -540,5 +540,5 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     )
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):
-        params = constrain(params, known, tokenizer, token_ids, tools)
+        params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
     return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -9,8 +9,8 @@ from penstock.errors import InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.server.body import Body, Many
 
-_OBJECT = ConfigDict(strict=True, extra="ignore")
-"""Objects in which unknown fields have no effect, as notes of clients and libraries; null is a field left out."""
+_OBJECT = ConfigDict(strict=True, extra="allow")
+"""Objects in which unknown fields have no effect; `Body.ignored_fields` lists them. Null is a field left out."""
 
 
 @with_config(_OBJECT)
@@ -83,7 +83,8 @@ def structured_of_vllm(given: StructuredOutputs) -> Structured:
     Raises:
         InvalidRequestError: it is not exactly one.
     """
-    said = {name: value for name, value in given.items() if value not in (None, False)}
+    known = StructuredOutputs.__annotations__
+    said = [name for name, value in given.items() if name in known and value not in (None, False)]
     if len(said) != 1:
         raise InvalidRequestError(
             "structured_outputs takes one of json, regex, choice, grammar and json_object", "structured_outputs"
