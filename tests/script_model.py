@@ -38,7 +38,7 @@ PIECE = 3
 """Characters of the shortest pieces."""
 FOLLOW = 12.0
 """A token's weight in the row of the one that follows it."""
-LIKELY = {END: 6.75, '"': 5.4, "}": 4.5, ",": 3.6, "c": 3.4, "f": 3.2}
+LIKELY = {END: 6.75, '"': 5.4, "{": 5.0, "}": 4.5, ",": 3.6, "c": 3.4, "f": 3.2}
 """Weights of what is said where a grammar forbids what follows, or where nothing does: it has forced other tokens. A c
 begins harmony's channel of calls, an f its final one."""
 TEXT_END = 6.0

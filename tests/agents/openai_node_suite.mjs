@@ -101,6 +101,13 @@ for (const [kind, name] of product(SCRIPTED, ["broken", "thinking"])) {
 
 for (const [way, kind] of product(["parsed", "streamed"], SCRIPTED)) {
   cases.push([`strict tools, ${way}, ${kind}`, async () => {
+    if (kind === "harmony") {
+      // a grammar forces tokens that no script says, here from an answer's start on: only one turn is asked
+      const messages = [{ role: "user", content: script("loop") }];
+      const body = { model: MODEL, messages, tools: strictTools, tool_choice: "required" };
+      assert((await ways[way](clients[kind], body)).tool_calls.length > 0);
+      return;
+    }
     const [messages, called] = await chatLoop(way, kind, "loop", { tools: strictTools });
     assert(called.length > 0);
     assert.equal(messages.at(-1).content, ANSWER);
