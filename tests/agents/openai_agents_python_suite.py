@@ -62,7 +62,7 @@ def test_loop(dialect, stream, kind, thinks, effort):
 @STREAMED
 @KINDS
 def test_strict_tools(dialect, stream, kind):
-    """A grammar forces tokens that no script says, from an answer's start on in harmony: there only one turn is asked."""
+    """A grammar forces tokens that no script says, in harmony from the start on: it is asked for one turn."""
     once = {"tool_use_behavior": "stop_on_first_tool", "model_settings": agents.ModelSettings(tool_choice="required")}
     options = once if kind == "harmony" else {}
     result = finished(agent(dialect, kind, tools=STRICT, **options), stream, script("loop"))

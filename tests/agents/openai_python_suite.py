@@ -117,7 +117,7 @@ def test_answers_that_max_tokens_cuts(name, kind):
 @pytest.mark.parametrize("ask", [parsed, streamed])
 @KINDS
 def test_strict_tools(ask, kind):
-    """A grammar forces tokens that no script says, from an answer's start on in harmony: there only one turn is asked."""
+    """A grammar forces tokens that no script says, in harmony from the start on: it is asked for one turn."""
     if kind == "harmony":
         messages = [{"role": "user", "content": script("loop")}]
         messages.append(ask(CLIENTS[kind], model=MODEL, messages=messages, tools=STRICT_TOOLS, tool_choice="required"))
