@@ -15,7 +15,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "5"}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
-def read(*messages, template="<think></think>{{ message.reasoning_content }}", **options):
+def read(*messages, template="<tool_call><think></think>{{ message.reasoning_content }}", **options):
     known = format_of(template)
     found = conversation(ChatBody.model_validate({"messages": list(messages), **options}), known)
     return found.template_messages(known), found

@@ -154,7 +154,7 @@ def test_what_has_no_effect_is_accepted_and_named(server, change, ignored):
         ({"access_programs": {}}, "access_programs"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"tools": [{"name": "f"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f g"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
         ({"tools": [{"type": "function", "name": "f"}], "include": ["message.output_text.logprobs"]}, "include"),

@@ -7,11 +7,14 @@ from penstock.config import Role
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError
 from penstock.frontend.fleet import State
 from penstock.server.body import Body
+from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
 from penstock.server.openai.errors import ERRORS
 
-router = APIRouter(prefix="/v1/admin", tags=["operation"], responses={"default": ERRORS["default"]})
+router = APIRouter(
+    prefix="/v1/admin", tags=["operation"], responses={"default": ERRORS["default"]}, route_class=BodyRoute
+)
 
 
 class EngineAccount(TypedDict):

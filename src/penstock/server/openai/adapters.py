@@ -10,11 +10,12 @@ from starlette.responses import PlainTextResponse, Response
 from penstock.errors import AdapterError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
 from penstock.server.body import Body
+from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import CallOf
 from penstock.server.openai.errors import ERRORS
 
-router = APIRouter(prefix="/v1", tags=["operation"])
+router = APIRouter(prefix="/v1", tags=["operation"], route_class=BodyRoute)
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "That it is done."},
