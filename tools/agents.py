@@ -118,7 +118,7 @@ def recorded_servers(dropped: Sequence[str]) -> Iterator[Mapping[str, RecordingP
     with ExitStack() as stack:
         proxies = {}
         for kind, path in models().items():
-            flags = ("--model", str(path), "--served-model-name", "penstock", "--threads", "1")
+            flags = ("--model", str(path), "--served-model-name", "penstock,gpt-5.5", "--threads", "1")
             url, _ = stack.enter_context(running_server(KEY, *flags))
             proxies[kind] = stack.enter_context(RecordingProxy(url, dropped))
         yield proxies

@@ -20,8 +20,6 @@ LARGE = 1000
 KEPT_HEADERS = ("anthropic-beta", "anthropic-version")
 WORDS = ("type", "role", "effort", "display", "tool_choice", "summary", "status", "phase", "keep", "truncation")
 """Fields whose values make bodies differ in kind."""
-STATE = ("previous_response_id", "item_reference", "conversation")
-"""What refers to an answer that another server has given."""
 IDS = re.compile(r"(?:^|_)(?:ids?|uuid|cache_key|user)$")
 REPLACED = (
     (re.compile(r"http://127\.0\.0\.1:\d+"), "http://127.0.0.1:8000"),
@@ -61,7 +59,12 @@ def write_bodies(path: Path, exchanges: Iterable[Exchange], home: Path) -> None:
         kept = {key: _to_shared(value, shared) for key, value in body.items()}
         requests.append({"path": exchange.path, "headers": headers, "body": kept})
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"shared": shared, "requests": requests}, indent=1, ensure_ascii=False) + "\n")
+    path.write_text('{"shared": ' + _one_a_line(shared) + ', "requests": ' + _one_a_line(requests) + "}\n")
+
+
+def _one_a_line(values: list[Any]) -> str:
+    """JSON of a list, so that what differs shows as lines."""
+    return "[\n" + ",\n".join(json.dumps(value, ensure_ascii=False) for value in values) + "\n]"
 
 
 def _to_shared(value: Any, shared: list[Any]) -> Any:
@@ -77,13 +80,20 @@ def distinct(exchanges: Iterable[Exchange], home: Path) -> Iterator[tuple[Exchan
     seen: set[str] = set()
     for exchange in exchanges:
         body = exchange.body
-        if not isinstance(body, dict) or "model" not in body or any(name in json.dumps(body) for name in STATE):
+        if not isinstance(body, dict) or "model" not in body or refers_to_answers(body):
             continue
         body = Shortened(str(home)).value(body)
         shape = {exchange.path, *shape_of(body)}
         if not shape <= seen:
             seen |= shape
             yield exchange, body
+
+
+def refers_to_answers(body: dict[str, Any]) -> bool:
+    """Whether a body names answers that a server has kept, which another one does not have."""
+    items = body.get("input")
+    kinds = [item.get("type") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return body.get("previous_response_id") is not None or "item_reference" in kinds
 
 
 def shape_of(value: Any, path: str = "") -> Iterator[str]:

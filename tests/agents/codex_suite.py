@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import KEY, KINDS, MODEL, SERVERS, script
-from programs import lines, new_home, program, run_agent
+from common import KEY, KINDS, KNOWN_MODEL, MODEL, QUIET, SERVERS, script
+from programs import PROJECT, lines, new_home, program, run_agent
 
 NOTE = "The note says seven."
 CONFIG = """
@@ -87,6 +87,14 @@ def test_a_session_goes_on(kind: str) -> None:
 
 
 @KINDS
+def test_a_patch_by_a_custom_tool(kind: str) -> None:
+    """Codex offers apply_patch, a custom tool, to models that it knows by name."""
+    events = codex(home_for(kind, "", model=KNOWN_MODEL), script("codex-patch"))
+    assert (PROJECT / "note.txt").read_text() == "eight\n"
+    assert last(events) == NOTE
+
+
+@pytest.mark.parametrize("kind", QUIET)  # in harmony a grammar forces tokens that no script says, from the start on
 def test_a_schema_of_the_answer(kind: str) -> None:
     home = home_for(kind, "")
     fields = {"text": {"type": "string"}}

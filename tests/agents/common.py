@@ -9,6 +9,8 @@ SERVERS: dict[str, str] = json.loads(os.environ["PENSTOCK_SERVERS"])
 """Addresses by the kind of model: hermes, strict, harmony, and smollm2, which is real."""
 KEY = os.environ["PENSTOCK_KEY"]
 MODEL = "penstock"
+KNOWN_MODEL = "gpt-5.5"
+"""A name of the same model that agents know."""
 SCRIPTED = [kind for kind in SERVERS if kind != "smollm2"]
 QUIET = [kind for kind in SCRIPTED if kind != "harmony"]
 """Models whose reasoning can be turned off."""

@@ -11,6 +11,7 @@ ANSWER = "The answer is 42."
 NOTE = "The note says seven."
 LONG = " ".join(f"word{number}" for number in range(200))
 """The argument of a call that a small `max_tokens` breaks off."""
+PATCH = "*** Begin Patch\n*** Update File: note.txt\n@@\n-seven\n+eight\n*** End Patch"
 TEN = 10
 """Turns of the conversation whose prompts must be found in the cache."""
 
@@ -72,6 +73,7 @@ def scripts(project: Path) -> dict[str, Sequence[Turn]]:
             Turn("Counted."),
         ),
         "claude-long": (Turn("I count.", calls=(SHELLS[0].call(f"echo {LONG}"),)), Turn(NOTE)),
+        "codex-patch": (Turn("I write eight.", calls=(Call("apply_patch", {"input": PATCH}),)), Turn(NOTE)),
         "claude-structured": (Turn(calls=(Call("StructuredOutput", {"text": "seven"}),)), Turn(NOTE)),
     }
     for shell in SHELLS:
