@@ -13,8 +13,8 @@ from typing import Any
 
 from tools.agents_proxy import Exchange
 
-LONGEST_TEXT = 200
-"""Characters."""
+LONGEST_TEXT, KEPT_TEXT = 200, 120
+"""Characters of the longest text that is kept whole, and of what is kept of a longer one."""
 LARGE = 1000
 """Characters of a field that is shared."""
 KEPT_HEADERS = ("anthropic-beta", "anthropic-version")
@@ -90,10 +90,10 @@ def distinct(exchanges: Iterable[Exchange], home: Path) -> Iterator[tuple[Exchan
 
 
 def refers_to_answers(body: dict[str, Any]) -> bool:
-    """Whether a body names answers that a server has kept, which another one does not have."""
+    """Whether a body names answers that a server has kept, which another one does not have, or wants that one does."""
     items = body.get("input")
     kinds = [item.get("type") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-    return body.get("previous_response_id") is not None or "item_reference" in kinds
+    return body.get("previous_response_id") is not None or "item_reference" in kinds or "thread" in body
 
 
 def shape_of(value: Any, path: str = "") -> Iterator[str]:
@@ -137,7 +137,7 @@ class Shortened:
         text = text.replace(self.home, "/home/agent")
         for pattern, replacement in REPLACED:
             text = pattern.sub(replacement, text)
-        return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
+        return text if len(text) <= LONGEST_TEXT else text[:KEPT_TEXT] + "…"
 
 
 def _parsed(text: str) -> Any:

@@ -78,3 +78,10 @@ def test_a_session_goes_on(dialect: str, kind: str) -> None:
     home = home_for(dialect, kind)
     pi(home, "pi-loop")
     assert last(pi(home, "pi-error", "--continue")) == NOTE
+
+
+@DIALECTS
+def test_a_real_model(dialect: str) -> None:
+    """Without tools: nobody knows what it would run."""
+    events = pi(home_for(dialect, "smollm2"), "plain", "--no-tools")
+    assert messages_of(events, "assistant")[-1]["stopReason"] in ("stop", "length")
