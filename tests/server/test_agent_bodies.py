@@ -1,0 +1,94 @@
+"""Requests as agents and SDKs really send them, recorded by scripts/agents in tests/agents/bodies."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import fetch
+from tests.agents.scripts import scripts
+from tests.script_model import HARMONY, HERMES, STRICT, Kind, write_kind
+from tests.server.running import RunningServer, running_server
+from tools.agents_bodies import read_requests
+from tools.agents_prefix import Usage, reused_shares, usage_of
+
+BODIES = sorted((Path(__file__).parents[1] / "agents" / "bodies").glob("*.json"))
+PROJECT = Path("/home/agent/project")
+TURNS = 10
+LEAST_SHARE = 0.95
+"""Of a turn's tokens, those that the next turn finds again."""
+
+
+@pytest.fixture(scope="module", params=[HERMES, STRICT, HARMONY], ids=lambda kind: kind.template.partition(".")[0])
+def scripted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    kind = request.param
+    assert isinstance(kind, Kind)
+    folder = write_kind(tmp_path_factory.mktemp("script-model"), kind, scripts(PROJECT))
+    names = ("--served-model-name", "penstock,gpt-5.5", "--threads", "1")
+    with running_server("--model", str(folder), *names) as server:
+        yield server
+
+
+@pytest.mark.parametrize("bodies", BODIES, ids=lambda path: path.stem)
+def test_every_request_of_a_client_is_answered(scripted: RunningServer, bodies: Path) -> None:
+    for request in read_requests(bodies):
+        answer = send(scripted, request["path"], request["headers"], request["body"])
+        assert answer.status_code == 200, (answer.text[:1000], json.dumps(request["body"])[:2000])
+        if request["body"].get("stream"):
+            assert_complete(answer.text)
+
+
+def send(server: RunningServer, path: str, headers: dict[str, str], body: dict[str, Any]) -> httpx.Response:
+    """Post a recorded request."""
+    return fetch.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+
+
+def assert_complete(events: str) -> None:
+    """A stream ends with the last event of its dialect, and has none of an error."""
+    data = [line[len("data: ") :] for line in events.splitlines() if line.startswith("data: ")]
+    last = data[-1] if data[-1] == "[DONE]" else json.loads(data[-1])["type"]
+    assert last in ("[DONE]", "message_stop", "response.completed", "response.incomplete"), data[-1]
+    kinds = [json.loads(one) for one in data if one != "[DONE]"]
+    assert not [one for one in kinds if "error" in one and one["error"] is not None], data
+
+
+def test_turns_of_claude_code_find_the_turns_before_them_in_the_cache(scripted: RunningServer) -> None:
+    """Its hash in the first block of the system's text changes from request to request."""
+    path = next(path for path in BODIES if path.stem == "claude-code")
+    first = next(request for request in read_requests(path) if request["body"].get("tools"))
+    body = first["body"] | {"stream": False}
+    body["messages"] = [{"role": "user", "content": "SCRIPT=ten. Count."}, *body["messages"][1:2]]
+    turns: list[Usage] = []
+    for turn in range(TURNS):
+        body["system"] = [billed(block, turn) for block in body["system"]]
+        answer = send(scripted, first["path"], first["headers"], body)
+        assert answer.status_code == 200, answer.text
+        turns.append(usage_of(answer.text))
+        content = answer.json()["content"]
+        body["messages"] += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": results_of(content)},
+        ]
+    shares = reused_shares(turns)
+    print("found again of the turn before:", *(f"{share:.1%}" for share in shares))
+    assert len(shares) == TURNS - 1
+    assert min(shares) >= LEAST_SHARE, shares
+
+
+def billed(block: dict[str, Any], turn: int) -> dict[str, Any]:
+    """A block of the system's text; the one about billing with a hash of its own, as many versions write it."""
+    if not block["text"].startswith("x-anthropic-billing-header"):
+        return block
+    return block | {
+        "text": f"x-anthropic-billing-header: cc_version=2.1.332.5c3; cc_entrypoint=sdk-cli; cch={turn:05x};"
+    }
+
+
+def results_of(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of an answer's calls."""
+    calls = [block["id"] for block in content if block["type"] == "tool_use"]
+    results = [{"type": "tool_result", "tool_use_id": call, "content": "done"} for call in calls]
+    return results or [{"type": "text", "text": "Go on."}]
