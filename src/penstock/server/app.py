@@ -1,6 +1,6 @@
 """The HTTP application: routes of every dialect over one engine."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.responses import Response
@@ -20,16 +20,38 @@ from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
 from penstock.server.openai import adapters
 from penstock.server.origins import Origins
+from penstock.server.pages import add_docs
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
+
+
+class _App(FastAPI):
+    """FastAPI's application, whose description names the API key, if there are keys."""
+
+    has_keys = False
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            if self.has_keys:
+                schema["components"]["securitySchemes"] = {"API key": {"type": "http", "scheme": "bearer"}}
+                schema["security"] = [{"API key": []}]
+        return super().openapi()
 
 
 def create_app(
     engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
 ) -> FastAPI:
     """The application of a started engine; without `keys`, there is no authentication."""
-    app = FastAPI(title="Penstock", version=__version__, description="An inference server for large language models.")
+    app = _App(
+        title="Penstock",
+        version=__version__,
+        description="An inference server for large language models.",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.has_keys = bool(keys)
     model_names = config.served_model_names or [engine.info.model_name]
     for name in model_names:
         if engine.adapters.find(name) is not None:
@@ -44,7 +66,8 @@ def create_app(
     app.include_router(admin.router)
     app.include_router(adapters.router)
     app.state.admin_without_key = config.admin
-    add_health(app, engine)
+    add_health(app, engine, model_names[0])
+    add_docs(app)
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]
     if config.metrics_names == "vllm":
         collectors.append(VllmNames(engine.metrics, model_names[0], lambda: engine.info, engine.adapter_use))

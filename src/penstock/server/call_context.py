@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope
 from penstock.frontend.limits import ANYONE, Caller
 from penstock.frontend.open_requests import RequestStream
 from penstock.server.errors import ErrorReply
+from penstock.server.pages import DOCS_PATHS
 
 _KEY = "call_context"
 _LONGEST_HEADER = 1000
@@ -21,8 +22,8 @@ _TOKEN = re.compile(r"[\w.-]+", re.ASCII)
 UNKNOWN_FIELD = "unknown"
 """Metrics label of the ignored fields that the documentation does not list: a caller chooses their names."""
 _PUBLIC_PATHS = frozenset(
-    ("/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc")
-) | {"/openapi.json"}
+    {"/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/openapi.json"} | DOCS_PATHS
+)
 
 
 async def _stay_connected() -> Message:

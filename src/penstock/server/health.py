@@ -2,12 +2,13 @@
 
 from typing import Any, Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.fleet import PlaceState
+from penstock.server.pages import home_page, wants_page
 
 RETRY_AFTER = "2"
 """Seconds, about the time it takes to replace an engine."""
@@ -36,13 +37,20 @@ class Health(TypedDict):
 _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now; `reason` says why."}}
 
 
-def add_health(app: FastAPI, engine: AsyncEngine) -> None:
+def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
     """Add the routes. None reports "ok" while the engine is dead or stuck, or, with several engines, all are."""
 
     def answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
         return _answer(status, reason, code, engine.fleet.states())
 
     @app.get("/", tags=["TGI"], response_model=Health, responses=_BAD)
+    async def home(request: Request) -> Response:
+        """As `/health`, but a page for a browser."""
+        trouble = await engine.trouble()
+        if wants_page(request.headers):
+            return home_page(request, model_name, embeds=engine.info.encoder is not None, trouble=trouble)
+        return answer("unhealthy", trouble) if trouble else answer("ok")
+
     @app.get("/ping", tags=["TGI"], response_model=Health, responses=_BAD)  # SageMaker's name for it
     @app.get("/health", tags=["operation"], response_model=Health, responses=_BAD)
     async def health() -> Response:

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from penstock.server.body import Body, HistoryItem, Many, Neutral
@@ -129,6 +129,12 @@ class PromptBody(Body):
 
 class MessagesBody(PromptBody):
     """The body of `POST /v1/messages`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"messages": [{"role": "user", "content": "What is 37 + 58?"}], "max_tokens": 50}]
+        }
+    )
 
     max_tokens: int = Field(ge=0, lt=2**31)
     stop_sequences: Many[str] | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, cast
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 from typing_extensions import NotRequired, TypedDict
 
@@ -33,6 +33,8 @@ Truncate = Annotated[bool, Field(description="Truncate texts that are too long i
 
 class EmbeddingsBody(Body):
     """The body of `POST /v1/embeddings`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["Hello", "Good morning"]}]})
 
     NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.sampling_params import MAX_LOGPROBS
@@ -66,6 +66,8 @@ _CONTROLS_OF_CHATS: Neutral = {
 
 class ResponsesBody(Body):
     """The body of `POST /v1/responses`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "What is 37 + 58?", "max_output_tokens": 50}]})
 
     NOT_OBEYED: ClassVar[Neutral] = {
         **{name: neutral for name, neutral in NOT_OBEYED_ANYWHERE.items() if name != "max_output_tokens"},

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
@@ -205,6 +205,12 @@ class ThinkingOption(Body):
 class ChatBody(GenerationBody):
     """The body of `POST /v1/chat/completions`."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"messages": [{"role": "user", "content": "What is 37 + 58?"}], "max_tokens": 50}]
+        }
+    )
+
     NOT_OBEYED: ClassVar[Neutral] = {
         **NOT_OBEYED_ANYWHERE,
         "audio": (),
@@ -261,6 +267,8 @@ Prompts = Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 
 class CompletionBody(GenerationBody):
     """The body of `POST /v1/completions`. `max_tokens` defaults to 16."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 50}]})
 
     NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",)}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.server.body import Body, Many, Neutral
@@ -57,6 +57,10 @@ def _sampling() -> GenerateParameters:
 
 class GenerateBody(Body):
     """The body of `POST /generate` and `/generate_stream`. Without `parameters`, TGI samples."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 50}}]}
+    )
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"model", "options"})
 

@@ -1,0 +1,72 @@
+"""Pages for people: they need no network, and say what is served."""
+
+import gzip
+import re
+
+import pytest
+
+from penstock.server.keys import KeyRing, load_keys
+from penstock.server.pages import DOCS_PATHS
+from tests.server.in_process import with_app
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+FOREIGN = re.compile(r"""(?:src|href)=["'](?:https?:)?//""")
+
+
+def test_the_pages_load_nothing_from_elsewhere(tiny_llama):
+    async def talk(http, engine, app):
+        docs = await http.get("/docs")
+        assert docs.headers["content-type"].startswith("text/html")
+        needed = re.findall(r'(?:src|href)="(docs/[^"]+)"', docs.text)
+        assert {f"/{path}" for path in needed} == DOCS_PATHS - {"/docs", "/redoc"}
+        for page in (docs, await http.get("/", headers=BROWSER)):
+            assert not FOREIGN.search(page.text)
+            assert "default-src 'self'" in page.headers["content-security-policy"]
+        for path in needed:
+            assert (await http.get(f"/{path}")).status_code == 200
+        assert (await http.get("/redoc")).headers["location"] == "docs"
+        assert (await http.get("/docs/nothing")).status_code == 404
+
+    with_app(talk, tiny_llama)
+
+
+def test_files_are_sent_packed_to_those_who_take_that(tiny_llama):
+    async def talk(http, engine, app):
+        packed = await http.get("/docs/swagger-ui-bundle.js", headers={"accept-encoding": "gzip"})
+        assert packed.headers["content-encoding"] == "gzip"
+        assert int(packed.headers["content-length"]) < 600_000
+        plain = await http.get("/docs/swagger-ui-bundle.js", headers={"accept-encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert packed.text == plain.text
+        assert len(gzip.compress(plain.content)) < len(plain.content)
+
+    with_app(talk, tiny_llama)
+
+
+def test_the_root_is_a_page_for_a_browser_and_health_for_programs(tiny_llama):
+    async def talk(http, engine, app):
+        page = await http.get("/", headers=BROWSER)
+        assert "It serves <strong>rule</strong>" in page.text or "It serves <strong>" in page.text
+        assert "curl http://penstock/v1/chat/completions" in page.text
+        command = re.search(r"-d '(.*)'</pre>", page.text)
+        assert (await http.post("/v1/chat/completions", content=command[1])).status_code == 200
+        for headers in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
+            assert (await http.get("/", headers=headers)).json() == {"status": "ok", "reason": None}
+
+    with_app(talk, tiny_llama)
+
+
+@pytest.mark.parametrize(
+    "keys", [None, load_keys("sk-a", None, private_cache=False)], ids=["without keys", "with keys"]
+)
+def test_the_description_asks_for_the_key_and_shows_requests(tiny_llama, keys: KeyRing | None):
+    async def talk(http, engine, app):
+        schema = (await http.get("/openapi.json")).json()
+        assert ("securitySchemes" in schema["components"]) == (keys is not None)
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"):
+            body = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            (example,) = schema["components"]["schemas"][body["$ref"].rpartition("/")[2]]["examples"]
+            headers = {"authorization": "Bearer sk-a"} if keys else {}
+            assert (await http.post(path, json=example, headers=headers)).status_code == 200
+
+    with_app(talk, tiny_llama, keys=keys)
