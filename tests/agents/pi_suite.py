@@ -12,11 +12,11 @@ NOTE = "The note says seven."
 DIALECTS = pytest.mark.parametrize("dialect", ["openai-completions", "openai-responses", "anthropic-messages"])
 
 
-def home_for(dialect: str, kind: str) -> Path:
+def home_for(dialect: str, kind: str, max_tokens: int = 32_000) -> Path:
     """A home with the agent's settings."""
     home = new_home()
     base = SERVERS[kind] if dialect == "anthropic-messages" else f"{SERVERS[kind]}/v1"
-    model = {"id": MODEL, "reasoning": True, "contextWindow": 131072, "maxTokens": 32000}
+    model = {"id": MODEL, "reasoning": True, "contextWindow": 131072, "maxTokens": max_tokens}
     provider = {"baseUrl": base, "api": dialect, "apiKey": KEY, "models": [model]}
     (home / ".pi" / "agent").mkdir(parents=True)
     (home / ".pi" / "agent" / "models.json").write_text(json.dumps({"providers": {"penstock": provider}}))
@@ -83,5 +83,5 @@ def test_a_session_goes_on(dialect: str, kind: str) -> None:
 @DIALECTS
 def test_a_real_model(dialect: str) -> None:
     """Without tools: nobody knows what it would run."""
-    events = pi(home_for(dialect, "smollm2"), "plain", "--no-tools")
+    events = pi(home_for(dialect, "smollm2", max_tokens=32), "plain", "--no-tools")
     assert messages_of(events, "assistant")[-1]["stopReason"] in ("stop", "length")
