@@ -121,6 +121,11 @@ class Structured:
                     "structured",
                 )
 
+    @property
+    def num_characters(self) -> int:
+        """Characters of all its texts."""
+        return sum(map(len, (self.text, self.before, self.header, self.calls, *self.choices)))
+
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
         """JSON that validates against a schema, which is given as an object or as JSON text."""
