@@ -20,6 +20,13 @@ LEAVES: list[dict[str, Any]] = [
     {"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 500},
     {"type": "number", "multipleOf": 0.25, "exclusiveMinimum": 0, "maximum": 2.5},  # else digits without end
 ]
+ENDLESS = {"type": "object", "properties": {f"p{i}": {"multipleOf": 16_001 + 10 * i} for i in range(38)}}
+"""Compiling this takes longer than a grammar may."""
+
+
+def slow_schema(seed: int, parts: int = 3) -> dict[str, Any]:
+    """A schema that takes some tenths of a second to compile, another for each seed."""
+    return {"type": "object", "properties": {f"{seed}-{i}": {"multipleOf": 16_001 + 10 * i} for i in range(parts)}}
 
 
 def random_schema(seed: int) -> dict[str, Any]:

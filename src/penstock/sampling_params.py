@@ -18,11 +18,15 @@ EarlyStopping = bool | Literal["never"]
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 4096
+"""Maximum characters of all stop strings together."""
 MAX_N = 128
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_LISTED_TOKENS = 16_384
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 8192
+"""Maximum characters of all bad words together."""
 SEED_RANGE = 2**64
 MAX_FORM_CHARACTERS = 2**19
 """Maximum characters of a schema, of a grammar, or of all choices together."""
@@ -116,6 +120,11 @@ class Structured:
                     f"structured: {near!r} in its {self.kind} contains an unpaired surrogate",
                     "structured",
                 )
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of all its texts."""
+        return sum(map(len, (self.text, self.before, self.header, self.calls, *self.choices)))
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
@@ -220,8 +229,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "stop", (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop))
-        set_field(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
-        set_field(self, "shown_special_tokens", _listed("shown_special_tokens", self.shown_special_tokens))
+        for name in ("stop_token_ids", "shown_special_tokens"):
+            set_field(self, name, _checked_tokens(name, getattr(self, name)))
         _check_int("n", self.n, 1, MAX_N, needed=True)
         _check_float("temperature", self.temperature, 0.0, 100.0)
         _check_int("top_k", self.top_k, 0, 2**31 - 1)
@@ -310,14 +319,12 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed", "stop"
             )
+        _check_characters("stop", self.stop, MAX_STOP_CHARACTERS)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequestError(f"stop must contain non-empty strings, not {text!r}", "stop")
             if _UNPAIRED_SURROGATE.search(text):
                 raise InvalidRequestError(f"stop contains {text!r}, an unpaired surrogate", "stop")
-        for name in ("stop_token_ids", "shown_special_tokens"):
-            for token in getattr(self, name):
-                _check_int(name, token, 0, 2**31 - 1, needed=True)
 
 
 _NEUTRAL_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
@@ -371,12 +378,21 @@ def _checked_words(words: Sequence[str]) -> tuple[str, ...]:
         raise InvalidRequestError(
             f"bad_words has {len(listed)} words; at most {MAX_BAD_WORDS} are allowed", "bad_words"
         )
+    _check_characters("bad_words", listed, MAX_BAD_WORD_CHARACTERS)
     for word in listed:
         if not isinstance(word, str) or not word.strip():
             raise InvalidRequestError(f"bad_words must contain words, not {word!r}", "bad_words")
         if _UNPAIRED_SURROGATE.search(word):
             raise InvalidRequestError(f"bad_words contains {word!r}, an unpaired surrogate", "bad_words")
     return listed
+
+
+def _check_characters(name: str, texts: Sequence[object], most: int) -> None:
+    count = sum(len(text) for text in texts if isinstance(text, str))
+    if count > most:
+        raise InvalidRequestError(
+            f"{name} has {count} characters; at most {most} are allowed in all its strings together", name
+        )
 
 
 def _check_int(name: str, value: int | None, low: int, high: int, *, needed: bool = False) -> None:

@@ -24,12 +24,10 @@ from penstock.config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.errors import InvalidRequestError
 from penstock.request import FinishReason
-from tests.schemas import check_document, random_schema
+from tests.schemas import ENDLESS, check_document, random_schema
 from tests.server.running import RunningServer, running_server
 
 SCHEMAS = int(os.environ.get("TEST_SCHEMAS", "12"))
-ENDLESS = {"type": "integer", "multipleOf": 1234567}
-"""Compiling this takes hours."""
 
 
 # ── offline: a tiny random model ─────────────────────────────────────────────────────────────────────────────────────

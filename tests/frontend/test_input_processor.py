@@ -27,6 +27,16 @@ INFO = EngineInfo(
 )
 
 
+class CountingTokenizer(Tokenizer):
+    def __init__(self):
+        super().__init__(byte_level_bpe(), ChatTemplates({}, {}))
+        self.num_encoded = 0
+
+    def encode(self, *args, **options):
+        self.num_encoded += 1
+        return super().encode(*args, **options)
+
+
 def accept(prompt=(1, 2, 3), params=None, info=INFO, tokenizer=TOKENIZER, **options):
     input_processor = InputProcessor(tokenizer, info)
     return input_processor.make_request(prompt, params, request_id="r", arrival=1.5, **options)
@@ -194,6 +204,15 @@ def test_words_are_ruled_out_as_the_tokenizer_writes_them():
     assert banned[0] == (7,)
     assert set(banned) == {(7,), *spelt}
     assert len(set(banned)) == len(banned)
+
+
+def test_the_bad_words_of_a_call_are_tokenised_once():
+    tokenizer = CountingTokenizer()
+    processor = InputProcessor(tokenizer, INFO)
+    params = SamplingParams(bad_words=["quick", "o"])
+    for prompt in range(1, 100):
+        processor.make_request([prompt], params, request_id="r", arrival=0.0)
+    assert tokenizer.num_encoded == 4
 
 
 def test_biases_that_change_nothing_are_left_out():

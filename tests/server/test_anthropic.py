@@ -175,6 +175,7 @@ ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "clear_tool_uses_20250919"),
         ({"stop_sequences": [""]}, "stop"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences has 17"),
+        ({"stop_sequences": ["x" * 4097]}, "stop_sequences has 4097 characters"),
         ({"messages": [{"role": "assistant", "content": "7"}]}, "no user message"),
         (
             {"output_format": ANY_OBJECT, "output_config": {"format": ANY_OBJECT}},

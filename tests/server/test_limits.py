@@ -16,6 +16,7 @@ import pytest
 
 from penstock.server.config import CallLimitsConfig
 from tests import fetch
+from tests.schemas import slow_schema
 from tests.server.running import RunningServer, running_server
 from tests.waiting import wait_until
 
@@ -107,8 +108,8 @@ def connect(server: RunningServer) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
-def send_head(connection: socket.socket, length: int, **headers: str) -> None:
-    lines = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
+def send_head(connection: socket.socket, length: int, path: str = "/v1/completions", **headers: str) -> None:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     connection.sendall("\r\n".join([*lines, "", ""]).encode())
 
@@ -171,6 +172,24 @@ def test_a_metered_key_is_told_what_is_left_and_refused_beyond_it(limited):
     assert error_of(spent) == (429, "rate_limit_exceeded")
     assert "requests a minute" in spent.json()["error"]["message"]
     assert spent.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def post_and_leave(server: RunningServer, path: str, body: dict, key: str = "sk-loud") -> None:
+    """Send a call, and close its connection without waiting for the answer."""
+    content = json.dumps({"model": server.model} | body).encode()
+    with connect(server) as connection:
+        send_head(connection, len(content), path, authorization=f"Bearer {key}")
+        connection.sendall(content)
+
+
+def test_structured_calls_whose_clients_have_left_hold_no_other_key_up(limited):
+    assert ask(limited, "sk-quiet", structured_outputs={"choice": ["a", "b"]}).status_code == 200
+    for seed in range(20):
+        form = {"structured_outputs": {"json": slow_schema(seed, 8)}}
+        post_and_leave(limited, "/v1/completions", {"prompt": [7], "max_tokens": 2} | form)
+    begin = time.monotonic()
+    assert ask(limited, "sk-quiet", structured_outputs={"choice": ["yes", "no"]}).status_code == 200
+    assert time.monotonic() - begin < 6  # 20 s, when each of the 20 was checked
 
 
 def test_the_log_tells_at_the_start_how_many_keys_share_the_cache(limited):

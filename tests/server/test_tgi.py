@@ -271,6 +271,7 @@ def test_info_tells_the_limits_that_hold(server):
     assert (info["max_total_tokens"], info["max_input_tokens"]) == (512, 511)
     stops = [f"never {i}" for i in range(info["max_stop_sequences"] + 1)]
     assert "stop" in refusal(generate(server, stop=stops))
+    assert "stop" in refusal(generate(server, stop=["x" * 4097]))
     assert generate(server, stop=stops[1:]).status_code == 200
 
 

@@ -91,6 +91,12 @@ FEATURES = [
         ["0.5", "9.76"],
     ),
     enforced("`multipleOf`", "", {"type": "number", "multipleOf": 0.07}, ["0.14"], ["0.1"]),
+    refused(
+        "`multipleOf` of large numbers",
+        "above 16,384, without the factors 2 and 5: 3,000,000 is enforced",
+        {"type": "integer", "multipleOf": 1234567},
+        "take too long to compile",
+    ),
     enforced("`minLength`, `maxLength`", "", string(minLength=2, maxLength=3), ['"ab"', '"日本語"'], ['"a"', '"abcd"']),
     enforced("`pattern`", "syntax of ECMA-262", string(pattern=r"^[[:a]\d+$"), ['":1"', '"[12"'], ['"b1"']),
     enforced(

@@ -9,9 +9,10 @@ from penstock.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.sampling_params import Structured
 from penstock.structured.inspector import Inspector
+from tests import schemas
 from tests.waiting import stop, wait_until
 
-ENDLESS = Structured.json_schema({"type": "integer", "multipleOf": 1234567})  # its automaton takes hours
+ENDLESS = Structured.json_schema(schemas.ENDLESS)
 
 
 @pytest.fixture
@@ -31,6 +32,13 @@ def test_what_was_found_out_is_kept(inspector):
     first = inspector.submit(Structured.json_object())
     first.result()
     assert inspector.submit(Structured.json_object()) is first
+
+
+def test_the_kept_results_are_bounded_by_their_characters(inspector):
+    large = [Structured.json_schema({"const": str(i) + "x" * 500_000}) for i in range(10)]
+    for form in large:
+        inspector.submit(form).exception()
+    assert [inspector.knows(form) for form in large] == [False] * 2 + [True] * 8
 
 
 def test_a_form_that_takes_too_long_is_refused_and_the_next_is_not(inspector):

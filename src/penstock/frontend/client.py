@@ -33,6 +33,7 @@ from penstock.errors import (
 )
 from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.fleet import Fleet, FleetOptions
+from penstock.frontend.grammar_checks import GrammarChecks
 from penstock.frontend.history import AdapterUse, History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
@@ -135,7 +136,7 @@ class AsyncEngine:
         self._limits = limits
         self._journal = journal
         self._refusal: PenstockError | None = None
-        self._inspector = Inspector(info.model_path, info.vocab_size)
+        self._grammar_checks = GrammarChecks(Inspector(info.model_path, info.vocab_size))
         self._input_processor = InputProcessor(tokenizer, info, refuse_long_max_tokens=limits.refuse_long_max_tokens)
         self.adapters = AdapterNames(lambda: self.info)
         self.large_work = LargeWork()
@@ -190,7 +191,7 @@ class AsyncEngine:
         self.lose(EngineDeadError("the server is shutting down"))
         await self.fleet.close()
         await asyncio.to_thread(self.large_work.close)
-        await asyncio.to_thread(self._inspector.close)
+        await self._grammar_checks.close()
         if self.tokenizer is not None:
             await asyncio.to_thread(self.tokenizer.close)
         if self._journal is not None:
@@ -270,18 +271,10 @@ class AsyncEngine:
             raise QuarantinedError("an equal text made the engine fail more than once: it is not run again")
         return Accepted(request, _NO_SAMPLING, None, caller)
 
-    async def check_structured(self, params: SamplingParams) -> None:
-        """Check that the answer's grammar compiles; only this caller waits for it.
-
-        Raises:
-            InvalidRequestError: it does not, and the message says why.
-        """
+    async def check_structured(self, params: SamplingParams, tenant: str = "") -> None:
+        """Check that the answer's grammar compiles; only this caller waits for it. Raises as `GrammarChecks.check`."""
         if params.structured is not None:
-            verdict = self._inspector.submit(params.structured)
-            try:
-                await asyncio.shield(asyncio.wrap_future(verdict))  # other callers may wait for the same grammar
-            except InvalidRequestError as error:  # kept for later callers, whose dialects may name another field
-                raise InvalidRequestError(str(error), error.param) from None
+            await self._grammar_checks.check(params.structured, tenant)
 
     def open(
         self,

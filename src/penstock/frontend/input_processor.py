@@ -1,5 +1,6 @@
 """Builds a `Request` from a prompt and its parameters: tokenises, fills in defaults, validates everything once."""
 
+import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -116,6 +117,7 @@ class InputProcessor:
         # some checkpoints name ids beyond the vocabulary, which are never generated
         self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
+        self._spellings = functools.lru_cache(maxsize=16)(self._encode_words)  # a call may have thousands of prompts
 
     def engine_changed(self, info: EngineInfo) -> None:
         """Apply the limits of another engine with the same model."""
@@ -334,12 +336,16 @@ class InputProcessor:
             raise InvalidRequestError(
                 "the model has no tokenizer, which bad_words needs: use bad_token_ids", "bad_words"
             )
-        runs: list[tuple[int, ...]] = [(token,) for token in params.bad_token_ids]
-        for word in params.bad_words:
+        runs = [(token,) for token in params.bad_token_ids]
+        return tuple(dict.fromkeys((*runs, *self._spellings(tuple(params.bad_words)))))
+
+    def _encode_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        runs: list[tuple[int, ...]] = []
+        for word in words:
             assert self._tokenizer is not None
             spellings = (word, " " + word.lstrip())
             runs += [tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in spellings]
-        return tuple(dict.fromkeys(run for run in runs if run))
+        return tuple(run for run in runs if run)
 
     def _check_some_token_left(
         self, params: SamplingParams, banned: tuple[tuple[int, ...], ...], early: tuple[int, ...]

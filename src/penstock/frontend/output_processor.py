@@ -92,6 +92,29 @@ class Released(NamedTuple):
     stop: str | None
 
 
+class StopTable:
+    """The stop strings of a request, longest first, with their Knuth-Morris-Pratt failure functions.
+
+    All its answers share it. A failure function is computed only as far as an answer has matched its string.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.strings = sorted(strings, key=len, reverse=True)
+        self.first = frozenset(text[0] for text in strings)
+        """Characters that the strings begin with."""
+        self._fallbacks = [[0, 0] for _ in self.strings]
+
+    def fallback(self, index: int, count: int) -> int:
+        """Length of the longest proper prefix of the first `count` characters of a string that also ends them."""
+        text, known = self.strings[index], self._fallbacks[index]
+        while len(known) <= count:
+            character, length = text[len(known) - 1], known[-1]
+            while length and text[length] != character:
+                length = known[length]
+            known.append(length + (text[length] == character))
+        return known[count]
+
+
 class StopStrings:
     """Searches a streamed text for stop strings, independent of how it is split into pieces.
 
@@ -102,15 +125,14 @@ class StopStrings:
     The search is the Knuth-Morris-Pratt algorithm (1977), for all strings in parallel.
     """
 
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = [(text, _fallbacks(text)) for text in sorted(strings, key=len, reverse=True)]
-        self._first = frozenset(text[0] for text in strings)
-        self._matched = [0] * len(self._strings)  # per string: length of its longest prefix that ends the text
+    def __init__(self, table: StopTable) -> None:
+        self._table = table
+        self._matched = [0] * len(table.strings)  # per string: length of its longest prefix that ends the text
         self._held = ""
 
     def add_text(self, text: str, may_stop: bool = True) -> Released:
         """Process the next piece of text; with `may_stop` False, a complete stop string is treated as ordinary text."""
-        if not self._held and self._first.isdisjoint(text):
+        if not self._held and self._table.first.isdisjoint(text):
             return Released(text, None)
         seen = self._held + text
         for place in range(len(self._held), len(seen)):
@@ -130,27 +152,16 @@ class StopStrings:
     def _match(self, character: str) -> str | None:
         """Process one character; returns the longest string that it completes, or None."""
         complete = None
-        for i, (text, fallbacks) in enumerate(self._strings):
+        for i, text in enumerate(self._table.strings):
             count = self._matched[i]
             while count and text[count] != character:
-                count = fallbacks[count]
+                count = self._table.fallback(i, count)
             count += text[count] == character
             if count == len(text):
                 complete = complete or text
-                count = fallbacks[count]
+                count = self._table.fallback(i, count)
             self._matched[i] = count
         return complete
-
-
-def _fallbacks(text: str) -> list[int]:
-    """KMP failure function: for each n, the length of the longest proper prefix of `text[:n]` that also ends it."""
-    fallbacks = [0, 0]
-    for character in text[1:]:
-        count = fallbacks[-1]
-        while count and text[count] != character:
-            count = fallbacks[count]
-        fallbacks.append(count + (text[count] == character))
-    return fallbacks
 
 
 @dataclass(slots=True)
@@ -192,7 +203,8 @@ class OutputProcessor:
         """Fingerprint of the engine's arithmetic (`runner/fingerprint.py`), once there are tokens."""
         self._params = params
         self._prompt = prompt
-        self._answers = [ChoiceState(i, request, params, tokenizer) for i in range(request.params.n)]
+        stops = StopTable(params.stop)
+        self._answers = [ChoiceState(i, request, params, tokenizer, stops) for i in range(request.params.n)]
         self._unfinished = len(self._answers)
         self._times = RequestTimes(arrival=request.arrival)
         self._num_cached_tokens = 0
@@ -275,7 +287,9 @@ class OutputProcessor:
 class ChoiceState:
     """One of a request's answers: its tokens and text so far, and its end."""
 
-    def __init__(self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer | None, stops: StopTable
+    ) -> None:
         self.finish_reason: FinishReason | None = None
         self._index = index
         self._min_tokens = params.min_tokens
@@ -286,7 +300,7 @@ class ChoiceState:
             self._detokenizer = Detokenizer(
                 tokenizer, request.prompt_token_ids, params.shown_special_tokens, keeps_first_space=is_structured
             )
-        self._stops = StopStrings(params.stop)
+        self._stops = StopStrings(stops)
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []

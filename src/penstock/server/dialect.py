@@ -14,7 +14,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -37,6 +37,7 @@ from penstock.sampling_params import SamplingParams
 from penstock.server.body import renamed_params
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
+from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.errors import ErrorReply, reply_to_error
 
 DONE = b"data: [DONE]\n\n"
@@ -64,22 +65,6 @@ def event(data: object, name: str | None = None) -> bytes:
     """One event with an object as JSON, and the name of its type, if any."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
     return head + _encode(data) + b"\n\n"
-
-
-@contextlib.contextmanager
-def on_disconnect(receive: Receive, abort: Callable[[], None]) -> Iterator[None]:
-    """Call `abort` when the client disconnects during the block. The request's body must have been read."""
-    watch = asyncio.ensure_future(_wait_for_disconnect(receive, abort))
-    try:
-        yield
-    finally:
-        watch.cancel()
-
-
-async def _wait_for_disconnect(receive: Receive, abort: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    abort()
 
 
 class EventStream(Response):
@@ -254,7 +239,20 @@ class Call:
     async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
         """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""
         size = self._context.num_body_bytes + more_bytes
-        return await self.engine.large_work.run(size, work) if size >= LARGE_BODY else work()
+        return await self.run_off_loop(size, work) if size >= LARGE_BODY else work()
+
+    async def run_off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Run some work on `size` bytes in a thread. Raises as `connected`."""
+        with self.connected():
+            return await self.engine.large_work.run(size, work)
+
+    def connected(self) -> contextlib.AbstractContextManager[None]:
+        """Cancel the block when the client disconnects.
+
+        Raises:
+            ClientGoneError: the client has disconnected.
+        """
+        return cancelled_on_disconnect(self._context.receive)
 
     async def accept_prompt(
         self,
@@ -269,6 +267,8 @@ class Call:
 
         Raises:
             InvalidRequestError: the engine cannot serve it.
+            OverloadedError: too many schemas and grammars wait to be checked.
+            ClientGoneError: the client has disconnected.
         """
         caller = self._context.caller
         accepted = self.engine.accept_request(
@@ -280,7 +280,9 @@ class Call:
             caller=caller,
             adapter=self.adapter,
         )
-        await self.engine.check_structured(params)
+        if params.structured is not None:
+            with self.connected():
+                await self.engine.check_structured(params, caller.tenant)
         return accepted
 
     async def answer(
@@ -525,6 +527,7 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
         read: takes the conversation out of the call's body.
 
     Raises:
+        ClientGoneError: the client has disconnected.
         InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
     """
     check_generates(call.engine.info)
@@ -532,12 +535,13 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
     call.ignore(*conversation.ignored)
-    token_ids = await call.engine.prompts.encode_chat(
-        conversation.template_messages(known),
-        conversation.template_tools(known),
-        conversation.variables,
-        prefill=conversation.prefill,
-    )
+    with call.connected():
+        token_ids = await call.engine.prompts.encode_chat(
+            conversation.template_messages(known),
+            conversation.template_tools(known),
+            conversation.variables,
+            prefill=conversation.prefill,
+        )
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):
         params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))

@@ -58,7 +58,7 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
         InvalidRequestError: the form is too large, malformed, satisfied by nothing, or asks for what the library cannot
             do; the message says which.
     """
-    _check_size(structured)
+    check_size(structured)
     if not has_optional_schemas(structured.text) and not has_optional_schemas(structured.calls):
         return _compile(vocabulary, structured, lambda schema: True)
     return (
@@ -124,11 +124,17 @@ def _may_repeat(schema: Rewritten) -> bool:
     return schema.repeats_keys or bool(schema.spots)
 
 
-def _check_size(structured: Structured) -> None:
+def check_size(structured: Structured) -> None:
+    """
+    Raises:
+        InvalidRequestError: the form, or the calls in its place, are too large to be compiled.
+    """
     size = len(structured.text) + sum(map(len, structured.choices))
     most = MAX_PATTERN if structured.kind == "regex" else MAX_FORM_CHARACTERS
     if size > most:
         raise refusal(structured, f"it has {size} characters; at most {most}")
+    if len(structured.calls) > MAX_FORM_CHARACTERS:
+        raise refusal(structured, f"its tools have {len(structured.calls)} characters; at most {MAX_FORM_CHARACTERS}")
     if len(structured.choices) > MAX_CHOICES:
         raise refusal(structured, f"it has {len(structured.choices)} choices; at most {MAX_CHOICES}")
 

@@ -19,6 +19,7 @@ from penstock.structured.grammar import refusal
 from penstock.structured.worker_process import WorkerProcess
 
 KEPT = 512
+KEPT_CHARACTERS = 2**22
 PATIENCE = 60.0
 CAUSED_BY_THE_FORM = frozenset(
     -number for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -42,18 +43,27 @@ class Inspector:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspector")
         self._worker: WorkerProcess | None = None
         self._found: OrderedDict[Structured, Future[None]] = OrderedDict()
+        self._num_characters = 0  # of the grammars in it
         self._closed = False
         self._starting = threading.Lock()
 
     def submit(self, structured: Structured) -> "Future[None]":
         """A future that succeeds if the grammar compiles."""
         future = self._found.get(structured)
+        if future is None:
+            self._num_characters += structured.num_characters
         if future is None or (future.done() and not _is_verdict(future)):
             future = self._found[structured] = self._thread.submit(self._inspect, structured)
         self._found.move_to_end(structured)
-        if len(self._found) > KEPT:
-            self._found.popitem(last=False)
+        while len(self._found) > KEPT or (len(self._found) > 1 and self._num_characters > KEPT_CHARACTERS):
+            oldest, _ = self._found.popitem(last=False)
+            self._num_characters -= oldest.num_characters
         return future
+
+    def knows(self, structured: Structured) -> bool:
+        """Whether `submit` has the result already."""
+        future = self._found.get(structured)
+        return future is not None and future.done() and _is_verdict(future)
 
     def _inspect(self, structured: Structured) -> None:
         error = self._ask(structured)

@@ -6,7 +6,7 @@ one: every answer still satisfies the schema, and only numbers in the last digit
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
 
@@ -20,6 +20,8 @@ MAX_INTEGER = 2**63 - 1024
 MAX_BOUND = 10**17
 """Maximum bound of numbers that need not be whole: the library's ranges have no more digits before the point."""
 MAX_MULTIPLE = 2**32
+MAX_REMAINDERS = 2**14
+"""Maximum states of an automaton for multiples, which compiles in a tenth of a second; its time grows faster."""
 _SAFE_DIGITS = 15
 _SAFE_PLACES = 22
 """Digits, and digits after the point, that the library's reader of numbers never gets wrong."""
@@ -95,21 +97,45 @@ def multiple(value: Number, pointer: str) -> int | float:
     """
     if value <= 0:
         raise SchemaError(pointer, f"it must be above 0, not {show(value)}")
+    held = _held_multiple(value)
+    if held is None:
+        raise SchemaError(pointer, f"multiples of {show(value)} cannot be held: it has too many digits")
+    if _num_remainders([value]) > MAX_REMAINDERS:
+        most = f"its digits, without the factors 2 and 5, may be at most {MAX_REMAINDERS}"
+        raise SchemaError(pointer, f"multiples of {show(value)} take too long to compile: {most}")
+    return held
+
+
+def _held_multiple(value: Number) -> int | float | None:
     whole = as_integer(value)
-    if whole is not None and whole < MAX_MULTIPLE:
-        return whole
-    if whole is None:
-        for held in (*_from(float(value), 0.0, 8), *_from(float(value), 1.0 + float(value), 8)):
-            if _scaled(held) == value and (passed := _passed_for(held)) is not None:
-                return passed
-    raise SchemaError(pointer, f"multiples of {show(value)} cannot be held: it has too many digits")
+    if whole is not None:
+        return whole if whole < MAX_MULTIPLE else None
+    for held in (*_from(float(value), 0.0, 8), *_from(float(value), 1.0 + float(value), 8)):
+        if _scaled(held) == value and (passed := _passed_for(held)) is not None:
+            return passed
+    return None
 
 
 def have_common_multiple(values: Iterable[Number]) -> bool:
-    """Whether the library finds the least common multiple of these; it multiplies all of them in 32 bits."""
+    """Whether the library finds the least common multiple of these in time; it multiplies them in 32 bits."""
+    listed = list(values)
+    return math.prod(_scaled_together(listed)) < MAX_MULTIPLE and _num_remainders(listed) <= MAX_REMAINDERS
+
+
+def _num_remainders(values: Sequence[Number]) -> int:
+    """States that the digits of a common multiple pass through: its factors other than those of 10."""
+    common = math.lcm(*_scaled_together(values))
+    for factor in (2, 5):
+        while common and common % factor == 0:
+            common //= factor
+    return common
+
+
+def _scaled_together(values: Sequence[Number]) -> list[int]:
+    """The numbers, times the power of 10 that makes all of them whole."""
     fractions = [Fraction(value) for value in values]
     scale = 10 ** max(_places(one) for one in fractions)
-    return math.prod(int(one * scale) for one in fractions) < MAX_MULTIPLE
+    return [int(one * scale) for one in fractions]
 
 
 def _places(value: Fraction) -> int:

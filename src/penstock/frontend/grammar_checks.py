@@ -1,0 +1,108 @@
+"""Checks the grammars of calls before they are accepted, one at a time: the tenants take turns.
+
+    check(structured, tenant) ──turn──> Inspector.submit ──> a worker process
+
+A check waits for as long as its caller does. One that has begun is completed, within the worker's processor time.
+"""
+
+import asyncio
+from collections import OrderedDict
+
+from penstock.errors import InvalidRequestError, OverloadedError, PenstockError, ShuttingDownError
+from penstock.frontend.limits import SharedLimit
+from penstock.sampling_params import Structured
+from penstock.structured.grammar import check_size
+from penstock.structured.inspector import Inspector
+
+MAX_WAITING_CHARACTERS = 2**23
+
+
+class GrammarChecks:
+    """The waiting checks of one event loop; with the inspector, which only it uses."""
+
+    def __init__(self, inspector: Inspector, max_characters: int = MAX_WAITING_CHARACTERS) -> None:
+        """
+        Args:
+            max_characters: of all waiting schemas and grammars together.
+        """
+        self._inspector = inspector
+        self._room = SharedLimit(max_characters)
+        self._waiting: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()  # by tenant, in their turns
+        self._is_busy = False
+        self._is_closed = False
+
+    async def check(self, structured: Structured, tenant: str) -> None:
+        """
+        Raises:
+            InvalidRequestError: the grammar does not compile, and the message says why.
+            OverloadedError: too many characters wait, or the server is shutting down.
+            EngineError: there is no process to check it.
+        """
+        if not self._inspector.knows(structured):
+            check_size(structured)
+            await self._turn(structured, tenant)
+            loop = asyncio.get_running_loop()
+            # Released when the check ends, not when the caller is cancelled: the worker continues.
+            self._inspector.submit(structured).add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._inspector.submit(structured)))
+        except InvalidRequestError as error:  # kept for later callers, whose dialects may name another field
+            raise InvalidRequestError(str(error), error.param) from None
+
+    async def _turn(self, structured: Structured, tenant: str) -> None:
+        if self._is_closed:
+            raise _shutting_down()
+        size = structured.num_characters
+        if not self._room.fits(size, tenant):
+            raise OverloadedError(
+                f"{self._room.held} characters of schemas and grammars wait to be checked, of at most "
+                f"{self._room.most}, of which one API key may not take all"
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room.take(size, tenant)
+        self._waiting.setdefault(tenant, {})[turn] = None
+        self._admit()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._forget(turn, tenant)
+            else:  # its turn had already come
+                self._leave()
+            raise
+        finally:
+            self._room.take(-size, tenant)
+
+    def _admit(self) -> None:
+        while self._waiting and not self._is_busy:
+            tenant, turns = next(iter(self._waiting.items()))
+            turn = next(iter(turns))
+            self._waiting.move_to_end(tenant)
+            self._forget(turn, tenant)
+            if not turn.cancelled():
+                self._is_busy = True
+                turn.set_result(None)
+
+    def _forget(self, turn: "asyncio.Future[None]", tenant: str) -> None:
+        turns = self._waiting.get(tenant, {})
+        turns.pop(turn, None)
+        if not turns:
+            self._waiting.pop(tenant, None)
+
+    def _leave(self) -> None:
+        self._is_busy = False
+        self._admit()
+
+    async def close(self) -> None:
+        """Refuse the waiting checks, and kill the worker, even while it compiles."""
+        self._is_closed = True
+        for turns in self._waiting.values():
+            for turn in turns:
+                if not turn.done():
+                    turn.set_exception(_shutting_down())
+        self._waiting.clear()
+        await asyncio.to_thread(self._inspector.close)
+
+
+def _shutting_down() -> PenstockError:
+    return ShuttingDownError("the server is shutting down")
