@@ -55,6 +55,12 @@ class GenerationDefaults:
     typical_p: float | None = None
     repetition_penalty: float | None = None
 
+    @property
+    def has_sampling(self) -> bool:
+        """Whether it decides how tokens are sampled; a penalty alone does not."""
+        controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+        return any(value is not None for value in controls)
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

@@ -276,6 +276,11 @@ class LLM:
         return self._engine.stats()
 
     @property
+    def has_default_sampling(self) -> bool:
+        """Whether the checkpoint sets how tokens are sampled where `SamplingParams` do not."""
+        return self._engine.info.defaults.has_sampling
+
+    @property
     def memory_plan(self) -> str:
         """Where the engine's bytes go, in a line."""
         return self._engine.info.memory_plan

@@ -5,7 +5,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.cli.flags import add_engine_flags, add_sampling_flags, only_adapter, open_llm, sampling_params
+from penstock.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    fill_sampling,
+    only_adapter,
+    open_llm,
+    sampling_params,
+)
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import SamplingParams
 
@@ -32,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     params.check_streamable()
     opening = [{"role": "system", "content": args.system}] if args.system else []
     with open_llm(args) as llm:
+        params = fill_sampling(params, llm)
         print(CHAT_HELP, file=sys.stderr)
         messages = list(opening)
         for line in _lines_typed():

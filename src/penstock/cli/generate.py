@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.answers import AnswerWriter, open_writer, read_answered
-from penstock.cli.flags import add_engine_flags, add_sampling_flags, only_adapter, open_llm, sampling_params
+from penstock.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    fill_sampling,
+    only_adapter,
+    open_llm,
+    sampling_params,
+)
 from penstock.errors import InvalidRequestError
 from penstock.host import interrupts_held
 from penstock.request import RequestOutput
@@ -53,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if not open_indices:
         return 0
     with open_llm(args) as llm:
-        tokenizer = llm.tokenizer
+        params, tokenizer = fill_sampling(params, llm), llm.tokenizer
         templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
         texts = [prompts[index] for index in open_indices]
         inputs = [llm.encode_chat([{"role": "user", "content": text}]) if templated else text for text in texts]
