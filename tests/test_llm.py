@@ -1,21 +1,28 @@
 """The offline API on a small random model."""
 
+import contextlib
+import itertools
 import json
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tokenizers
+import transformers
 
 from penstock import LLM, Function, SamplingParams, Tools
 from penstock.config import EngineConfig
+from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build
 from penstock.engine.core import EngineCore
 from penstock.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from penstock.parsers.parts import Text, ToolCall
 from penstock.request import FinishReason
 from tests.checkpoints import write_tiny_llama
+from tests.encoders import config_of, write_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
@@ -138,6 +145,63 @@ def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
     stream.close()
     stats = llm.stats()
     assert (stats.blocks_held, stats.num_running) == (0, 0)
+
+
+@contextlib.contextmanager
+def interrupted_in_step(llm: LLM, number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within, SIGINT arrives, twice, while the runner computes the step of this number, and is not lost."""
+    runner = llm._engine._runner  # type: ignore[union-attr]
+    execute, steps = runner.execute, itertools.count(1)
+
+    def interrupted(plan: StepPlan) -> StepResult:
+        if next(steps) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return execute(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "chat"])
+def test_after_ctrl_c_in_a_step_the_model_answers_as_before(
+    llm: LLM, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = llm.generate(["hello", "fox"], GREEDY)
+    long = SamplingParams(max_tokens=100, ignore_eos=True)
+    with interrupted_in_step(llm, 3, monkeypatch):
+        if call == "generate":
+            llm.generate(["hello", "fox"], long)
+        elif call == "chat":
+            llm.chat([{"role": "user", "content": "hello"}], long)
+        else:
+            list(llm.stream("hello", long))
+    assert (llm.stats().blocks_held, llm.stats().num_running, llm.stats().num_waiting) == (0, 0, 0)
+    assert [o.outputs for o in llm.generate(["hello", "fox"], GREEDY)] == [o.outputs for o in expected]
+
+
+def test_after_ctrl_c_in_a_step_an_encoder_embeds_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = write_model(tmp_path, transformers.BertModel(config_of("bert")))
+    with LLM(str(encoder), threads=1) as llm:
+        expected = llm.embed("word1")
+        with interrupted_in_step(llm, 1, monkeypatch):
+            llm.embed(["word1", "word2"])
+        assert (llm.embed("word1") == expected).all()
+
+
+def test_outputs_are_had_as_they_complete_also_those_of_a_step_that_ctrl_c_interrupts(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (9, 2, 5)]
+    found = list(llm.generate_unordered(["a", "b", "c"], params))
+    assert [(index, len(output.outputs[0].token_ids)) for index, output in found] == [(1, 2), (2, 5), (0, 9)]
+    indices: list[int] = []
+    with interrupted_in_step(llm, 5, monkeypatch):
+        indices.extend(index for index, _ in llm.generate_unordered(["a", "b", "c"], params))
+    assert indices == [1, 2]
 
 
 def test_a_stop_string_ends_the_answer_and_frees_its_blocks(llm: LLM) -> None:

@@ -8,10 +8,13 @@ config. None stands for the demo model, which is part of the package. The files 
 sizes are bounded before they are read, and what they name stays within the folder.
 """
 
+import functools
 import json
+import logging
 import os
 import re
 import stat
+import threading
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
@@ -31,7 +34,11 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 _HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_SECONDS = 10.0
+"""Maximum time to wait for the hub's list of a repository's files."""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,12 @@ class GenerationDefaults:
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+
+    @property
+    def has_sampling(self) -> bool:
+        """Whether it decides how tokens are sampled; a penalty alone does not."""
+        controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+        return any(value is not None for value in controls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +141,18 @@ def _has_safetensors(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX))
 
 
+_downloading = threading.Lock()
+"""The tokenizer and the weights, which threads load side by side, are asked of the hub once."""
+
+
 def _download(repository: str, choice: str | None) -> Path:
-    """A hub model as a folder, or as the GGUF file that is chosen, or the only one."""
+    """A hub model as a folder, or as the GGUF file that is chosen, or the only one; the same as long as we run."""
+    with _downloading:
+        return _download_once(repository, choice)
+
+
+@functools.cache
+def _download_once(repository: str, choice: str | None) -> Path:
     from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
 
     try:
@@ -137,10 +160,13 @@ def _download(repository: str, choice: str | None) -> Path:
             folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
             if _has_safetensors(folder):
                 return folder
-        names = _hub_gguf_names(repository)
+        names, cached = _hub_gguf_names(repository)
         if choice is None and not names:
             return folder
         chosen = choose_gguf(names, choice, f"the hub repository {repository}")
+        if cached is not None:
+            logger.warning("offline: using the cached file %s", cached / chosen)
+            return cached / chosen
         return Path(snapshot_download(repository, allow_patterns=parts_of(names, chosen))) / chosen
     except CheckpointError:
         raise
@@ -151,19 +177,19 @@ def _download(repository: str, choice: str | None) -> Path:
         ) from error
 
 
-def _hub_gguf_names(repository: str) -> list[str]:
-    """The GGUF files of a hub repository; those that were downloaded before where the hub does not answer."""
+def _hub_gguf_names(repository: str) -> tuple[list[str], Path | None]:
+    """The GGUF files of a hub repository; where the hub does not answer, those in the cache, and their folder."""
     from huggingface_hub import HfApi, snapshot_download
 
-    try:
-        names = HfApi().list_repo_files(repository)
+    try:  # not by `list_repo_files`, which tries for half a minute
+        names = [one.rfilename for one in HfApi().model_info(repository, timeout=_HUB_SECONDS).siblings or ()]
     except Exception as error:
         try:
             folder = Path(snapshot_download(repository, local_files_only=True))
         except Exception:
             raise error from None
-        names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
-    return [name for name in names if name.endswith(".gguf")]
+        return [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], folder
+    return [name for name in names if name.endswith(".gguf")], None
 
 
 def _name(model: str | None, path: Path) -> str:

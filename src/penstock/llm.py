@@ -23,6 +23,7 @@ from penstock.frontend.input_processor import InputProcessor
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.scoring import Scoring, paired
 from penstock.frontend.text_encoding import EncodedText, Side, TextEncoder, check_dimensions, vector_of
+from penstock.host import interrupts_held
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
@@ -77,6 +78,7 @@ class LLM:
         self._ids = itertools.count()
         self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
+        self._ended: dict[str, deque[str]] = {}  # of the other live requests: where their ends are noted
 
     def generate(
         self,
@@ -93,11 +95,25 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
         """
-        listed = _as_list(prompts)
-        given = zip(listed, _each(params, len(listed)), _each_adapter(adapter, len(listed)), strict=True)
-        pending = [self._accept(prompt, one, name) for prompt, one, name in given]
+        pending = self._accept_all(prompts, params, adapter)
         self._run(pending, progress)
         return [output_processor.result() for output_processor in pending]
+
+    def generate_unordered(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Answer each prompt, as `generate`, but yield each output as soon as it is complete, with its prompt's index.
+
+        Leaving the loop early aborts the other requests.
+
+        Raises:
+            InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
+        """
+        return self._finished(self._accept_all(prompts, params, adapter))
 
     def chat(
         self,
@@ -260,6 +276,11 @@ class LLM:
         return self._engine.stats()
 
     @property
+    def has_default_sampling(self) -> bool:
+        """Whether the checkpoint sets how tokens are sampled where `SamplingParams` do not."""
+        return self._engine.info.defaults.has_sampling
+
+    @property
     def memory_plan(self) -> str:
         """Where the engine's bytes go, in a line."""
         return self._engine.info.memory_plan
@@ -311,23 +332,48 @@ class LLM:
             self._inspector.submit(params.structured).result()
         return OutputProcessor(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
 
+    def _accept_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: str | Sequence[str | None] | None,
+    ) -> list[OutputProcessor]:
+        listed = _as_list(prompts)
+        given = zip(listed, _each(params, len(listed)), _each_adapter(adapter, len(listed)), strict=True)
+        return [self._accept(prompt, one, name) for prompt, one, name in given]
+
     def _run(self, pending: list[OutputProcessor], progress: bool) -> None:
-        unfinished = {output_processor.request.request_id for output_processor in pending}
+        with _bar(len(pending)) if progress else nullcontext() as bar:
+            for _ in self._finished(pending):
+                if bar is not None:
+                    bar.update()
+
+    def _finished(self, pending: list[OutputProcessor]) -> Iterator[tuple[int, RequestOutput]]:
+        """Compute requests; yields each one's output at its end, with its index."""
+        indices = {one.request.request_id: index for index, one in enumerate(pending)}
+        ended = deque[str]()
+        interrupt: KeyboardInterrupt | None = None
         try:
             for output_processor in pending:
+                self._ended[output_processor.request.request_id] = ended
                 self._add(output_processor)
-            with _bar(len(pending)) if progress else nullcontext() as bar:
-                while unfinished:
-                    unfinished.difference_update(self._step())
-                    if bar is not None:
-                        bar.update(len(pending) - len(unfinished) - bar.n)
+            while indices and interrupt is None:
+                try:
+                    self._step()
+                except KeyboardInterrupt as error:  # the step is complete: what it finished is still returned
+                    interrupt = error
+                while ended:
+                    index = indices.pop(ended.popleft())
+                    yield index, pending[index].result()
         finally:
             self._abort(pending)
+        if interrupt is not None:
+            raise interrupt
 
     def _stream(self, pending: OutputProcessor) -> Iterator[CompletionDelta]:
-        self._add(pending)
         inbox = self._inboxes[pending.request.request_id] = deque[CompletionDelta]()
         try:
+            self._add(pending)
             while inbox or not pending.finished:
                 if not inbox:
                     self._step()
@@ -337,16 +383,19 @@ class LLM:
             self._abort([pending])
 
     def _add(self, output_processor: OutputProcessor) -> None:
-        self._live[output_processor.request.request_id] = output_processor
-        self._engine.add_request(output_processor.request)
+        with interrupts_held():
+            self._live[output_processor.request.request_id] = output_processor
+            self._engine.add_request(output_processor.request)
 
-    def _step(self) -> list[str]:
-        """Run one step of the engine; returns the requests that it finished.
+    def _step(self) -> None:
+        """Run one step of the engine. Every live request gets its own outputs, whichever call drove the step.
 
-        Every live request gets its own outputs, whichever stream drove the step.
+        Ctrl-C waits for the step's end: half a step would leave the engine unusable.
         """
-        core = self._engine
-        finished = []
+        with interrupts_held():
+            self._run_step(self._engine)
+
+    def _run_step(self, core: "Core") -> None:
         outputs, now = core.step(), time.monotonic()
         for output in outputs:
             request_id = output.request_id
@@ -360,16 +409,18 @@ class LLM:
                 core.finish_request(request_id, output.index, FinishReason.STOP)
             if output_processor.finished:
                 del self._live[request_id]
-                finished.append(request_id)
-        return finished
+                if request_id in self._ended:
+                    self._ended[request_id].append(request_id)
 
     def _abort(self, pending: list[OutputProcessor]) -> None:
         """Forget requests at their end, or end those that the caller will not wait for."""
-        for output_processor in pending:
-            request_id = output_processor.request.request_id
-            self._inboxes.pop(request_id, None)
-            if self._live.pop(request_id, None) is not None and self._core is not None:
-                self._core.finish_request(request_id, None, FinishReason.ABORT)
+        with interrupts_held():
+            for output_processor in pending:
+                request_id = output_processor.request.request_id
+                self._inboxes.pop(request_id, None)
+                self._ended.pop(request_id, None)
+                if self._live.pop(request_id, None) is not None and self._core is not None:
+                    self._core.finish_request(request_id, None, FinishReason.ABORT)
 
 
 def _side(truncate: bool) -> Side | None:

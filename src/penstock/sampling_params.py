@@ -157,6 +157,10 @@ class Structured:
         return cls("choice", choices=tuple(choices))
 
 
+DEFAULTABLE = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+"""Fields whose defaults a checkpoint, or a server's `--default-sampling`, may set."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Controls of sampling, and conditions of stopping.

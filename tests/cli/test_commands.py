@@ -2,11 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from penstock.cli import main
+from penstock.engine.core import EngineCore
 
 
 def penstock(*arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
@@ -98,6 +102,11 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["serve", "--seed", "9" * 23], "seed must be from 0 to 18446744073709551615"),
         (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),
         (["serve", "--model", "/nowhere"], "/nowhere"),
+        (["serve", "--default-sampling", "{"], "default_sampling is not valid JSON"),
+        (["serve", "--default-sampling", "[1]"], "default_sampling must be a JSON object"),
+        (["serve", "--default-sampling", '{"temprature": 1}'], "'temprature'; did you mean 'temperature'?"),
+        (["serve", "--default-sampling", '{"top_p": 7}'], "default_sampling: top_p must be above 0"),
+        (["serve", "--default-sampling", '{"top_p": null}'], "default_sampling: top_p must be a number, not null"),
     ],
 )
 def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str], words: str) -> None:
@@ -119,6 +128,35 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(tiny: list[str], unbuffer
         run = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
     assert "Error" not in run.stderr
     assert run.returncode in ((0, 141) if more == ["--help"] else (141,))  # argparse passes such a failure over
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_checkpoint_without_sampling_defaults_is_sampled_as_told_once_unless_flags_say_otherwise(
+    tiny: list[str], tiny_llama: Path, command: str, tmp_path: Path
+) -> None:
+    def told(*flags: str) -> list[str]:
+        *most, _, _ = tiny  # without the temperature
+        run = penstock(command, *most, *flags, given="hello\n")
+        assert run.returncode == 0, run.stderr
+        return [line for line in run.stderr.splitlines() if "sampling defaults" in line]
+
+    start = "the checkpoint sets no sampling defaults; using"
+    assert told() == [f"{start} --temperature 0.8, --top-p 0.95, --top-k 40, --min-p 0.05"]
+    assert told("--temperature", "0.5", "--top-k", "0") == [f"{start} --top-p 0.95, --min-p 0.05"]
+    assert told("--temperature", "0") == []
+    shutil.copytree(tiny_llama, tmp_path / "m")
+    (tmp_path / "m" / "generation_config.json").write_text('{"eos_token_id": 0, "top_p": 0.9}')
+    assert told("--model", str(tmp_path / "m")) == []
+
+
+def test_fallback_sampling_is_what_the_engine_uses(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+    add = EngineCore.add_request
+    monkeypatch.setattr(EngineCore, "add_request", lambda self, one: (requests.append(one), add(self, one)))
+    *most, _, _ = tiny
+    assert main(["generate", "hello", *most]) == 0
+    params = requests[0].params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 0.95, 40, 0.05)
 
 
 def test_chat_remembers_the_conversation_until_reset() -> None:

@@ -67,6 +67,15 @@ def test_the_configuration_is_shown_with_its_sources_without_secrets_and_can_be_
     assert main(["serve", "--print-config", "--config", str(again)]) == 0
 
 
+def test_default_sampling_is_shown_and_can_be_read_again(tmp_path, capsys):
+    assert main(["serve", "--print-config", "--default-sampling", '{"temperature": 0.7}']) == 0
+    shown = capsys.readouterr().out
+    path = tmp_path / "again.toml"
+    path.write_text(shown)
+    assert read_toml(path)["default_sampling"] == '{"temperature": 0.7}'
+    assert main(["serve", "--print-config", "--config", str(path)]) == 0
+
+
 def test_a_bad_value_names_its_option(monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_PORT", "many")
     assert main(["serve", "--print-config"]) == 2

@@ -273,6 +273,14 @@ def test_a_default_that_no_request_may_have_is_the_checkpoints_fault():
         InputProcessor(TOKENIZER, info)
 
 
+def test_a_servers_defaults_go_before_the_checkpoints_and_a_requests_own_values_before_both():
+    info = replace(INFO, defaults=GenerationDefaults(temperature=0.5, top_k=9))
+    processor = InputProcessor(TOKENIZER, info, default_sampling={"temperature": 0.7, "min_p": 0.1})
+    given = SamplingParams(min_p=0.2)
+    params = processor.make_request([1], given, request_id="r", arrival=0.0).params
+    assert (params.temperature, params.top_k, params.min_p, params.top_p) == (0.7, 9, 0.2, 1.0)
+
+
 def seeds(info, count=3):
     input_processor = InputProcessor(TOKENIZER, info)
     return [input_processor.make_request([1], None, request_id="r", arrival=0.0).params.seed for _ in range(count)]

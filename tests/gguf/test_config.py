@@ -91,6 +91,16 @@ def test_what_cannot_be_is_refused_by_name(tiny_llama: Path, tmp_path: Path, cas
     assert str(tmp_path / "model.gguf") in str(caught.value)
 
 
+def test_a_files_sampling_defaults_are_obeyed(tiny_llama: Path, tmp_path: Path) -> None:
+    given = {"temp": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "penalty_repeat": 1.1}
+    metadata = {f"general__sampling__{name}": value for name, value in given.items()}
+    write_gguf(tmp_path / "model.gguf", tiny_llama, **metadata)
+    defaults = open_checkpoint(str(tmp_path / "model.gguf")).generation
+    assert defaults.has_sampling
+    values = (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p, defaults.repetition_penalty)
+    assert values == pytest.approx(tuple(given.values()))
+
+
 def test_a_key_of_the_architecture_that_is_unknown_is_reported(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,12 @@
 """Which file a model is in: single files, several that make one, and folders and repositories that hold some."""
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ from gguf import GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import checkpoint
 from penstock.checkpoint import open_checkpoint, resolve_path
 from penstock.errors import CheckpointError
 from penstock.gguf.file import Metadata, choose_gguf, open_gguf, parts_of
@@ -171,7 +177,10 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, repository: [*names, "README.md"])
+    siblings = [SimpleNamespace(rfilename=name) for name in [*names, "README.md"]]
+    info = SimpleNamespace(siblings=siblings)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, repository, timeout: info)
+    checkpoint._download_once.cache_clear()
     return downloads
 
 
@@ -200,15 +209,33 @@ def test_a_hub_repository_with_one_file_is_that_file(tmp_path: Path, monkeypatch
 def test_without_the_hub_what_was_downloaded_before_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    def fail(self: object, repository: str) -> list[str]:
+    def fail(self: object, repository: str, timeout: float) -> None:
         raise ConnectionError("no network")
 
     hub_of(monkeypatch, tmp_path, NAMES)
     resolve_path("some/repo:Q4_K_M")
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", fail)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    checkpoint._download_once.cache_clear()
     assert resolve_path("some/repo:Q4_K_M") == resolve_path("some/repo") == tmp_path / "m-Q4_K_M.gguf"
     with pytest.raises(CheckpointError, match=r"has no GGUF file Q4_K_S; it has m-Q4_K_M\.gguf"):
         resolve_path("some/repo:Q4_K_S")
+
+
+def test_a_real_cache_is_used_at_once_without_network_and_one_line_says_so(tmp_path: Path) -> None:
+    repository = tmp_path / "models--some--repo"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123456789")
+    file = repository / "snapshots" / "0123456789" / "m-Q4_K_M.gguf"
+    file.parent.mkdir(parents=True)
+    write(file)
+    code = "from penstock.checkpoint import resolve_path; print(*[resolve_path('some/repo:Q4_K_M') for _ in range(3)])"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path)}
+    began = time.monotonic()
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert run.stdout.split() == [str(file)] * 3, run.stderr
+    assert run.stderr.splitlines() == [f"offline: using the cached file {file}"]
+    assert time.monotonic() - began < 15
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.booleans(), st.integers(), st.floats(), st.text())))

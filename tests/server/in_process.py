@@ -22,7 +22,8 @@ async def open_app(model, core=RULE_CORE, config=None, journal=None, retry_secon
     kept = None if journal is None else Journal(journal, retry_seconds=retry_seconds)
     config = config or ServerConfig()
     link = EngineLink(engine_config, core)
-    engine = await AsyncEngine.start(engine_config, link, limits=config.queue, journal=kept)
+    defaults = config.sampling_defaults
+    engine = await AsyncEngine.start(engine_config, link, limits=config.queue, journal=kept, default_sampling=defaults)
     try:
         app = create_app(engine, config, keys)
         transport = httpx.ASGITransport(app)

@@ -5,14 +5,21 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.cli.flags import add_engine_flags, add_sampling_flags, only_adapter, open_llm, sampling_params
+from penstock.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    fill_sampling,
+    only_adapter,
+    open_llm,
+    sampling_params,
+)
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
-CHAT_HELP = "Type a message. /reset starts a new conversation, /exit or Ctrl-D ends."
+CHAT_HELP = "Type a message. /reset starts a new conversation, Ctrl-C stops an answer, /exit or Ctrl-D ends."
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     params.check_streamable()
     opening = [{"role": "system", "content": args.system}] if args.system else []
     with open_llm(args) as llm:
+        params = fill_sampling(params, llm)
         print(CHAT_HELP, file=sys.stderr)
         messages = list(opening)
         for line in _lines_typed():
@@ -40,32 +48,46 @@ def run(args: argparse.Namespace) -> int:
             if line == "/reset":
                 messages = list(opening)
                 continue
-            messages.append({"role": "user", "content": line})
+            question = {"role": "user", "content": line}
             try:
-                messages.append({"role": "assistant", "content": _answer(llm, messages, params, adapter)})
+                answer = _answer(llm, [*messages, question], params, adapter)
             except InvalidRequestError as error:  # too long by now, for one: the conversation stays as it was
                 print(f"penstock: error: {error}", file=sys.stderr)
-                messages.pop()
+                continue
+            if answer is not None:
+                messages += [question, {"role": "assistant", "content": answer}]
     return 0
 
 
 def _lines_typed() -> Iterator[str]:
-    prompt = "> " if sys.stdin.isatty() else ""
+    is_typed = sys.stdin.isatty()
     while True:
         try:
-            line = input(prompt).strip()
+            line = input("> " if is_typed else "").strip()
         except EOFError:
             return
+        except KeyboardInterrupt:
+            if not is_typed:
+                raise
+            print("\n/exit or Ctrl-D ends.", file=sys.stderr)
+            continue
         if line:
             yield line
 
 
-def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams, adapter: str | None) -> str:
-    parts = []
-    for delta in llm.stream(llm.encode_chat(messages), params, adapter=adapter):
-        print(delta.text, end="", flush=True)
-        parts.append(delta.text)
-        if delta.error is not None:
-            print(f"penstock: error: {delta.error}", file=sys.stderr)
-    print()
+def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams, adapter: str | None) -> str | None:
+    """Print the answer as it comes. Ctrl-C on a terminal ends it; None if that comes before its first word."""
+    parts: list[str] = []
+    try:
+        for delta in llm.stream(llm.encode_chat(messages), params, adapter=adapter):
+            print(delta.text, end="", flush=True)
+            parts.append(delta.text)
+            if delta.error is not None:
+                print(f"penstock: error: {delta.error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        return "".join(parts) or None
+    finally:
+        print()
     return "".join(parts)

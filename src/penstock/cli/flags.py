@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import Field
+from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from penstock.llm import LLM
 
 SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
-    "temperature": (float, "0 is greedy; default: the checkpoint's"),
+    "temperature": (
+        float,
+        "0 is greedy; default: the checkpoint's; if it sets no sampling, 0.8 with top-p 0.95, top-k 40, min-p 0.05",
+    ),
     "top_k": (int, "keep only the k most likely tokens; 0 keeps all"),
     "top_p": (float, "keep the most likely tokens whose probabilities add up to this"),
     "min_p": (float, "drop tokens less likely than this times the most likely"),
@@ -30,6 +33,10 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "length_penalty": (float, "beam search: exponent of the length that scores are divided by; default: 1"),
     "logprobs": (int, "with --json: log-probabilities of each token and of this many most likely ones"),
 }
+
+
+FALLBACK_SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
+"""Sampling in the terminal for checkpoints that bring no defaults; near to what llama.cpp does."""
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +98,20 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     given = {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
     form = None if args.structured is None else Structured.json_schema(_read_schema(args.structured))
     return SamplingParams(stop=args.stop, bad_words=args.bad_words, structured=form, **given)
+
+
+def fill_sampling(params: SamplingParams, llm: "LLM") -> SamplingParams:
+    """With `FALLBACK_SAMPLING` where neither the flags nor the checkpoint say anything, which is said on stderr once.
+
+    Without a cut, the many unlikely tokens at the tail make a good model look broken.
+    """
+    if llm.has_default_sampling or params.temperature == 0 or params.num_beams > 1:
+        return params
+    filled = {name: value for name, value in FALLBACK_SAMPLING.items() if getattr(params, name) is None}
+    if filled:
+        listed = ", ".join(f"{_flag(name)} {value:g}" for name, value in filled.items())
+        print(f"the checkpoint sets no sampling defaults; using {listed}", file=sys.stderr)
+    return replace(params, **filled)
 
 
 def _read_schema(file: Path) -> str:

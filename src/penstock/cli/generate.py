@@ -1,19 +1,28 @@
 """`penstock generate`: answers to prompts from arguments, a file or standard input."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.flags import add_engine_flags, add_sampling_flags, only_adapter, open_llm, sampling_params
+from penstock.cli.answers import AnswerWriter, open_writer, read_answered
+from penstock.cli.flags import (
+    add_engine_flags,
+    add_sampling_flags,
+    fill_sampling,
+    only_adapter,
+    open_llm,
+    sampling_params,
+)
 from penstock.errors import InvalidRequestError
+from penstock.host import interrupts_held
 from penstock.request import RequestOutput
 from penstock.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from penstock.llm import LLM
 
 
@@ -23,7 +32,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--file", type=Path, help="read the prompt from this file")
     parser.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
     parser.add_argument("--raw", action="store_true", help="do not apply the chat template")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per prompt, one per line")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per prompt, one per line, as they end"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="append the JSON objects to this file; prompts that it answers already are skipped",
+    )
     add_sampling_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
@@ -32,23 +49,54 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(args: argparse.Namespace) -> int:
     prompts = _read_prompts(args)
     params, adapter = sampling_params(args), only_adapter(args)
-    if params.logprobs is not None and not args.json:
+    if params.logprobs is not None and not args.json and not args.output:
         raise InvalidRequestError(
             "--logprobs are printed as JSON only: add --json, or leave --logprobs out", "logprobs"
         )
+    answered = read_answered(args.output, prompts) if args.output else set()
+    open_indices = [index for index in range(len(prompts)) if index not in answered]
+    if answered:
+        print(f"{args.output} answers {len(answered)} of {len(prompts)} prompts already", file=sys.stderr)
+    if not open_indices:
+        return 0
     with open_llm(args) as llm:
-        tokenizer = llm.tokenizer
+        params, tokenizer = fill_sampling(params, llm), llm.tokenizer
         templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
-        inputs = [llm.encode_chat([{"role": "user", "content": p}]) if templated else p for p in prompts]
-        if len(inputs) == 1 and params.n == 1 and params.is_streamable and not args.json:
+        texts = [prompts[index] for index in open_indices]
+        inputs = [llm.encode_chat([{"role": "user", "content": text}]) if templated else text for text in texts]
+        if len(inputs) == 1 and params.n == 1 and params.is_streamable and not args.json and not args.output:
             return _print_stream(llm, inputs[0], params, adapter)
-        outputs = llm.generate(inputs, params, progress=len(inputs) > 1, adapter=adapter)
-        for prompt, output in zip(prompts, outputs, strict=True):
-            if args.json:
-                print(json.dumps(_as_json(prompt, output), ensure_ascii=False))
-            else:
-                print("\n".join(answer.text for answer in output.outputs))
-        return _exit_code(answer.error for output in outputs for answer in output.outputs)
+        outputs = llm.generate_unordered(inputs, params, adapter=adapter)
+        with open_writer(prompts, args.json, args.output) as writer:
+            return _write_all(((open_indices[index], output) for index, output in outputs), len(open_indices), writer)
+
+
+def _write_all(outputs: Iterable[tuple[int, RequestOutput]], count: int, writer: AnswerWriter) -> int:
+    """Write each output as it comes. Ctrl-C loses none that is complete."""
+    errors: list[str | None] = []
+    num_written = 0
+    try:
+        with _bar(count) as bar:
+            for index, output in outputs:
+                with interrupts_held():
+                    writer.write(index, output)
+                    num_written += 1
+                    bar.update()
+                errors.extend(answer.error for answer in output.outputs)
+    except KeyboardInterrupt:
+        print(f"interrupted: {num_written} of {count} prompts were answered", file=sys.stderr)
+        raise
+    finally:
+        writer.finish()
+    return _exit_code(errors)
+
+
+def _bar(count: int) -> "tqdm[Any]":
+    """A bar of requests; none for a single one, nor where the answers themselves show the progress."""
+    from tqdm import tqdm
+
+    is_shown = count > 1 and not (sys.stdout.isatty() and sys.stderr.isatty())
+    return tqdm(total=count, unit="request", disable=not is_shown, mininterval=0.1 if sys.stderr.isatty() else 5.0)
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
@@ -69,10 +117,12 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
 
 def _print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, adapter: str | None) -> int:
     errors = []
-    for delta in llm.stream(prompt, params, adapter=adapter):
-        print(delta.text, end="", flush=True)
-        errors.append(delta.error)
-    print()
+    try:
+        for delta in llm.stream(prompt, params, adapter=adapter):
+            print(delta.text, end="", flush=True)
+            errors.append(delta.error)
+    finally:
+        print()
     return _exit_code(errors)
 
 
@@ -82,35 +132,3 @@ def _exit_code(errors: Iterable[str | None]) -> int:
     for error in found:
         print(f"penstock: error: {error}", file=sys.stderr)
     return 1 if found else 0
-
-
-def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
-    answers = []
-    for answer in output.outputs:
-        shown: dict[str, Any] = {
-            "text": answer.text,
-            "token_ids": answer.token_ids,
-            "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_reason,
-        }
-        if answer.logprobs is not None:
-            shown["logprobs"] = [
-                {"logprob": entry.logprob, "top": {token: _finite(value) for token, value in entry.top}}
-                for entry in answer.logprobs
-            ]
-        if answer.score is not None:
-            shown["score"] = answer.score
-        if answer.error is not None:
-            shown["error"] = answer.error
-        answers.append(shown)
-    return {
-        "prompt": prompt,
-        "num_prompt_tokens": len(output.prompt_token_ids),
-        "num_cached_tokens": output.num_cached_tokens,
-        "outputs": answers,
-    }
-
-
-def _finite(logprob: float) -> float | None:
-    """None for an impossible token: JSON has no infinity."""
-    return logprob if isfinite(logprob) else None

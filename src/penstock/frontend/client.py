@@ -15,9 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any
 
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
@@ -85,6 +87,7 @@ class AsyncEngine:
         restarts: RestartPolicy = DEFAULT_RESTARTS,
         reconnect_seconds: float = RECONNECT_SECONDS,
         router: str = "prefix",
+        default_sampling: Mapping[str, Any] = MappingProxyType({}),
     ) -> "AsyncEngine":
         """Wait until the engines are ready; the tokenizer is loaded meanwhile. Closes everything on failure.
 
@@ -95,6 +98,7 @@ class AsyncEngine:
             journal: its unfinished requests are resumed; it is closed with the engine.
             reconnect_seconds: seconds that a journaled request may run without a reader before it is aborted.
             router: name of the router that chooses among several engines.
+            default_sampling: see `InputProcessor`.
 
         Raises:
             ConfigError: options or checkpoint are wrong.
@@ -106,7 +110,9 @@ class AsyncEngine:
         try:
             await fleet.open(links)
             tokenizer = await asyncio.shield(loading)
-            engine = cls(config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds)
+            engine = cls(
+                config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling
+            )
             await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
@@ -126,6 +132,7 @@ class AsyncEngine:
         limits: QueueLimits,
         journal: Journal | None,
         reconnect_seconds: float,
+        default_sampling: Mapping[str, Any],
     ) -> None:
         if journal is not None and fleet.info.encoder is not None:
             raise ConfigError("journal is not supported for models that embed or score: leave it out")
@@ -137,7 +144,12 @@ class AsyncEngine:
         self._journal = journal
         self._refusal: PenstockError | None = None
         self._grammar_checks = GrammarChecks(Inspector(info.model_path, info.vocab_size))
-        self._input_processor = InputProcessor(tokenizer, info, refuse_long_max_tokens=limits.refuse_long_max_tokens)
+        self._input_processor = InputProcessor(
+            tokenizer,
+            info,
+            refuse_long_max_tokens=limits.refuse_long_max_tokens,
+            default_sampling=default_sampling,
+        )
         self.adapters = AdapterNames(lambda: self.info)
         self.large_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work)

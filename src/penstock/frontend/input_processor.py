@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from penstock.engine.info import EngineInfo
@@ -12,7 +13,7 @@ from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongE
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.text_encoding import EncodedText
 from penstock.request import Adapter, Request
-from penstock.sampling_params import NO_ANSWER, Beams, ResolvedParams, SamplingParams
+from penstock.sampling_params import DEFAULTABLE, NO_ANSWER, Beams, ResolvedParams, SamplingParams
 from penstock.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -102,9 +103,17 @@ MAX_CANDIDATES = 256
 class InputProcessor:
     """Builds `Request`s from prompts and parameters, for one engine."""
 
-    def __init__(self, tokenizer: Tokenizer | None, info: EngineInfo, *, refuse_long_max_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        info: EngineInfo,
+        *,
+        refuse_long_max_tokens: bool = False,
+        default_sampling: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """
         Args:
+            default_sampling: goes before the checkpoint's defaults, by the names of `DEFAULTABLE`.
             refuse_long_max_tokens: whether a `max_tokens` beyond the context is refused rather than lowered.
 
         Raises:
@@ -113,7 +122,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.refuse_long_max_tokens = refuse_long_max_tokens
         self._info = info
-        self._defaults = _check_defaults(info)
+        self._defaults = replace(_check_defaults(info), **default_sampling)
         # some checkpoints name ids beyond the vocabulary, which are never generated
         self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
@@ -363,16 +372,8 @@ class InputProcessor:
 
 
 def _check_defaults(info: EngineInfo) -> SamplingParams:
-    given = info.defaults
     try:
-        return SamplingParams(
-            temperature=given.temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            min_p=given.min_p,
-            typical_p=given.typical_p,
-            repetition_penalty=given.repetition_penalty,
-        )
+        return SamplingParams(**{name: getattr(info.defaults, name) for name in DEFAULTABLE})
     except InvalidRequestError as error:
         raise CheckpointError(f"generation_config.json in {info.model_path}: {error}") from error
 

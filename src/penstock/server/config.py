@@ -1,13 +1,16 @@
 """Every option of the HTTP server, beside the engine's in `penstock.config`."""
 
+import difflib
+import json
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast, get_args
 
 from penstock.config import KVTransfer, option, parse_value
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, InvalidRequestError
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.router import ROUTERS
+from penstock.sampling_params import DEFAULTABLE, SamplingParams
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 MAX_ENGINES = 1024
@@ -68,6 +71,11 @@ class ServerConfig:
         None,
         "the model's name for clients, or several separated by commas, the first of which answers have by default; "
         "default: the checkpoint's",
+    )
+    default_sampling: str | None = option(
+        None,
+        'sampling of requests that do not set it, before the checkpoint\'s own defaults, as JSON: {"temperature": 0.7, '
+        '"top_p": 0.9}; also top_k, min_p, typical_p and repetition_penalty',
     )
     strict_fields: bool = option(
         False, "refuse unknown fields of requests; by default they are accepted and named in penstock-ignored"
@@ -174,6 +182,7 @@ class ServerConfig:
         for name in ("tls_key", "tls_client_ca"):
             if getattr(self, name) is not None and self.tls_cert is None:
                 raise ConfigError(f"{name} needs tls_cert")
+        _parse_sampling(self.default_sampling)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         for name in ("cluster_host", "resources", "max_engines"):
@@ -220,6 +229,11 @@ class ServerConfig:
         return _listed(self.served_model_name)
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The values of `default_sampling` by the names of `DEFAULTABLE`."""
+        return _parse_sampling(self.default_sampling)
+
+    @property
     def listed_origins(self) -> list[str]:
         """Origins whose pages may call the server, besides those on loopback addresses."""
         return _listed(self.allowed_origins)
@@ -249,6 +263,33 @@ class ServerConfig:
         return {
             f.name: getattr(getattr(self, section) if section else self, f.name) for section, f in iter_server_options()
         }
+
+
+def _parse_sampling(text: str | None) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: it is not a JSON object of sampling defaults.
+    """
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"default_sampling is not valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f'default_sampling must be a JSON object, as {{"temperature": 0.7}}, not {text}')
+    for name, value in given.items():
+        if name not in DEFAULTABLE:
+            close = difflib.get_close_matches(name, DEFAULTABLE, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(DEFAULTABLE)}"
+            raise ConfigError(f"default_sampling has the unknown name {name!r}; {hint}")
+        if value is None:
+            raise ConfigError(f"default_sampling: {name} must be a number, not null")
+    try:
+        SamplingParams(**given)
+    except InvalidRequestError as error:
+        raise ConfigError(f"default_sampling: {error}") from None
+    return given
 
 
 def _listed(text: str | None) -> list[str]:

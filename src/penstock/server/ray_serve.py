@@ -70,7 +70,12 @@ class Cell:
             for link in links:
                 stack.callback(link.destroy)
             self._engine = await AsyncEngine.start(
-                engine_config, links, config.step_deadline, config.queue, router=config.router
+                engine_config,
+                links,
+                config.step_deadline,
+                config.queue,
+                router=config.router,
+                default_sampling=config.sampling_defaults,
             )
             self._left = stack.pop_all()
         return create_app(self._engine, config, keys)

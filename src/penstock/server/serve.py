@@ -175,6 +175,7 @@ def _run(
             config.queue,
             journal,
             router=config.router,
+            default_sampling=config.sampling_defaults,
         )
         return asyncio.run(_serve(start, make_server, listener, stop, config))
 

@@ -1,0 +1,154 @@
+"""Where `penstock generate` writes answers, each as soon as it may be written.
+
+Text goes to standard output in the prompts' order; JSON lines as the answers end, each with its prompt's index. A file
+of JSON lines also says which prompts are answered already, after a Ctrl-C or a crash.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from penstock.errors import InvalidRequestError
+from penstock.request import RequestOutput
+
+
+class AnswerWriter(Protocol):
+    """Writes the answers of one command."""
+
+    def write(self, index: int, output: RequestOutput) -> None:
+        """Write the answers to the prompt of this index, or keep them until earlier ones are written."""
+        ...
+
+    def finish(self) -> None:
+        """Write what was kept."""
+        ...
+
+
+class TextLines:
+    """Texts in the prompts' order."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._next = 0
+        self._kept: dict[int, RequestOutput] = {}
+
+    def write(self, index: int, output: RequestOutput) -> None:
+        self._kept[index] = output
+        while self._next in self._kept:
+            self._print(self._kept.pop(self._next))
+            self._next += 1
+
+    def finish(self) -> None:
+        for index in sorted(self._kept):
+            self._print(self._kept.pop(index))
+
+    def _print(self, output: RequestOutput) -> None:
+        print("\n".join(answer.text for answer in output.outputs), file=self._file, flush=True)
+
+
+class JsonLines:
+    """One JSON object a prompt, as its answers end."""
+
+    def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
+        self._file = file
+        self._prompts = prompts
+
+    def write(self, index: int, output: RequestOutput) -> None:
+        entry = {"index": index} | _as_json(self._prompts[index], output)
+        print(json.dumps(entry, ensure_ascii=False), file=self._file, flush=True)
+
+    def finish(self) -> None:
+        """Do nothing: all is written."""
+
+
+@contextlib.contextmanager
+def open_writer(prompts: Sequence[str], as_json: bool, path: Path | None) -> Iterator[AnswerWriter]:
+    """A writer to the end of the file of JSON lines, or to standard output.
+
+    Raises:
+        InvalidRequestError: the file cannot be written.
+    """
+    if path is None:
+        yield JsonLines(sys.stdout, prompts) if as_json else TextLines(sys.stdout)
+        return
+    try:
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"the output cannot be written: {error}", "output") from None
+    with file:
+        yield JsonLines(file, prompts)
+
+
+def read_answered(path: Path, prompts: Sequence[str]) -> set[int]:
+    """Indices of the prompts that the file has answers to, without errors; a line without an end is removed from it.
+
+    Raises:
+        InvalidRequestError: the file cannot be read, or is not a file of answers to these prompts.
+    """
+    try:
+        with path.open("rb+") as file:
+            content = file.read()
+            whole = content.rfind(b"\n") + 1
+            file.truncate(whole)  # a crash may leave half a line
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise InvalidRequestError(f"the output cannot be read: {error}", "output") from None
+    answered = set()
+    for number, line in enumerate(content[:whole].splitlines(), 1):
+        index, has_error = _read_entry(line, prompts, f"{path}, line {number}")
+        if not has_error:
+            answered.add(index)
+    return answered
+
+
+def _read_entry(line: bytes, prompts: Sequence[str], place: str) -> tuple[int, bool]:
+    """The index of a line's prompt, and whether an answer to it ended by an error."""
+    try:
+        entry = json.loads(line)
+        index, prompt = entry["index"], entry["prompt"]
+        has_error = any("error" in answer for answer in entry["outputs"])
+    except (ValueError, TypeError, KeyError):
+        raise InvalidRequestError(f"{place} is not an answer of this command: name another file", "output") from None
+    if not isinstance(index, int) or not 0 <= index < len(prompts) or prompts[index] != prompt:
+        raise InvalidRequestError(
+            f"{place} answers another prompt than the one that has its index: give the same prompts, or another file",
+            "output",
+        )
+    return index, has_error
+
+
+def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
+    answers = []
+    for answer in output.outputs:
+        shown: dict[str, Any] = {
+            "text": answer.text,
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
+        }
+        if answer.logprobs is not None:
+            shown["logprobs"] = [
+                {"logprob": entry.logprob, "top": {token: _finite(value) for token, value in entry.top}}
+                for entry in answer.logprobs
+            ]
+        if answer.score is not None:
+            shown["score"] = answer.score
+        if answer.error is not None:
+            shown["error"] = answer.error
+        answers.append(shown)
+    return {
+        "prompt": prompt,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "outputs": answers,
+    }
+
+
+def _finite(logprob: float) -> float | None:
+    """None for an impossible token: JSON has no infinity."""
+    return logprob if isfinite(logprob) else None

@@ -1,0 +1,202 @@
+"""Ctrl-C, as a terminal sends it: an answer ends, and nothing that was done is lost."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import LLM
+from penstock.cli import main
+from tests.checkpoints import write_tiny_llama
+
+COMMAND = [sys.executable, "-m", "penstock.cli"]
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags of a model that writes thousands of tokens."""
+    folder = write_tiny_llama(tmp_path_factory.mktemp("endless"), max_position_embeddings=32_768)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": []}))
+    return ["--model", str(folder), "--threads", "1", "--kv-cache-memory", "64MiB", "--temperature", "0"]
+
+
+@contextmanager
+def running(*arguments: str, **streams: Any) -> "Iterator[subprocess.Popen[bytes]]":
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    process = subprocess.Popen([*COMMAND, *arguments], start_new_session=True, **streams)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_ends_generate_with_the_text_so_far_and_code_130(endless: list[str]) -> None:
+    with running("generate", "hello", *endless) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert first + rest
+    assert rest.endswith(b"\n")
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+def test_ctrl_c_in_a_batch_keeps_what_is_done_and_the_same_command_goes_on(endless: list[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"hello {i}\n" for i in range(2000)))
+    out = tmp_path / "out.jsonl"
+    arguments = ["generate", "--lines", "--file", str(prompts), "--output", str(out), "--max-num-seqs", "4"]
+    arguments += [*endless, "--max-tokens", "20"]
+    with running(*arguments) as process:
+        deadline = time.monotonic() + 60
+        while not (out.exists() and out.read_bytes().count(b"\n") > 3):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert b"Traceback" not in errors
+    done = [json.loads(line) for line in out.read_text().splitlines()]
+    assert f"interrupted: {len(done)} of 2000 prompts were answered" in errors.decode()
+    assert all(entry["prompt"] == f"hello {entry['index']}" for entry in done)
+
+    some = max(entry["index"] for entry in done) + 3
+    prompts.write_text("".join(f"hello {i}\n" for i in range(some)))
+    with out.open("a") as file:
+        file.write('{"index": 3, "prom')  # as after a crash
+    again = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert f"answers {len(done)} of {some} prompts already" in again.stderr
+    entries = [json.loads(line) for line in out.read_text().splitlines()]
+    assert sorted(entry["index"] for entry in entries) == list(range(some))
+    assert entries[: len(done)] == done
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_answers_of_a_batch_are_written_as_they_end(endless: list[str], form: list[str]) -> None:
+    arguments = ["generate", "--lines", *form, "--max-num-seqs", "2", *endless, "--max-tokens", "20"]
+    with running(*arguments, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"hello\n" * 2000)
+        process.stdin.close()
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.stdin = None
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    if form:
+        indices = [json.loads(line)["index"] for line in (first + rest).splitlines()]
+        assert sorted(indices) == list(range(len(indices)))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("some text\n", "line 1 is not an answer"), ('{"index": 0, "prompt": "x", "outputs": []}\n', "another prompt")],
+)
+def test_a_file_of_other_answers_is_left_alone(content: str, words: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text(content)
+    run = subprocess.run([*COMMAND, "generate", "hi", "--output", str(out)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2
+    assert words in run.stderr
+    assert out.read_text() == content
+
+
+class Terminal:
+    """`penstock chat` on a pseudo-terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.shown = ""
+        self._process = subprocess.Popen(
+            [*COMMAND, "chat", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(theirs)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> str:
+        """What is shown until the text, from the last wait's end on."""
+        deadline = time.monotonic() + seconds
+        while text not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            self.shown += os.read(self._ours, 65536).decode(errors="replace")
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def end(self) -> int:
+        try:
+            while os.read(self._ours, 65536):
+                pass
+        except OSError:  # the other end is closed
+            pass
+        os.close(self._ours)
+        return self._process.wait(60)
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+
+
+def test_what_a_stopped_answer_had_written_stays_in_the_conversation(
+    endless: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream, encode, conversations = LLM.stream, LLM.encode_chat, []
+
+    def stopped(self: LLM, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for number, delta in enumerate(stream(self, *arguments, **options)):
+            if number == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield delta
+
+    def recorded(self: LLM, messages: list[dict[str, str]]) -> list[int]:
+        conversations.append([dict(message) for message in messages])
+        return encode(self, messages)
+
+    lines = iter(["hello", "more", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(LLM, "stream", stopped)
+    monkeypatch.setattr(LLM, "encode_chat", recorded)
+    assert main(["chat", *endless]) == 0
+    first, second = conversations
+    assert [message["role"] for message in second] == ["user", "assistant", "user"]
+    assert second[0] == first[0]
+    assert second[1]["content"] == capsys.readouterr().out.split("\n")[0] != ""
+
+
+def test_ctrl_c_stops_a_chats_answer_keeps_what_was_written_and_the_prompt_returns(endless: list[str]) -> None:
+    terminal = Terminal(*endless)
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("hello\r\n")
+    while len(terminal.shown) < 20:
+        terminal.shown += os.read(terminal._ours, 100).decode(errors="replace")
+    terminal.type("\x03")
+    assert "Traceback" not in terminal.wait_for("\n> ")
+    terminal.type("\x03")
+    terminal.wait_for("/exit or Ctrl-D ends")
+    terminal.wait_for("> ")
+    terminal.type("/exit\n")
+    assert terminal.end() == 0
