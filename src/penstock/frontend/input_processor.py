@@ -113,8 +113,11 @@ class InputProcessor:
         self.refuse_long_max_tokens = refuse_long_max_tokens
         self._info = info
         self._defaults = _check_defaults(info)
+        ends = list(info.defaults.eos_token_ids)
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            ends.append(tokenizer.eos_token_id)  # fine-tunes may name their end of turn only there
         # some checkpoints name ids beyond the vocabulary, which are never generated
-        self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
+        self._eos = tuple(token for token in dict.fromkeys(ends) if token < info.vocab_size)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
 
     def engine_changed(self, info: EngineInfo) -> None:
