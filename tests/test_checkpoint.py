@@ -41,6 +41,19 @@ def test_generation_config_decides_before_config(tmp_path: Path) -> None:
     assert checkpoint.generation == GenerationDefaults(eos_token_ids=(1, 2), **numbers)
 
 
+def test_end_tokens_of_a_multimodal_model_are_those_of_its_text_config_unless_others_are_named(tmp_path: Path) -> None:
+    nested = {"text_config": {"eos_token_id": [7, 8]}}
+    for config, generation, ends in (
+        (nested, None, (7, 8)),
+        (nested | {"eos_token_id": None}, {"temperature": 0.5}, (7, 8)),
+        (nested | {"eos_token_id": 3}, None, (3,)),
+        (nested, {"eos_token_id": 5}, (5,)),
+    ):
+        assert open_checkpoint(write_model(tmp_path, config, generation)).generation.eos_token_ids == ends
+    with pytest.raises(CheckpointError, match=r"eos_token_id in .*config\.json"):
+        open_checkpoint(write_model(tmp_path, {"text_config": {"eos_token_id": "</s>"}}, {}))
+
+
 def test_do_sample_false_means_greedy(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_model(tmp_path, {}, {"do_sample": False, "temperature": 0.6}))
     assert checkpoint.generation.temperature == 0.0

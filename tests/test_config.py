@@ -133,7 +133,8 @@ def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
         assert planned[recipe] == layers.packed_bytes(32_000, 256) + head_bytes + 2_000_000
     multiplies_bfloat16 = replace(CPU, native=True, multiplies_bfloat16=True)
     assert settled(machine=multiplies_bfloat16).memory.weights == int((LAYERS + HEAD) * 1.52) + 2_000_000
-    assert settled(machine=multiplies_bfloat16, dtype="float16").memory.weights == planned["none"]
+    in_float16 = settled(machine=multiplies_bfloat16, dtype="float16").memory.weights  # other parameters in float32
+    assert in_float16 == planned["none"] + 2_000_000
     on_gpu = settled(machine=Machine(device="cuda", cores=2, memory=8 * GIB))
     assert on_gpu.memory.weights == 2 * (LAYERS + HEAD) + 2_000_000
 
@@ -182,6 +183,17 @@ def test_a_model_that_computes_in_float32_may_cache_in_the_16_bits_that_the_mach
     facts = replace(FACTS, dtype="float32", halves_kv=True)
     assert settled(facts, machine).kv_cache_dtype == half
     assert settled(facts, machine, kv_cache_dtype="float32").kv_cache_dtype == "float32"
+
+
+@pytest.mark.parametrize("option", ["auto", "float16"])
+@pytest.mark.parametrize(("multiplies", "half"), [(True, "bfloat16"), (False, "float16")])
+def test_float16_weights_are_multiplied_with_float32_on_cpus(option: str, multiplies: bool, half: str) -> None:
+    machine = replace(CPU, native=True, multiplies_bfloat16=multiplies)
+    settings = settled(replace(FACTS, dtype="float16"), machine, dtype=option)
+    assert (settings.dtype, settings.float16_weights, settings.kv_cache_dtype) == ("float32", True, half)
+    assert settings.memory.weights == (LAYERS + HEAD) * 65 // 32 + 4_000_000
+    on_gpu = settled(replace(FACTS, dtype="float16"), Machine(device="cuda", cores=2, memory=8 * GIB))
+    assert (on_gpu.dtype, on_gpu.float16_weights, on_gpu.kv_cache_dtype) == ("float16", False, "float16")
 
 
 def test_weights_that_are_quantized_already_are_not_rounded_again() -> None:

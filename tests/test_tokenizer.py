@@ -112,6 +112,12 @@ def test_a_token_that_the_config_calls_special_is_so_whatever_tokenizer_json_say
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "a"
 
 
+def test_the_special_eos_token_of_a_folder_has_an_id(tmp_path):
+    for entry, has in (("<|stop|>", True), ({"content": "<|stop|>"}, True), (None, False)):
+        ours = Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), eos_token=entry))
+        assert ours.eos_token_id == (ours.backend.token_to_id("<|stop|>") if has else None)
+
+
 @pytest.mark.parametrize(
     "config",
     [

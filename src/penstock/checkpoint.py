@@ -46,7 +46,8 @@ class GenerationDefaults:
     """What the checkpoint's `generation_config.json` decides where a request does not; None: it says nothing."""
 
     eos_token_ids: tuple[int, ...] = ()
-    """Tokens that end a text; where `generation_config.json` names none, those of `config.json`."""
+    """Tokens that end a text; where `generation_config.json` names none, those of `config.json` or its `text_config`.
+    """
     temperature: float | None = None
     """0.0 if the file says `do_sample: false`."""
     top_k: int | None = None
@@ -273,9 +274,10 @@ def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str | None:
 def _generation_defaults(
     generation: dict[str, Any], config: dict[str, Any], file: Path, config_file: Path
 ) -> GenerationDefaults:
-    eos_file = file
-    if (eos := generation.get("eos_token_id")) is None:
-        eos, eos_file = config.get("eos_token_id"), config_file
+    eos, eos_file = generation.get("eos_token_id"), file
+    for values in (config, config.get("text_config")):
+        if eos is None and isinstance(values, dict):
+            eos, eos_file = values.get("eos_token_id"), config_file
     sampled = generation.get("do_sample")
     if sampled is not None and not isinstance(sampled, bool):
         raise CheckpointError(f"do_sample in {file} must be true or false, not {shown(sampled)}")

@@ -42,7 +42,12 @@ class ModelConfig:
         "auto: from its folder and architecture",
         ("auto", "generate", "embed", "score"),
     )
-    dtype: str = option("auto", "type of weights and arithmetic; auto: the checkpoint's", ("auto", *BYTES_OF))
+    dtype: str = option(
+        "auto",
+        "type of weights and arithmetic; auto: the checkpoint's; float16 on CPUs: of weights alone, with arithmetic in "
+        "float32",
+        ("auto", *BYTES_OF),
+    )
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda if available")
     quantization: str | None = option(
         None, "quantize the weights while loading; default: as stored in the checkpoint", tuple(RECIPES)

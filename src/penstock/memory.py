@@ -339,8 +339,9 @@ _PACKED_BFLOAT16_BYTES = 1.52
 def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
     facts = model.facts
     recipe = None if model.quantization is None else RECIPES[model.quantization]
+    dtype: DType = "float16" if model.float16_weights else model.dtype
     matrices = sum(
-        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, model.dtype, machine)
+        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, dtype, machine)
         for matrix in facts.matrices
     )
     rest = facts.num_parameters - sum(matrix.rows * matrix.columns for matrix in facts.matrices)

@@ -140,5 +140,7 @@ class ModelPrecision:
     kv_dtype: KVDType
     quantization: str | None
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    float16_weights: bool = False
+    """Whether floating-point matrices are float16, though `dtype` is float32."""
     keeps_hidden: bool = False
     """Whether the cache also stores each token's hidden state, for a multi-token prediction head."""

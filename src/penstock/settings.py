@@ -87,6 +87,8 @@ class Settings:
     tensor_parallel_size: int = 1
     rendezvous: Rendezvous | None = None
     """Rendezvous of ranks on several nodes; None: all ranks are on this machine."""
+    float16_weights: bool = False
+    """Whether floating-point matrices are float16, though `dtype` is float32."""
 
     @property
     def moves_blocks(self) -> bool:
@@ -124,6 +126,7 @@ def resolve(
     settings = Settings(
         model_name=facts.name,
         dtype=target.dtype,
+        float16_weights=target.float16_weights,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
         packed_cache=_packed_cache(model.packed_cache),
@@ -229,6 +232,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     return Settings(
         model_name=facts.name,
         dtype=precision.dtype,
+        float16_weights=precision.float16_weights,
         kv_cache_dtype=precision.kv_dtype,
         quantization=precision.quantization,
         packed_cache=_packed_cache(model.packed_cache),
@@ -253,16 +257,20 @@ def _precision(facts: ModelFacts, config: EngineConfig, machine: Machine, quanti
             f"({facts.stored_format}): leave the option out"
         )
     dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
+    # Activations of some models exceed float16's range; the CPU kernels multiply in float32 anyway.
+    float16_weights = dtype == "float16" and machine.device == "cpu"
+    if float16_weights:
+        dtype = "float32"
     wanted = config.cache.kv_cache_dtype
     if wanted == "auto":
         has_latents = any(isinstance(cache, KVSpec) and cache.latent for cache in facts.caches)
         if quantization is not None and machine.native and not has_latents:
             wanted = "int8"
-        elif facts.halves_kv:
+        elif facts.halves_kv or float16_weights:
             wanted = "bfloat16" if machine.multiplies_bfloat16 else "float16"
         else:
             wanted = dtype
-    return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization)
+    return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization, float16_weights)
 
 
 def _ranks(config: EngineConfig) -> int:
@@ -349,6 +357,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
         tensor_parallel_size=ranks,
         rendezvous=None,
         dtype=draft.dtype,
+        float16_weights=draft.float16_weights,
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,
         memory=memory,

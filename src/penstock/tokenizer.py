@@ -38,11 +38,16 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Tokenizer:
     """A checkpoint's tokenizer and chat template."""
 
-    def __init__(self, backend: Backend, templates: ChatTemplates) -> None:
+    def __init__(self, backend: Backend, templates: ChatTemplates, eos_token: str | None = None) -> None:
+        """
+        Args:
+            eos_token: text of the special token that ends answers, in addition to those that the model's configs name.
+        """
         self.backend = backend
         self._templates = templates
         self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.eos_token_id = None if eos_token is None else self.special_token(eos_token)
         decoder = _decoder_state(backend)
         kinds = set(re.findall(r'"type": "(\w+)"', decoder))
         self._byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse", "Sequence"}
@@ -86,7 +91,7 @@ class Tokenizer:
                 f"tokenizer_config.json in {folder} lists tokens in a form that is not known: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        return cls(backend, ChatTemplates(templates, special))
+        return cls(backend, ChatTemplates(templates, special), special.get("eos_token"))
 
     @classmethod
     def _from_gguf(cls, file: Path) -> "Tokenizer | None":

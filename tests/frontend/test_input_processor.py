@@ -262,6 +262,20 @@ def test_the_checkpoints_end_tokens_stop_a_sequence_unless_ignored():
     assert accept(params=SamplingParams(stop_token_ids=[9], ignore_eos=True)).params.stop_token_ids == (9,)
 
 
+def test_the_tokenizers_end_token_ends_a_sequence_too():
+    backend = byte_level_bpe()
+    backend.add_special_tokens(["<|stop|>"])
+    end, *_ = backend.encode("<|stop|>").ids
+    info = replace(INFO, vocab_size=end + 1)
+    for name, ends in (("<|stop|>", (1, 5, end)), ("a", (1, 5)), (None, (1, 5))):
+        tokenizer = Tokenizer(backend, ChatTemplates({}, {}), name)
+        assert accept(info=info, tokenizer=tokenizer).params.stop_token_ids == ends
+        assert accept(tokenizer=tokenizer).params.stop_token_ids == (1, 5)
+    twice = replace(info, defaults=GenerationDefaults(eos_token_ids=(1, end)))
+    tokenizer = Tokenizer(backend, ChatTemplates({}, {}), "<|stop|>")
+    assert accept(info=twice, tokenizer=tokenizer).params.stop_token_ids == (1, end)
+
+
 def test_end_tokens_that_the_model_cannot_make_are_left_out():
     info = replace(INFO, defaults=GenerationDefaults(eos_token_ids=(1, 420)))
     assert accept(info=info).params.stop_token_ids == (1,)

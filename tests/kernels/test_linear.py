@@ -247,6 +247,22 @@ def test_every_float16_weight_is_held_and_multiplied_exactly(
     assert torch.equal(plain.linear(x.half(), None, torch.float32).double(), x.double() @ weight.double().T)
 
 
+@needs_native
+def test_float16_weights_take_and_give_float32_beyond_their_own_range() -> None:
+    weight, x = values(90, 100, FLOAT, seed=4), 1e6 * activations(7, 100, torch.float32)
+    assert isinstance(weight, Tensor)
+    for ops in (REFERENCE, native_table()):
+        made = ops.new_weight(
+            90, 100, FLOAT, gated=False, dtype=torch.float32, stored=torch.float16, device=torch.device("cpu")
+        )
+        made.load(0, weight.half())
+        assert made.nbytes < 2.1 * 128 * 100
+        torch.testing.assert_close(
+            made.linear(x, None, torch.float32), x @ weight.half().float().T, rtol=1e-5, atol=5.0
+        )
+        assert torch.equal(made.lookup(torch.arange(90)), weight.half().float())
+
+
 @multiplies_bfloat16
 def test_bfloat16_weights_take_12_bits_unless_they_are_too_unlike_each_other() -> None:
     generator = torch.Generator().manual_seed(0)

@@ -12,7 +12,7 @@ from penstock.errors import CheckpointError
 from penstock.models import hf_config
 from penstock.models.registry import ARCHITECTURES, read_spec
 from penstock.models.spec import ModelSpec
-from tests.families import CASES, SHAPE
+from tests.families import CASES, LONGROPE, SHAPE
 
 WITHOUT_EFFECT: dict[str, set[str]] = {
     "Llama4": {"router_jitter_noise"},
@@ -43,6 +43,15 @@ OTHER_DEFAULTS: dict[str, set[str]] = {
     "Phi3": {"original_max_position_embeddings"},  # whose default goes before the value in `rope_parameters`
 }
 FAMILIES = sorted({family for family, _ in CASES.values()})
+LONG = {key: value for key, value in LONGROPE["rope_parameters"].items() if key != "rope_theta"}
+SCALINGS: dict[str, dict[str, Any]] = {
+    "Phi3": LONG,
+    "Phimoe": {**LONG, "short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 64},
+    "Ministral3": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
+}
+"""`rope_scaling` by family where it is not `linear`."""
+NEVER_SCALED = {"Gemma4", "NemotronH"}
+"""Families without RoPE, or newer than `rope_scaling`."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,6 +86,35 @@ def test_absent_settings_have_the_defaults_of_transformers(tmp_path: Path, famil
     assert differ - OTHER_DEFAULTS.get(family, set()) == set()
 
 
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - NEVER_SCALED))
+def test_rope_scaling_goes_before_rope_parameters_as_in_transformers(tmp_path: Path, family: str) -> None:
+    scaling = SCALINGS.get(family, {"rope_type": "linear", "factor": 3.0})
+    tried = 0
+    for name, changes in CASES.values():
+        config = written(tmp_path, family, SHAPE | changes) if name == family else {}
+        if config.get("rope_parameters"):
+            scaled = config | {"rope_scaling": scaling | {"rope_theta": 5e3, **partial(config)}}
+            theirs = with_defaults(tmp_path, family, scaled)
+            usual, expected = read(tmp_path, config), theirs and read(tmp_path, theirs)
+            assert read(tmp_path, scaled) == expected
+            tried += expected not in (None, usual)
+    assert tried
+
+
+@pytest.mark.parametrize(("key", "value"), [("rope_theta", 5e5), ("partial_rotary_factor", 0.5)])
+def test_rope_scaling_that_would_undo_settings_of_rope_parameters_is_refused(
+    tmp_path: Path, key: str, value: float
+) -> None:
+    config = written(tmp_path, "Llama", SHAPE)
+    config["rope_parameters"] = {"rope_type": "default", key: value}
+    config["rope_scaling"] = {"rope_type": "linear", "factor": 3.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"set {key} in rope_scaling, too"):
+        read_spec(open_checkpoint(str(tmp_path)))
+    config["rope_scaling"][key] = value
+    assert read(tmp_path, config) is not None
+
+
 def test_a_nemotron_without_attention_and_mamba_is_refused(tmp_path: Path) -> None:
     config = written(tmp_path, "NemotronH", SHAPE | CASES["nemotron-h"][1])
     (tmp_path / "config.json").write_text(json.dumps(config | {"layers_block_type": ["mlp", "moe"]}))
@@ -88,6 +126,12 @@ def test_every_family_is_tried() -> None:
     assert {f"{family}ForCausalLM" for family in FAMILIES} == {
         name for name in ARCHITECTURES if name.endswith("ForCausalLM")
     }
+
+
+def partial(config: dict[str, Any]) -> dict[str, float]:
+    """The `partial_rotary_factor` that `rope_parameters` has."""
+    key = "partial_rotary_factor"
+    return {key: config["rope_parameters"][key]} if key in config["rope_parameters"] else {}
 
 
 def written(folder: Path, family: str, changes: dict[str, Any]) -> dict[str, Any]:

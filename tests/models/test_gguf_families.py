@@ -233,6 +233,21 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_activations_beyond_the_range_of_float16_weights_are_computed(tmp_path: Path, form: str) -> None:
+    reference = write_random(tmp_path, "Gemma3", **SHAPE, head_dim=12, query_pre_attn_scalar=12, dtype="float16")
+    with torch.no_grad():
+        for layer in reference.model.layers:
+            layer.post_feedforward_layernorm.weight.fill_(30000.0)
+    reference.half().save_pretrained(tmp_path)
+    write_family(tmp_path / "model.gguf", tmp_path, "F16")
+    path = tmp_path / "model.gguf" if form == "file" else tmp_path
+    assert settings_for(path)[1].float16_weights
+    (text,) = texts((40,))
+    logits = Stepper(path, 1, kv_cache_dtype="float32").step({0: text})[0]
+    torch.testing.assert_close(logits, expected(reference.float(), text), atol=1e-2, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_matrices_are_read_in_the_types_that_files_have(tmp_path: Path, name: str, kind: str) -> None:

@@ -123,8 +123,11 @@ class InputProcessor:
         self.refuse_long_max_tokens = refuse_long_max_tokens
         self._info = info
         self._defaults = replace(_check_defaults(info), **default_sampling)
+        ends = list(info.defaults.eos_token_ids)
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            ends.append(tokenizer.eos_token_id)  # fine-tunes may name their end of turn only there
         # some checkpoints name ids beyond the vocabulary, which are never generated
-        self._eos = tuple(token for token in info.defaults.eos_token_ids if token < info.vocab_size)
+        self._eos = tuple(token for token in dict.fromkeys(ends) if token < info.vocab_size)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
         self._spellings = functools.lru_cache(maxsize=16)(self._encode_words)  # a call may have thousands of prompts
 

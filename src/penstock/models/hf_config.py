@@ -140,6 +140,8 @@ _ROPE_COMMON = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"),
     *("mrope_section", "mrope_interleaved"),  # in text, all axes of a position are equal
 }
+_KEPT_BY_SCALING = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta")
+"""Settings of `rope_parameters` that do not belong to the scaling of the context."""
 _MAY_BE_ZERO = {"mscale", "mscale_all_dim"}
 
 _IN_JSON = {
@@ -291,7 +293,7 @@ class HFConfig:
     ) -> RopeConfig:
         """The RoPE config: from `rope_theta` and `rope_scaling`, or from `rope_parameters` (`transformers` 5).
 
-        `theta` and `partial_rotary` are defaults for absent keys.
+        `theta` and `partial_rotary` are defaults for absent keys; see `rope_settings` for files with both.
 
         Raises:
             CheckpointError: the RoPE type, or one of its settings, is not supported.
@@ -301,16 +303,40 @@ class HFConfig:
             "partial_rotary_factor": self.positive("partial_rotary_factor", partial_rotary),
             "original_max_position_embeddings": self.size("original_max_position_embeddings", max_position),
         }
-        scaling = self.find("rope_parameters", dict) or self.find("rope_scaling", dict) or {}
-        self._read.add("rope_scaling")
-        return self.rope_of(common | _given(scaling), head_dim, max_position)
+        return self.rope_of(common | _given(self.rope_settings(common)), head_dim, max_position)
+
+    def rope_settings(self, common: Mapping[str, Any]) -> dict[str, Any]:
+        """`rope_scaling` if it is given, else `rope_parameters`, as in `transformers`; empty if neither is.
+
+        Args:
+            common: settings that apply where `rope_scaling` has none.
+
+        Raises:
+            CheckpointError: `rope_scaling` would replace a theta or the like of `rope_parameters` by a default.
+        """
+        scaling, parameters = self.find("rope_scaling", dict), self.find("rope_parameters", dict)
+        if not scaling or not parameters:
+            return scaling or parameters or {}
+        for key in _KEPT_BY_SCALING:
+            old, new = parameters.get(key), common.get(key)
+            if old not in (None, new) and scaling.get(key) is None:
+                raise CheckpointError(
+                    f"rope_scaling in {self.file} replaces rope_parameters, so {key} would be {shown(new)} instead of "
+                    f"{shown(old)}; set {key} in rope_scaling, too"
+                )
+        return scaling
 
     def ropes_by_kind(
-        self, head_dim: int, max_position: int, thetas: Mapping[str, float], local_theta: str | None = None
+        self,
+        head_dim: int,
+        max_position: int,
+        thetas: Mapping[str, float],
+        local_theta: str | None = None,
+        scaled: tuple[str, ...] = ("full_attention",),
     ) -> dict[str, RopeConfig]:
         """The RoPE config of each kind of layer, `full_attention` and `sliding_attention`; see `rope`.
 
-        Older files have one `rope_theta`, and a `rope_scaling` that applies to full attention only.
+        Older files have one `rope_theta`. A `rope_scaling` updates the settings of the kinds in `scaled`.
 
         Args:
             thetas: default theta of each kind.
@@ -319,12 +345,13 @@ class HFConfig:
         theta = self.find("rope_theta", float)
         local = self.find(local_theta, float) if local_theta else theta
         older = {"full_attention": theta, "sliding_attention": local}
-        scaling = {"full_attention": self.find("rope_scaling", dict) or {}}
-        given = self.find("rope_parameters", dict) or scaling
+        scaling, given = (self.find(key, dict) or {} for key in ("rope_scaling", "rope_parameters"))
         found = {}
         for kind, default in thetas.items():
             common = {"rope_theta": older[kind] or default, "original_max_position_embeddings": max_position}
             parameters = self.section(given).find(kind, dict) or {}
+            if kind in scaled:
+                parameters = parameters | scaling
             found[kind] = self.rope_of(common | _given(parameters), head_dim, max_position)
         self.section(given).refuse_others("rope_parameters of layers", thetas)
         return found

@@ -43,7 +43,8 @@ def ministral3_spec(config: HFConfig) -> ModelSpec:
 
 
 def _positions(config: HFConfig, head_dim: int, max_position: int) -> tuple[RopeConfig, TemperatureConfig]:
-    given = config.find("rope_parameters", dict) or _USUAL
+    common = {"rope_theta": config.positive("rope_theta", 1e4), "llama_4_scaling_beta": 0.1}
+    given = common | (config.rope_settings(common) or _USUAL)
     beta = config.section(given).positive("llama_4_scaling_beta", 0.1, or_zero=True)
     every = config.section(given).size("original_max_position_embeddings", max_position)
     others = {"llama_4_scaling_beta", "max_position_embeddings"}  # the second repeats the config's own key

@@ -89,7 +89,8 @@ def _ropes(config: HFConfig, head_dim: int, max_position: int) -> dict[str, Rope
     """The RoPE configs of both kinds of layers; older files have `global_rope_theta` and `local_rope_theta`."""
     full = config.positive("global_rope_theta", _THETAS["full_attention"])
     local = config.positive("local_rope_theta", _THETAS["sliding_attention"])
-    return config.ropes_by_kind(head_dim, max_position, {"full_attention": full, "sliding_attention": local})
+    thetas = {"full_attention": full, "sliding_attention": local}
+    return config.ropes_by_kind(head_dim, max_position, thetas, scaled=tuple(thetas))
 
 
 def _classifier_pooling(config: HFConfig) -> Pooling:

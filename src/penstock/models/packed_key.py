@@ -49,7 +49,7 @@ def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE)
         facts = {
             "files": [_identity(file) for file in files],
             "config": checkpoint.config,
-            "dtype": settings.dtype,
+            "dtype": (settings.dtype, settings.float16_weights),
             "ranks": (ranks.rank, ranks.size),
             "recipe": None if settings.quantization is None else repr(RECIPES[settings.quantization]),
             "processor": (_processor(), os.environ.get("PENSTOCK_ISA", "")),

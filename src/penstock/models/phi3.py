@@ -24,13 +24,13 @@ def phi3_spec(config: HFConfig) -> ModelSpec:
 
 def _rope(config: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
     """The RoPE config; older files name `longrope` "su" or "yarn"."""
-    given = config.find("rope_parameters", dict) or config.find("rope_scaling", dict) or {}
-    kind = given.get("rope_type", given.get("type", "default"))
     common = {
         "rope_theta": config.positive("rope_theta", 10000.0),
         "partial_rotary_factor": config.positive("partial_rotary_factor", 1.0),
         "original_max_position_embeddings": config.size("original_max_position_embeddings", 4096),
     }
+    given = config.rope_settings(common)
+    kind = given.get("rope_type", given.get("type", "default"))
     known = {"rope_type": "longrope"} if kind in ("su", "yarn") else {}
     rope = config.rope_of({**common, **given, **known}, head_dim, max_position)
     check_rotation(rope, head_dim, config)

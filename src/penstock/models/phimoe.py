@@ -54,11 +54,11 @@ def _with_bias(branch: Branch[PartT]) -> Branch[PartT]:
 
 
 def _rope(config: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
-    given = config.find("rope_parameters", dict) or config.find("rope_scaling", dict) or {}
     common = {
         "rope_theta": config.positive("rope_theta", 1e6),
         "original_max_position_embeddings": config.size("original_max_position_embeddings", 4096),
     }
+    given = config.rope_settings(common)
     plain = {key: value for key, value in given.items() if key not in _MSCALES}
     rope = config.rope_of({**common, **plain}, head_dim, max_position)
     check_rotation(rope, head_dim, config)

@@ -278,6 +278,7 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
         ops,
         getattr(torch, settings.dtype),
         torch.device(settings.device),
+        stored=torch.float16 if settings.float16_weights else None,
     )
     head = MTPHead(mtp, target, settings.max_model_len, factory)
     wanted = "|".join(map(re.escape, factory.parameters))
@@ -342,6 +343,7 @@ def _make_model(
         getattr(torch, settings.dtype),
         torch.device(settings.device),
         lookup,
+        stored=torch.float16 if settings.float16_weights else None,
         takes_adapters=settings.memory.adapters > 0,
     )
     model = make(spec, settings.max_model_len, factory)

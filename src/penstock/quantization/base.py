@@ -170,14 +170,17 @@ class WeightFactory:
         device: torch.device,
         lookup: Callable[[str], Packed | None] = lambda name: None,
         *,
+        stored: torch.dtype | None = None,
         takes_adapters: bool = False,
     ) -> None:
         """
         Args:
+            stored: dtype of floating-point matrices; None: `dtype`.
             takes_adapters: whether linear layers get LoRA tables.
             lookup: returns the packed form of a name in `made` from the cache of packed weights; None on a miss.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
+        self._stored = stored
         self.ranks = ops.exchange.ranks
         self.parameters: dict[str, Parameter] = {}
         """All checkpoint tensors required so far, by name."""
@@ -290,7 +293,9 @@ class WeightFactory:
         quantized.
         """
         format = self._method.format_of(f"{self._above}{name}") if self._method.rounds else FLOAT
-        return self.ops.new_weight(rows, columns, format, gated=False, dtype=self.dtype, device=self.device)
+        return self.ops.new_weight(
+            rows, columns, format, gated=False, dtype=self.dtype, stored=self._stored, device=self.device
+        )
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
         """Load the checkpoint's matrix `name` (without `.weight`) into the caller's own parameter.
@@ -439,6 +444,7 @@ class WeightFactory:
             gated=gated,
             activation=activation,
             dtype=self.dtype,
+            stored=self._stored,
             device=self.device,
             precise=self._is_precise(format),
         )

@@ -43,6 +43,7 @@ class PackedWeight:
         gated: bool,
         activation: Activation | None,
         dtype: torch.dtype,
+        stored: torch.dtype | None = None,
         precise: bool = False,
     ) -> None:
         self._library = library
@@ -50,7 +51,7 @@ class PackedWeight:
         self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = torch.float32
         self._dtype = dtype
-        self._weight = WeightStruct(_kind_of(format, dtype, library), gated, rows, columns)
+        self._weight = WeightStruct(_kind_of(format, dtype, stored or dtype, library), gated, rows, columns)
         if format is not FLOAT:
             _describe(format, self._weight)
         integers = format is not FLOAT and format.value == "integer"
@@ -199,11 +200,11 @@ def activation_code(activation: Activation | None) -> int:
     return _ACTIVATIONS.index(activation)
 
 
-def _kind_of(format: WeightFormat, dtype: torch.dtype, library: Library) -> int:
+def _kind_of(format: WeightFormat, dtype: torch.dtype, stored: torch.dtype, library: Library) -> int:
     by_bfloat16 = dtype is torch.bfloat16 and library.multiplies_bfloat16
     if format is FLOAT:
         bfloat16 = _BFLOAT12 if by_bfloat16 else _BFP16
-        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _FLOAT16}[dtype]
+        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _FLOAT16}[stored]
     if format.value == "e4m3":
         return _FLOAT8_BY_16 if by_bfloat16 else _FLOAT8
     return _INTEGERS
@@ -233,11 +234,20 @@ class LinearKernels:
         gated: bool,
         activation: Activation | None = None,
         dtype: torch.dtype,
+        stored: torch.dtype | None = None,
         device: torch.device,
         precise: bool = False,
     ) -> PackedWeight:
         """See `NewWeight`."""
         assert device.type == "cpu"
         return PackedWeight(
-            self._library, rows, columns, format, gated=gated, activation=activation, dtype=dtype, precise=precise
+            self._library,
+            rows,
+            columns,
+            format,
+            gated=gated,
+            activation=activation,
+            dtype=dtype,
+            stored=stored,
+            precise=precise,
         )

@@ -27,6 +27,7 @@ class ReferenceWeight:
         gated: bool,
         activation: Activation | None = None,
         dtype: torch.dtype,
+        stored: torch.dtype | None = None,
         device: torch.device,
         precise: bool = False,
     ) -> None:
@@ -36,7 +37,8 @@ class ReferenceWeight:
         self.bias_dtype = dtype
         self._dtype = dtype
         groups = 0 if format is FLOAT else format.num_groups(columns)
-        self._values = torch.empty(rows, columns, dtype=dtype if format is FLOAT else torch.uint8, device=device)
+        kept = stored or dtype if format is FLOAT else torch.uint8
+        self._values = torch.empty(rows, columns, dtype=kept, device=device)
         self._scales = torch.empty(rows, groups, device=device)
         self._offsets = torch.empty(rows, groups, device=device)
         self._row_scales = torch.empty(rows, 1 if groups else 0, device=device)
@@ -58,7 +60,7 @@ class ReferenceWeight:
 
     def lookup(self, row_ids: Tensor) -> Tensor:
         if self.format is FLOAT:
-            return self._values.index_select(0, row_ids)
+            return self._values.index_select(0, row_ids).to(self._dtype)
         return self._dequantized(row_ids).to(self._dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
@@ -71,7 +73,7 @@ class ReferenceWeight:
 
     def _products(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.format is FLOAT:
-            return F.linear(x, self._values, bias)
+            return F.linear(x, self._values.to(x.dtype), bias)
         rounded = x.float()
         if self.format.value == "integer":
             rounded = as_two_int8(rounded) if self._precise else as_int8(rounded, self.format.x_group)

@@ -100,6 +100,7 @@ class NewWeight(Protocol):
 
     `precise`: activations are quantized to 15 bits instead of 8 for integer formats, at twice the work and the same
     memory traffic.
+    `stored`: dtype of the elements of a floating-point weight; None: `dtype`, the model's.
     """
 
     def __call__(
@@ -111,6 +112,7 @@ class NewWeight(Protocol):
         gated: bool,
         activation: Activation | None = None,
         dtype: torch.dtype,
+        stored: torch.dtype | None = None,
         device: torch.device,
         precise: bool = False,
     ) -> Weight: ...
