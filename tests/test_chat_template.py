@@ -122,6 +122,24 @@ def test_a_caller_that_leaves_takes_its_rendering_along(make):
     asyncio.run(main())
 
 
+def test_a_caller_that_leaves_costs_others_neither_its_turn_nor_their_process(make):
+    templates = make(HOSTILE.replace("{hostile}", "{% for i in range(99999) %}{% endfor %}"))
+
+    async def main() -> None:
+        assert await render_from_loop(templates, "hello") == "hello"
+        worker = templates._short._worker
+        leaving = [asyncio.ensure_future(render_from_loop(templates, "now")) for _ in range(200)]
+        await asyncio.sleep(0.001)
+        for call in leaving:
+            call.cancel()
+        began = time.monotonic()
+        assert await render_from_loop(templates, "hello") == "hello"
+        assert time.monotonic() - began < 0.5
+        assert templates._short._worker is worker
+
+    asyncio.run(main())
+
+
 def test_a_process_that_was_killed_from_outside_is_replaced(make):
     templates = make(PLAIN)
     assert render(templates, "hello") == "hello"

@@ -60,6 +60,58 @@ def test_a_cgroup_without_a_limit_changes_nothing(tmp_path: Path) -> None:
     assert free_memory(tmp_path / "meminfo", tmp_path) == 2048 * 1024
 
 
+UNIT = "0::/system.slice/penstock.service\n"
+CONTAINER = "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/docker/abc\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "folder"),
+    [
+        (UNIT, ""),
+        (UNIT, "system.slice"),
+        (UNIT, "system.slice/penstock.service"),
+        ("0::/../outside\n", ""),
+        ("0::/a:b\n", "a:b"),
+    ],
+)
+def test_each_cgroup_of_the_process_limits_memory_and_cores(tmp_path: Path, membership: str, folder: str) -> None:
+    write(tmp_path, meminfo=MEMINFO, membership=membership)
+    write(tmp_path / "fs" / folder, memory_max="1000000\n", memory_current="600000\n", cpu_max="100000 100000\n")
+    write(tmp_path / "fs" / "other.slice", memory_max="1\n", memory_current="1\n", cpu_max="1 100000\n")
+    assert free_memory(tmp_path / "meminfo", tmp_path / "fs", tmp_path / "membership") == 400_000
+    assert physical_cores(tmp_path, tmp_path / "fs", tmp_path / "membership") == 1
+
+
+def test_the_narrowest_cgroup_counts(tmp_path: Path) -> None:
+    write(tmp_path, meminfo=MEMINFO, membership=UNIT)
+    write(tmp_path / "fs" / "system.slice", memory_max="1000000\n", memory_current="600000\n")
+    write(tmp_path / "fs" / "system.slice/penstock.service", memory_max="900000\n", memory_current="100000\n")
+    assert free_memory(tmp_path / "meminfo", tmp_path / "fs", tmp_path / "membership") == 400_000
+
+
+@pytest.mark.parametrize("folder", ["", "docker", "docker/abc"])
+def test_cgroups_of_version_1_limit_memory_and_cores(tmp_path: Path, folder: str) -> None:
+    write(tmp_path, meminfo=MEMINFO, membership=CONTAINER)
+    memory, cpu = tmp_path / "fs/memory" / folder, tmp_path / "fs/cpu" / folder
+    for path, files in (
+        (memory, {"memory.limit_in_bytes": "500000", "memory.usage_in_bytes": "200000"}),
+        (cpu, {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"}),
+    ):
+        path.mkdir(parents=True)
+        for name, text in files.items():
+            (path / name).write_text(text)
+    assert free_memory(tmp_path / "meminfo", tmp_path / "fs", tmp_path / "membership") == 300_000
+    assert physical_cores(tmp_path, tmp_path / "fs", tmp_path / "membership") == 1
+
+
+def test_a_cgroup_of_version_1_without_a_quota_limits_no_cores(tmp_path: Path) -> None:
+    folder = tmp_path / "cpu"
+    folder.mkdir()
+    (folder / "cpu.cfs_quota_us").write_text("-1")
+    (folder / "cpu.cfs_period_us").write_text("100000")
+    assert physical_cores(tmp_path, tmp_path) == len(os.sched_getaffinity(0))
+
+
 def lay_out(tmp_path: Path, nodes: dict[int, str], threads_of: dict[int, str]) -> tuple[Path, Path]:
     for node, cpus in nodes.items():
         (tmp_path / f"node{node}").mkdir()

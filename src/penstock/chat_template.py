@@ -24,6 +24,8 @@ MEMORY_BYTES = 512 * 2**20
 """Address space of a rendering process; the interpreter itself takes about 30 MB."""
 PATIENCE = 60.0
 """Seconds to wait for a rendering process which gets no processor."""
+ABANDONED_SECONDS = 0.25
+"""Seconds that a rendering whose caller has left may go on: to kill its process costs the next caller as much."""
 TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
 """First byte of a rendering process's answer: the prompt follows, the reason of a refusal, or out of memory."""
 
@@ -92,10 +94,8 @@ class ChatTemplates:
         name, given = self._request(messages, tools, add_generation_prompt, variables)
         if _is_long(given):
             frame = await asyncio.to_thread(_frame, name, given)
-            async with self._long_lock:
-                return await self._long.render_from_loop(frame)
-        async with self._short_lock:
-            return await self._short.render_from_loop(_frame(name, given))
+            return await _render_in_turn(self._long_lock, self._long, frame)
+        return await _render_in_turn(self._short_lock, self._short, _frame(name, given))
 
     def close(self) -> None:
         """End the processes, whatever they are doing; nothing can be rendered any more."""
@@ -145,6 +145,18 @@ def longest_prompt(request_bytes: int) -> int:
 
 def _longest_answer(frame: bytes) -> int:
     return 1 + 4 * longest_prompt(len(frame))
+
+
+async def _render_in_turn(lock: asyncio.Lock, process: "_Process", frame: bytes) -> str:
+    """Render once the process is free. A caller that is cancelled leaves the queue."""
+    await lock.acquire()
+    rendering = asyncio.ensure_future(process.render_from_loop(frame))
+    rendering.add_done_callback(lambda _: lock.release())
+    try:
+        return await asyncio.shield(rendering)
+    except asyncio.CancelledError:
+        asyncio.get_running_loop().call_later(ABANDONED_SECONDS, rendering.cancel)
+        raise
 
 
 class _Process:

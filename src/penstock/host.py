@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
@@ -97,28 +98,47 @@ def _cores(cpus: list[int], folder: Path) -> list[list[int]]:
     return list(cores.values())
 
 
-def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
-    """Physical cores among the logical ones that this process may run on, within its cgroup's quota."""
+def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
+    """Physical cores among the logical ones that this process may run on, within its cgroups' quotas."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = {_read(cpus / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in allowed}
-    quota = _cpu_quota(cgroup)
-    return max(1, len(siblings) if quota is None else min(len(siblings), int(quota)))
+    return max(1, min([len(siblings), *map(int, _cpu_quotas(cgroup, membership))]))
 
 
-def _cpu_quota(cgroup: Path) -> float | None:
-    """Cores' worth of time that the cgroup grants, or None where it sets no limit."""
-    text = _read(cgroup / "cpu.max")
-    if text is None or text.startswith("max"):
-        return None
-    quota, period = text.split()
-    return int(quota) / int(period)
+def _cpu_quotas(cgroup: Path, membership: Path) -> Iterator[float]:
+    """Cores' worth of time that each cgroup with a limit grants."""
+    for folder in _cgroups(cgroup, membership, ""):
+        limit = (_read(folder / "cpu.max") or "max").split()
+        if limit[0] != "max":
+            yield int(limit[0]) / int(limit[1])
+    for folder in _cgroups(cgroup, membership, "cpu"):
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota and period and int(quota) > 0:
+            yield int(quota) / int(period)
 
 
-def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes that a process may still take: what the system has available, within the cgroup's limit."""
-    free = _available(meminfo)
-    limit, used = _cgroup_memory(cgroup)
-    return free if limit is None else max(0, min(free, limit - used))
+def _cgroups(cgroup: Path, membership: Path, controller: str) -> list[Path]:
+    """Folders of this process's cgroup and its ancestors, the root first: each of them may set a limit.
+
+    In a container, the path may be the host's; only the root is then found, which is the container's own.
+
+    Args:
+        membership: the file /proc/self/cgroup.
+        controller: of version 1; "" for version 2.
+    """
+    folders = [cgroup / controller]
+    for line in (_read(membership) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = [name for name in path.split("/") if name]
+        if controller in controllers.split(",") and ".." not in names:
+            for name in names:
+                folders.append(folders[-1] / name)
+    return folders
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
+    """Bytes that a process may still take: what the system has available, within its cgroups' limits."""
+    return max(0, min([_available(meminfo), *_free_in_cgroups(cgroup, membership)]))
 
 
 def _available(meminfo: Path) -> int:
@@ -128,18 +148,18 @@ def _available(meminfo: Path) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_memory(cgroup: Path) -> tuple[int | None, int]:
-    """(limit or None, bytes in use that the kernel cannot drop) of cgroup version 2 or 1."""
-    for limit_file, used_file, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+def _free_in_cgroups(cgroup: Path, membership: Path) -> Iterator[int]:
+    """What each cgroup with a limit has left, of version 2 or 1; the kernel can drop inactive files."""
+    for controller, limit_file, used_file, cache_key in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit, used = _read(cgroup / limit_file), _read(cgroup / used_file)
-        if limit is not None and used is not None and limit != "max":
-            stat = _read((cgroup / limit_file).with_name("memory.stat")) or ""
-            cached = next((int(line.split()[1]) for line in stat.splitlines() if line.startswith(cache_key + " ")), 0)
-            return int(limit), int(used) - cached
-    return None, 0
+        for folder in _cgroups(cgroup, membership, controller):
+            limit, used = _read(folder / limit_file), _read(folder / used_file)
+            if limit is not None and used is not None and limit != "max":
+                lines = (_read(folder / "memory.stat") or "").splitlines()
+                cached = next((int(line.split()[1]) for line in lines if line.startswith(cache_key + " ")), 0)
+                yield int(limit) - int(used) + cached
 
 
 def _read(path: Path) -> str | None:

@@ -1,6 +1,7 @@
 """The engine's process, driven by hand over its sockets."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -222,3 +223,20 @@ def test_the_private_folder_of_the_sockets_goes_with_the_link():
 def test_an_exit_is_told_in_words():
     assert describe_exit(3) == "exited with code 3"
     assert describe_exit(-9) == "was killed by SIGKILL"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+def test_an_engine_that_hangs_while_it_loads_ends_with_its_server(tmp_path):
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.hanging_engine", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        assert server.stdout is not None
+        engine = int(server.stdout.readline())
+        wait_until((tmp_path / "hangs").exists)
+        server.kill()
+    try:
+        wait_until(lambda: not alive(engine), 10)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGKILL)

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from penstock.errors import ShuttingDownError
 from penstock.frontend.large_work import LargeWork
 
 MB = 2**20
@@ -102,6 +103,19 @@ def test_a_caller_that_leaves_gives_its_place_to_others_but_not_before_its_threa
         jobs.end("last")
         assert await last == "last"
         assert jobs.began == ["running", "last"]
+
+    run(talk)
+
+
+def test_work_that_waits_when_the_server_ends_is_refused():
+    async def talk(jobs, work):
+        running, waiting = jobs.start("running", 4 * MB), jobs.start("waiting", 4 * MB)
+        await jobs.until("running")
+        jobs.end("running")
+        await asyncio.to_thread(work.close)
+        with pytest.raises(ShuttingDownError):
+            await waiting
+        assert await running == "running"
 
     run(talk)
 

@@ -192,6 +192,25 @@ def test_structured_calls_whose_clients_have_left_hold_no_other_key_up(limited):
     assert time.monotonic() - begin < 6  # 20 s, when each of the 20 was checked
 
 
+def test_conversations_whose_clients_have_left_hold_nobody_up(limited):
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "x"} for i in range(2501)]
+
+    def chat():
+        body = {"messages": turns[:1], "max_tokens": 2}
+        return fetch.post(f"{limited.url}/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-quiet"})
+
+    def lines():
+        return [line for line in limited.log if "/v1/chat/completions" in line]
+
+    assert chat().status_code == 200
+    for _ in range(28):
+        post_and_leave(limited, "/v1/chat/completions", {"messages": turns, "max_tokens": 2})
+    wait_until(lambda: len(lines()) == 29)
+    assert sum("failure=client_gone" in line for line in lines()) > 20
+    assert chat().status_code == 200
+    assert not any("Traceback" in line for line in limited.log)
+
+
 def test_the_log_tells_at_the_start_how_many_keys_share_the_cache(limited):
     assert sum("4 API keys share one prefix cache" in line for line in limited.log) == 1
 

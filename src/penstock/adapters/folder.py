@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import operator
 import os
 import re
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.adapters.peft import CONFIG_FILE, PeftConfig
-from penstock.errors import AdapterError, shown
+from penstock.errors import AdapterError, ConfigError, shown
 from penstock.request import Adapter
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -18,7 +20,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 _MAX_HEADER_BYTES = 32 * 2**20
-_TYPES = ("F32", "BF16", "F16")
+_TYPES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Bytes of an element."""
 _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
 
 
@@ -111,7 +114,7 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
         maps = _maps(config, _shapes(file), model)
         elements = sum(one.rank * sum(model.matrices[one.matrix]) for one in maps)
         return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps)
-    except AdapterError as error:
+    except ConfigError as error:
         raise AdapterError(f"the adapter {name!r} cannot be used: {error}") from None
     except OSError as error:
         raise AdapterError(f"the adapter {name!r} cannot be read: {error}") from None
@@ -134,17 +137,34 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
             raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short")
         try:
             header = json.loads(opened.read(length))
-            return {name: _shape(name, of, size - 8 - length) for name, of in header.items() if name != "__metadata__"}
-        except (ValueError, KeyError, TypeError, AttributeError):
+            header.pop("__metadata__", None)
+            _check_spans(header, size - 8 - length)
+            return {name: _shape(name, of) for name, of in header.items()}
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             raise AdapterError(f"{WEIGHTS_FILE} is damaged: its header cannot be read") from None
 
 
-def _shape(name: str, of: Mapping[str, Any], size: int) -> tuple[int, ...]:
+def _check_spans(header: Mapping[str, Mapping[str, Any]], size: int) -> None:
+    """
+    Raises:
+        AdapterError: two tensors overlap, or one lies outside of the file's data.
+    """
+    place = 0
+    for (begin, end), name in sorted((of["data_offsets"], name) for name, of in header.items()):
+        if not place <= begin <= end <= size:
+            fault = "lies beyond its end" if end > size else "overlaps another tensor"
+            raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short: {name} {fault}")
+        place = end
+
+
+def _shape(name: str, of: Mapping[str, Any]) -> tuple[int, ...]:
     if of["dtype"] not in _TYPES:
-        raise AdapterError(f"{name} is of type {of['dtype']}; {', '.join(_TYPES)} are supported")
-    if not 0 <= of["data_offsets"][0] <= of["data_offsets"][1] <= size:
-        raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short: {name} lies beyond its end")
-    return tuple(int(length) for length in of["shape"])
+        raise AdapterError(f"{name} is of type {shown(of['dtype'])}; {', '.join(_TYPES)} are supported")
+    begin, end = of["data_offsets"]
+    shape = tuple(map(operator.index, of["shape"]))
+    if math.prod(shape) * _TYPES[of["dtype"]] != end - begin:
+        raise AdapterError(f"{WEIGHTS_FILE} is damaged: {name} has {end - begin} bytes, not those of {shown(shape)}")
+    return shape
 
 
 def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adaptable) -> tuple[AdaptedMap, ...]:

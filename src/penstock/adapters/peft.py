@@ -2,16 +2,26 @@
 
 import math
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+from penstock.adapters.name_pattern import MAX_STATES, NamePattern, starts
 from penstock.checkpoint import read_json
 from penstock.errors import AdapterError, shown
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 256
+
+MAX_LISTED = 4096
+"""Maximum entries of a list of modules or patterns: each module of the model is compared with all of them."""
+_LAYER = re.compile(r"\.(\d+)(?=\.)")
+
+T = TypeVar("T")
+Names = NamePattern | Literal["all-linear"] | tuple[str, ...]
+"""An expression for whole names, all linear maps, or a list of names or of their last components."""
 
 _INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Supported initializations. Others also modify the model, and the folder does not contain how."""
@@ -52,14 +62,13 @@ class PeftConfig:
     rank: int
     alpha: float
     rslora: bool
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
-    targets: str | tuple[str, ...]
-    """A regular expression for whole names, `all-linear`, or a list of names or of their last components."""
-    excluded: str | tuple[str, ...]
+    rank_pattern: Mapping[NamePattern, int]
+    alpha_pattern: Mapping[NamePattern, float]
+    targets: Names
+    excluded: Names
     layers: tuple[int, ...]
     """Indices of the layers that the adapter modifies; (): all."""
-    layers_pattern: tuple[str, ...]
+    layers_pattern: tuple[NamePattern, ...]
 
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
@@ -88,12 +97,12 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's weights."""
-        return self.rank_pattern.get(_key_for(module, self.rank_pattern), self.rank)
+        return _value_for(module, self.rank_pattern, self.rank)
 
     def scale_of(self, module: str) -> float:
         """The factor on B (A x)."""
         rank = self.rank_of(module)
-        alpha = self.alpha_pattern.get(_key_for(module, self.alpha_pattern), self.alpha)
+        alpha = _value_for(module, self.alpha_pattern, self.alpha)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
     def has(self, module: str) -> bool:
@@ -103,23 +112,32 @@ class PeftConfig:
         if self.targets == "all-linear":
             return True
         found = _is_named(module, self.targets)
-        if not found or isinstance(self.targets, str) or not self.layers or module in self.targets:
+        if not found or not isinstance(self.targets, tuple) or not self.layers or module in self.targets:
             return found
-        patterns = self.layers_pattern or (r"[^.]*",)
-        numbers = (re.match(rf"(?:^|.*?\.)(?:{pattern})\.(\d+)\.", module) for pattern in patterns)
-        number = next((found for found in numbers if found), None)
-        return number is not None and int(number[1]) in self.layers
+        return self._layer_of(module) in self.layers
+
+    def _layer_of(self, module: str) -> int | None:
+        """The number after the first components that match `layers_pattern`; without one, after any component."""
+        numbers = list(_LAYER.finditer(module))
+        if not self.layers_pattern:
+            return int(numbers[0][1]) if numbers else None
+        for pattern in self.layers_pattern:
+            for start in starts(module):
+                for number in numbers:
+                    if number.start() >= start and pattern.matches(module, start, number.start()):
+                        return int(number[1])
+        return None
 
 
-def _is_named(module: str, names: str | tuple[str, ...]) -> bool:
-    if isinstance(names, str):
-        return bool(names) and re.fullmatch(names, module) is not None
-    return module in names or any(module.endswith(f".{name}") for name in names)
+def _is_named(module: str, names: Names) -> bool:
+    if isinstance(names, tuple):
+        return module in names or any(module.endswith(f".{name}") for name in names)
+    return isinstance(names, NamePattern) and names.matches(module)
 
 
-def _key_for(module: str, patterns: Mapping[str, object]) -> str:
-    """The first pattern that matches the end of a name; empty if none does."""
-    return next((key for key in patterns if re.match(rf"(?:.*\.)?(?:{key})$", module)), "")
+def _value_for(module: str, patterns: Mapping[NamePattern, T], default: T) -> T:
+    """The value of the first pattern that matches the end of a name."""
+    return next((value for pattern, value in patterns.items() if pattern.matches_end(module)), default)
 
 
 def _check_neutral(config: Mapping[str, Any]) -> None:
@@ -139,7 +157,7 @@ def _rank(key: str, value: Any) -> int:
 
 
 def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
         raise AdapterError(f"{key} must be a number, not {shown(value)}")
     return float(value)
 
@@ -150,41 +168,39 @@ def _flag(key: str, value: Any) -> bool:
     return value
 
 
-def _patterns(config: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+def _patterns(config: Mapping[str, Any], key: str) -> list[tuple[NamePattern, Any]]:
     found = config.get(key) or {}
     if not isinstance(found, dict):
         raise AdapterError(f"{key} must be an object, not {shown(found)}")
-    for pattern in found:
-        _check_pattern(key, pattern)
-    return list(found.items())
+    _check_count(key, found)
+    patterns = [NamePattern(key, text) for text in found]
+    num_states = sum(pattern.num_states for pattern in patterns)
+    if num_states > MAX_STATES:
+        raise AdapterError(f"{key} has expressions of {num_states} characters together; at most {MAX_STATES}")
+    return list(zip(patterns, found.values(), strict=True))
 
 
-def _check_pattern(key: str, pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise AdapterError(f"{key} has {shown(pattern)}, which is not a regular expression: {error}") from None
+def _check_count(key: str, found: Sized) -> None:
+    if len(found) > MAX_LISTED:
+        raise AdapterError(f"{key} has {len(found)} entries; at most {MAX_LISTED}")
 
 
-def _names(config: Mapping[str, Any], key: str) -> str | tuple[str, ...]:
+def _names(config: Mapping[str, Any], key: str) -> Names:
     found = config.get(key) or ()
     if isinstance(found, str):
-        if found != "all-linear":
-            _check_pattern(key, found)
-        return found
+        return "all-linear" if found == "all-linear" else NamePattern(key, found)
     return _texts(key, found)
 
 
-def _pattern_list(found: Any) -> tuple[str, ...]:
-    patterns = (found,) if isinstance(found, str) and found else _texts("layers_pattern", found or ())
-    for pattern in patterns:
-        _check_pattern("layers_pattern", pattern)
-    return patterns
+def _pattern_list(found: Any) -> tuple[NamePattern, ...]:
+    texts = (found,) if isinstance(found, str) and found else _texts("layers_pattern", found or ())
+    return tuple(pattern for pattern, _ in _patterns({"layers_pattern": dict.fromkeys(texts)}, "layers_pattern"))
 
 
 def _texts(key: str, found: Any) -> tuple[str, ...]:
     if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
         raise AdapterError(f"{key} must be a text or a list of texts, not {shown(found)}")
+    _check_count(key, found)
     return tuple(found)
 
 

@@ -212,11 +212,20 @@ def _send(socket: "zmq.Socket[bytes]", message: FromEngine) -> None:
     socket.send(protocol.encode(message), zmq.NOBLOCK)
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, even if it is in a step or stopped.
+def _die_soon_after_parent() -> None:
+    """Have the kernel end this process `signal.SIGHUP` = 1 second after its parent, even if Python hangs.
 
-    Not called at the start: until the sockets are open at both ends this process must survive to remove their folder.
+    Until the sockets are open at both ends, this process must survive its parent to remove their folder. The handler is
+    C's `alarm`, which takes the signal's number for seconds: Python's handlers wait for the interpreter's lock.
     """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.signal(signal.SIGHUP, libc.alarm)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, even if it is in a step or stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -233,6 +242,7 @@ def main() -> int:
     """Run as `python -m penstock.engine.process`, with a `Launch` as the first line of standard input."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group or unit; the server decides
         signal.signal(ignored, signal.SIG_IGN)
+    _die_soon_after_parent()
     launch = protocol.decode_launch(read_first_line())
     threading.Thread(target=_exit_with_parent, args=(launch.folder,), name="parent-watch", daemon=True).start()
     return run_engine(launch)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from penstock.errors import ShuttingDownError
+
 T = TypeVar("T")
 
 MAX_BYTES = 8 * 2**20
@@ -34,11 +36,18 @@ class LargeWork:
         self._numbers = itertools.count()
         self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []  # due, number, size, turn
         self._threads = ThreadPoolExecutor(NUM_THREADS, "large-work")
+        self._is_closed = False
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """Run `work` on an input of `size` bytes in a thread."""
+        """Run `work` on an input of `size` bytes in a thread. A caller that is cancelled leaves the queue.
+
+        Raises:
+            ShuttingDownError: the server is shutting down.
+        """
         size = min(size, self._largest)
         await self._enter(size)
+        if self._is_closed:
+            raise ShuttingDownError("the server is shutting down")
         loop = asyncio.get_running_loop()
         done = self._threads.submit(work)
         # Released when the thread ends, not when the caller is cancelled: the thread continues.
@@ -73,4 +82,5 @@ class LargeWork:
 
     def close(self) -> None:
         """Start no further work, and wait for running work."""
+        self._is_closed = True
         self._threads.shutdown(cancel_futures=True)

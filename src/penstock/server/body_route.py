@@ -23,6 +23,7 @@ from penstock.frontend.large_work import LargeWork
 from penstock.sampling_params import RoundedNumber
 from penstock.server.body import Body, check_all_text, may_hold_half_a_pair, mend_conversation
 from penstock.server.call_context import UNKNOWN_FIELD, context_of
+from penstock.server.disconnect import cancelled_on_disconnect
 
 LARGE_BODY = 65_536
 """Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
@@ -52,6 +53,7 @@ class BodyRoute(APIRoute):
     """A route that validates its body before FastAPI does, and records which of its fields have no effect.
 
     Raises:
+        ClientGoneError: the client has disconnected while its large body waited to be validated.
         InvalidRequestError: a string outside of the conversation is not valid Unicode, or a field is unknown and the
             server refuses those (`--strict-fields`).
     """
@@ -66,7 +68,8 @@ class BodyRoute(APIRoute):
             with contextlib.suppress(ValueError, RecursionError):  # not JSON: FastAPI reports it
                 if len(raw) >= LARGE_BODY:
                     work: LargeWork = request.app.state.large_work
-                    checked = await work.run(len(raw), lambda: self._check(raw))
+                    with cancelled_on_disconnect(request.receive):
+                        checked = await work.run(len(raw), lambda: self._check(raw))
                 else:
                     checked = self._check(raw)
             if isinstance(checked, Body):

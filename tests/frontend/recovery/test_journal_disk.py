@@ -320,6 +320,8 @@ BROKEN_BLOBS = {
     "one bit": lambda blob: blob[:40] + bytes([blob[40] ^ 1]) + blob[41:],
     "another kind": lambda blob: b"\x01",
     "zeros": lambda blob: bytes(len(blob)),
+    "a number": lambda blob: 12345,
+    "a text": lambda blob: "12345",
 }
 
 
@@ -352,6 +354,32 @@ def test_a_damaged_record_is_set_aside_and_named_and_the_others_are_taken_up(tmp
     kept = edit(path, "SELECT request, part, content FROM damaged WHERE part IS NULL")
     assert kept == [("a", None, broken)]
     assert len(edit(path, "SELECT * FROM damaged")) == 4, "its outputs are kept too"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("call", 7), ("call", b"x"), ("position", "x"), ("alias", 7.5), ("accepted", b"x")]
+)
+def test_a_column_of_another_type_loses_its_request_alone(tmp_path, column, value):
+    path = tmp_path / "journal"
+    write_three(path)
+    edit(path, "DROP INDEX IF EXISTS requests_by_call")
+    edit(path, f"UPDATE requests SET {column} = CAST(? AS BLOB) WHERE id = 'a'", value)
+
+    async def read(journal):
+        metrics = Metrics()
+        journal.start(metrics)
+        assert [entry.call for entry in journal.unfinished()] == ["b"]
+        assert metrics.journal_damaged.values["request"] == 1
+
+    run(lambda: reopened(path, read))
+
+
+def test_a_schema_with_bytes_that_are_no_text_is_read(tmp_path):
+    path = tmp_path / "journal"
+    write_three(path)
+    edit(path, "CREATE TABLE another (value)")
+    path.write_bytes(path.read_bytes().replace(b"another", b"a\xffother"))
+    assert len(run(lambda: reopened(path, unfinished))) == 2
 
 
 @pytest.mark.parametrize("how", BROKEN_BLOBS)

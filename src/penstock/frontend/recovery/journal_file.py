@@ -118,6 +118,7 @@ class JournalFile:
     def _connect(self, *, may_be_truncated: bool = False) -> None:
         self._path.touch(mode=0o600)  # the file holds prompts and answers
         database = sqlite3.connect(self._path, timeout=0, isolation_level=None)
+        database.text_factory = lossy_text
         try:
             if may_be_truncated:
                 database.execute("PRAGMA writable_schema = ON")  # else SQLite reads none of it
@@ -135,7 +136,6 @@ class JournalFile:
                 f"it is {what}; this Penstock reads and writes journals of version 1 to {VERSION}: "
                 "name another file, or start the Penstock that wrote this one"
             )
-        database.text_factory = lossy_text
         self._database, self._prepared, self._is_new = database, False, not tables
 
     def _last_part(self) -> int:
@@ -364,7 +364,9 @@ class JournalFile:
             try:
                 record = decode_record(blob, request_id)
                 accepted, ended = float(accepted), None if ended is None else float(ended)
-            except ValueError as error:
+                if not (isinstance(call, str) and isinstance(position, int) and isinstance(alias, str | None)):
+                    raise ValueError("a column is of another type")
+            except (ValueError, TypeError) as error:
                 self._set_aside(Damage(request_id, None, str(error)), "request" if ended is None else "result")
                 continue
             entry = Entry(record, call, position, alias, accepted, ended)

@@ -175,8 +175,6 @@ def decode_response(blob: bytes) -> StoredResponse:
     Raises:
         ValueError: the row is damaged or of an unknown kind.
     """
-    if not isinstance(blob, bytes):
-        raise ValueError("it is no longer a blob")
     return _decode(blob, _decode_response)
 
 
@@ -185,6 +183,8 @@ def _with_checksum(content: bytes) -> bytes:
 
 
 def _decode(blob: bytes, decode: Callable[[bytes], T]) -> T:
+    if not isinstance(blob, bytes):  # SQLite stores the type with each value
+        raise ValueError("it is no longer a blob")
     content = blob
     if blob[:1] == _MARK:
         content = blob[_HEAD_BYTES:]

@@ -206,7 +206,7 @@ async def score(body: ScoreBody, call: CallOf) -> Response:
 
 async def json_response(call: Call, encode: Callable[[], bytes], size: int) -> Response:
     """A response with the bytes from `encode`, which runs off the event loop if it has many numbers (`size`)."""
-    made = await call.engine.large_work.run(size, encode) if size >= _MANY_NUMBERS else encode()
+    made = await call.run_off_loop(size, encode) if size >= _MANY_NUMBERS else encode()
     return Response(made, media_type="application/json")
 
 

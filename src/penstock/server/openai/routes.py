@@ -95,9 +95,10 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
         params = completion_params(body)
         for position, prompt in enumerate(prompts(body)):
             await asyncio.sleep(0)  # there may be thousands: others come between them
-            text, token_ids = (
-                (prompt, await engine.prompts.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
-            )
+            with call.connected():
+                text, token_ids = (
+                    (prompt, await engine.prompts.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+                )
             request_id, priority = f"{head.id}-{position}", body.priority
             accepted.append(
                 await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)

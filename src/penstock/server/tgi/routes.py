@@ -106,7 +106,8 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
     messages = asked.template_messages(call.chat_format)
-    text = await call.engine.prompts.render_chat(messages, tools, asked.variables) + asked.prefill
+    with call.connected():
+        text = await call.engine.prompts.render_chat(messages, tools, asked.variables) + asked.prefill
     check_text(text, "messages")
     tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
@@ -133,7 +134,7 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
             pieces.append(msgspec.json.encode(tokens)[1:-1])
         return b"[" + b",".join(pieces) + b"]"
 
-    return await call.engine.large_work.run(len(text), encode)
+    return await call.run_off_loop(len(text), encode)
 
 
 @router.get("/info")
@@ -167,7 +168,8 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     if given.adapter_id is not None:
         call.choose_adapter(given.adapter_id)
     tokenizer = call.engine.prompts.need_tokenizer()
-    token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
+    with call.connected():
+        token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts, refuse_long=call.engine.refuses_long_max_tokens)
     with renamed_params({"structured": "grammar"}):
