@@ -106,6 +106,23 @@ def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
     return Checkpoint(path, name, config, config_file, defaults, task=wanted)
 
 
+def describe(checkpoint: Checkpoint) -> str:
+    """The model's name, family, format and size, in a line."""
+    config = checkpoint.config
+    if checkpoint.gguf is None:
+        files = weight_files(checkpoint.path)
+        quantization = config.get("quantization_config")
+        stored = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        form = f"safetensors {stored or config.get('dtype') or config.get('torch_dtype') or ''}".rstrip()
+    else:
+        files, form = list(checkpoint.gguf.files), "GGUF"
+    families = config.get("architectures")
+    family = families[0] if isinstance(families, list) and families else "unknown architecture"
+    size = sum(file.stat().st_size for file in files)
+    line = f"{checkpoint.name}: {family}, {form}, {size / 2**20:,.0f} MiB"
+    return line if line.isprintable() else shown(line)
+
+
 def resolve_path(model: str | None) -> Path:
     """The folder of a model, or its GGUF file: the demo model's for None, else what lies here, else a download.
 
