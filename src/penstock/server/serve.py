@@ -206,7 +206,9 @@ def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
     try:
         from penstock.server.tracing import CallTracer
     except ImportError as error:
-        raise ConfigError(f"otlp_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})") from None
+        raise ConfigError(
+            f"otlp_endpoint needs OpenTelemetry: pip install '.[otel]' in Penstock's source folder ({error})"
+        ) from None
     tracer = CallTracer(endpoint)
     try:
         yield tracer
