@@ -69,7 +69,7 @@ class Checkpoint:
     path: Path
     """The folder, or the GGUF file (of several, the first)."""
     name: str
-    """The hub id as given, else the folder's or the file's own name."""
+    """The hub id as given, else the name of the folder, the file, or the link to it that was given."""
     config: dict[str, Any]
     """The content of `config.json`, or its equivalent for a GGUF file."""
     config_file: Path
@@ -214,7 +214,7 @@ def _name(model: str | None, path: Path) -> str:
         return DEMO_NAME
     given = os.path.expanduser(model)
     if os.path.isdir(given):
-        return Path(given).resolve().name
+        return os.path.basename(os.path.abspath(given))  # a link's own name, as in `current -> v12`
     return model_name(path) if os.path.exists(given) else model
 
 
