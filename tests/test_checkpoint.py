@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,19 @@ def test_a_damaged_json_file_is_named(tmp_path: Path, file: str, text: str) -> N
     (tmp_path / file).write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointError, match=file):
         open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("given", ["current", "current/", "./v12/../current"])
+def test_a_link_to_a_folder_is_called_by_its_own_name(
+    given: str, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "v12")
+    (tmp_path / "current").symlink_to("v12")
+    monkeypatch.chdir(tmp_path)
+    checkpoint = open_checkpoint(given)
+    assert (checkpoint.name, checkpoint.path) == ("current", (tmp_path / "v12").resolve())
+    monkeypatch.chdir(tmp_path / "v12")
+    assert open_checkpoint(".").name == "v12"
 
 
 def test_a_hub_id_that_cannot_be_downloaded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,15 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         assert not anchor or anchor in anchors(linked.read_text()), target
 
 
+def test_hints_to_install_an_extra_name_one_of_the_source_folder() -> None:
+    """The package is on no index: `pip install penstock[...]` fails, or is another package."""
+    extras = set(re.findall(r"^([a-z-]+) = \[", (ROOT / "pyproject.toml").read_text().split("optional-dep")[1], re.M))
+    for file in [*PAGES, *(ROOT / "src").rglob("*.py")]:
+        text = file.read_text()
+        assert "penstock[" not in text, file
+        assert set(re.findall(r"pip install [^\n]*'\.\[([a-z-]+)\]'", text)) <= extras, file
+
+
 def anchors(page: str) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)

@@ -5,10 +5,11 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import transformers
@@ -62,6 +63,42 @@ def test_prompts_are_answered_in_their_order_whether_text_or_token_ids(llm: LLM)
 def test_one_prompt_need_not_be_in_a_list(llm: LLM) -> None:
     assert len(llm.generate("hello", GREEDY)) == len(llm.generate([3, 4, 5], GREEDY)) == 1
     assert llm.generate([], GREEDY) == []
+
+
+def test_prompts_may_be_an_array_or_an_iterator(llm: LLM) -> None:
+    expected = [output.outputs for output in llm.generate(["hello", "fox"], GREEDY)]
+    for prompts in (np.array(["hello", "fox"]), (text for text in ("hello", "fox")), ("hello", "fox")):
+        assert [output.outputs for output in llm.generate(prompts, GREEDY)] == expected  # type: ignore[arg-type]
+    ids = llm.generate([3, 4, 5], GREEDY)[0].outputs
+    assert llm.generate(np.array([3, 4, 5]), GREEDY)[0].outputs == ids  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda llm: llm.generate(7), "prompts must be a text, token ids, or a list of these; not int"),
+        (lambda llm: llm.generate({"a": 1}), "not dict"),
+        (lambda llm: llm.generate(b"hello"), "not bytes"),
+        (lambda llm: llm.generate([None]), "the prompt must be text or a list of token ids, not NoneType"),
+        (lambda llm: llm.generate("hello", {"max_tokens": 5}), r"not dict: SamplingParams\(\*\*params\)"),
+        (lambda llm: llm.generate(["hello"], ["greedy"]), "params must be SamplingParams, not str"),
+        (lambda llm: llm.stream("hello", {"max_tokens": 5}), "params must be SamplingParams, not dict"),
+        (lambda llm: llm.stream(7), "the prompt must be text"),
+        (lambda llm: llm.chat("hello"), "messages must be a list of messages such as"),
+        (lambda llm: llm.chat({"role": "user", "content": "hello"}), "messages must be a list of messages such as"),
+        (lambda llm: llm.chat(["hello"]), "messages must be a list of messages such as"),
+        (lambda llm: llm.chat([["hello"]]), "messages must be a list of messages such as"),
+        (lambda llm: llm.chat(None), "messages must be a list of messages such as"),
+        (lambda llm: llm.chat([{"role": "user", "content": "x"}], "greedy"), "params must be SamplingParams, not str"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_by_name(llm: LLM, call: Callable[[LLM], object], told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        call(llm)
+
+
+def test_it_shows_what_it_is(llm: LLM, tiny_llama: Path) -> None:
+    assert repr(llm) == f"LLM({tiny_llama.name!r}, dtype='float32', max_model_len=512)"
 
 
 def test_a_request_has_its_times(llm: LLM) -> None:

@@ -1,5 +1,6 @@
 import math
 
+import pydantic
 import pytest
 
 from penstock.errors import InvalidRequestError
@@ -117,3 +118,12 @@ def test_a_schema_is_kept_as_json_text_in_its_order():
     assert Structured.json_schema(schema).text == '{"b": {"type": "string"}, "a": "ü"}'
     with pytest.raises(InvalidRequestError, match="cannot be JSON"):
         Structured.json_schema({"a": object()})
+
+
+def test_a_pydantic_class_is_its_schema() -> None:
+    class Person(pydantic.BaseModel):
+        name: str
+
+    assert Structured.json_schema(Person) == Structured.json_schema(Person.model_json_schema())
+    with pytest.raises(InvalidRequestError, match="the schema cannot be JSON"):
+        Structured.json_schema(int)

@@ -70,7 +70,7 @@ class Checkpoint:
     path: Path
     """The folder, or the GGUF file (of several, the first)."""
     name: str
-    """The hub id as given, else the folder's or the file's own name."""
+    """The hub id as given, else the name of the folder, the file, or the link to it that was given."""
     config: dict[str, Any]
     """The content of `config.json`, or its equivalent for a GGUF file."""
     config_file: Path
@@ -105,6 +105,23 @@ def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
     generation = read_json(generation_file) or {}
     defaults = _generation_defaults(generation, config, generation_file, config_file)
     return Checkpoint(path, name, config, config_file, defaults, task=wanted)
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """The model's name, family, format and size, in a line."""
+    config = checkpoint.config
+    if checkpoint.gguf is None:
+        files = weight_files(checkpoint.path)
+        quantization = config.get("quantization_config")
+        stored = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        form = f"safetensors {stored or config.get('dtype') or config.get('torch_dtype') or ''}".rstrip()
+    else:
+        files, form = list(checkpoint.gguf.files), "GGUF"
+    families = config.get("architectures")
+    family = families[0] if isinstance(families, list) and families else "unknown architecture"
+    size = sum(file.stat().st_size for file in files)
+    line = f"{checkpoint.name}: {family}, {form}, {size / 2**20:,.0f} MiB"
+    return line if line.isprintable() else shown(line)
 
 
 def resolve_path(model: str | None) -> Path:
@@ -198,7 +215,7 @@ def _name(model: str | None, path: Path) -> str:
         return DEMO_NAME
     given = os.path.expanduser(model)
     if os.path.isdir(given):
-        return Path(given).resolve().name
+        return os.path.basename(os.path.abspath(given))  # a link's own name, as in `current -> v12`
     return model_name(path) if os.path.exists(given) else model
 
 

@@ -238,6 +238,35 @@ _SECTIONS: dict[str, type] = {
 }
 
 
+FOREIGN_OPTIONS = {
+    "ctx_size": "max_model_len",
+    "context_length": "max_model_len",
+    "n_ctx": "max_model_len",
+    "gpu_memory_utilization": "kv_cache_memory",
+    "mem_fraction_static": "kv_cache_memory",
+    "gpu_layers": "device",
+    "n_gpu_layers": "device",
+    "n_threads": "threads",
+    "batch_size": "max_num_batched_tokens",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "n_batch": "max_num_batched_tokens",
+    "max_running_requests": "max_num_seqs",
+    "parallel": "max_num_seqs",
+    "num_shard": "tensor_parallel_size",
+    "tp": "tensor_parallel_size",
+    "tp_size": "tensor_parallel_size",
+    "hf_repo": "model",
+    "model_id": "model",
+    "model_path": "model",
+    "draft_model": "speculative_model",
+    "model_draft": "speculative_model",
+    "lora": "adapter",
+    "lora_modules": "adapter",
+    "quantize": "quantization",
+}
+"""Options of vLLM, SGLang, llama.cpp and TGI, and those that are here in their place."""
+
+
 def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
     """Each engine option, as (section of `EngineConfig`, dataclass field)."""
     for section, cls in _SECTIONS.items():
@@ -246,6 +275,8 @@ def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
 
 
 def _nearest(name: str, known: dict[str, Any]) -> str:
+    if name in FOREIGN_OPTIONS:
+        return f"; here it is {FOREIGN_OPTIONS[name]!r}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
 

@@ -8,7 +8,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -137,10 +137,9 @@ class LLM:
         Raises:
             InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
         """
-        one = not messages or isinstance(messages[0], Mapping)
         asked = [
             Conversation([dict(message) for message in conversation], tools or Tools(()), template)
-            for conversation in cast("Sequence[Sequence[Message]]", [messages] if one else messages)
+            for conversation in _conversations(messages)
         ]
         prompts = [
             self.encode_chat(
@@ -245,6 +244,7 @@ class LLM:
         Raises:
             InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
         """
+        _check_params(params)
         if params is not None:
             params.check_streamable()
         pending = self._accept(prompt, params, adapter)
@@ -299,6 +299,12 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        if self._core is None:
+            return "LLM(closed)"
+        info = self._core.info
+        return f"LLM({info.model_name!r}, dtype={info.dtype!r}, max_model_len={info.max_model_len})"
 
     @property
     def _engine(self) -> "Core":
@@ -429,11 +435,47 @@ def _side(truncate: bool) -> Side | None:
 
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     """The parameters of each of `count` prompts."""
-    if not isinstance(params, Sequence):
-        return [params] * count
-    if len(params) != count:
-        raise InvalidRequestError(f"{count} prompts, but {len(params)} sampling parameters", "params")
-    return list(params)
+    listed: list[SamplingParams | None] = []
+    if isinstance(params, Sequence) and not isinstance(params, str):
+        listed.extend(params)
+    else:
+        listed = [params] * count
+    if len(listed) != count:
+        raise InvalidRequestError(f"{count} prompts, but {len(listed)} sampling parameters", "params")
+    for one in listed:
+        _check_params(one)
+    return listed
+
+
+def _check_params(params: object) -> None:
+    """
+    Raises:
+        InvalidRequestError: it is neither None nor `SamplingParams`.
+    """
+    if params is not None and not isinstance(params, SamplingParams):
+        hint = ": SamplingParams(**params) makes them of a dict" if isinstance(params, Mapping) else ""
+        raise InvalidRequestError(f"params must be SamplingParams, not {type(params).__name__}{hint}", "params")
+
+
+def _conversations(messages: object) -> "list[list[Message]]":
+    """One conversation or several, as a list of conversations.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    listed = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (str, Mapping)) else None
+    if listed is not None and all(isinstance(message, Mapping) for message in listed):
+        return [listed]
+    conversations = [
+        list(one) for one in listed or () if isinstance(one, Iterable) and not isinstance(one, (str, bytes, Mapping))
+    ]
+    is_whole = listed is not None and len(conversations) == len(listed)
+    if not is_whole or not all(isinstance(message, Mapping) for one in conversations for message in one):
+        raise InvalidRequestError(
+            'messages must be a list of messages such as {"role": "user", "content": "hello"}, or a list of such lists',
+            "messages",
+        )
+    return conversations
 
 
 def _each_adapter(adapter: str | Sequence[str | None] | None, count: int) -> list[str | None]:
@@ -462,7 +504,16 @@ def _bar(total: int) -> "tqdm[Any]":
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts as a list; a single text or list of token ids is one prompt."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast("Sequence[Prompt]", prompts))
+    """The prompts as a list; a single text or list of token ids is one prompt. Takes arrays and iterators, too.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError(
+            f"prompts must be a text, token ids, or a list of these; not {type(prompts).__name__}", "prompts"
+        )
+    listed = list(prompts.tolist() if hasattr(prompts, "tolist") else prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed

@@ -127,8 +127,10 @@ class Structured:
         return sum(map(len, (self.text, self.before, self.header, self.calls, *self.choices)))
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
-        """JSON that validates against a schema, which is given as an object or as JSON text."""
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str | type) -> "Structured":
+        """JSON that validates against a schema: an object, its JSON text, or a pydantic model class."""
+        if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
         try:
             check_exact(schema, "structured")
             text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, allow_nan=False)

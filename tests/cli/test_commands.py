@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,27 @@ def test_the_readmes_example_is_answered_by_the_demo_model() -> None:
     assert run.returncode == 0, run.stderr
     assert "95" in run.stdout
     assert "memory plan" in run.stderr
+
+
+def test_loading_is_told_at_once_and_at_its_end(tiny: list[str], tiny_llama: Path) -> None:
+    lines = penstock("generate", "hello", *tiny).stderr.splitlines()
+    assert re.fullmatch(rf"loading {tiny_llama.name}: LlamaForCausalLM, safetensors float32, \d+ MiB", lines[0])
+    assert re.fullmatch(r"ready in [\d.]+ s", lines[1])
+
+
+def test_the_weights_read_are_told_in_lines_every_few_seconds(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock.cli.loading.INTERVAL", 0.0)
+    monkeypatch.setattr("penstock.models.loader.MIN_PIECE_BYTES", 2**14)
+    options = ["--model", str(tiny_llama), "--packed-cache", "off", "--threads", "1", "--max-tokens", "1"]
+    assert main(["generate", "hello", *options]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "MiB of weights" in line]
+    read = [int(line.split()[1]) for line in told]
+    assert len(told) > 5
+    assert read == sorted(read)
+    total = (tiny_llama / "model.safetensors").stat().st_size >> 20
+    assert told[-1] == f"read {total} of {total} MiB of weights"
 
 
 def test_json_has_a_line_a_prompt(tiny: list[str]) -> None:
@@ -114,7 +136,8 @@ def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str]
     assert run.returncode == 2
     assert words in run.stderr
     assert "Traceback" not in run.stderr
-    assert len(run.stderr.strip().splitlines()) == 1
+    lines = [line for line in run.stderr.strip().splitlines() if not line.startswith("loading ")]
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

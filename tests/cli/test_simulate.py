@@ -36,6 +36,14 @@ def test_a_simulation_loads_no_torch(costs: list[str]) -> None:
     assert "ttft p90" in run.stdout
 
 
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["simulate", "--plot", str(tmp_path / "x.svg"), "--costs", "/nowhere"]) == 2
+    assert "pip install '.[plots]'" in capsys.readouterr().err
+
+
 def test_a_sweep_names_the_fewest_engines(costs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = ["--engines", "1-2,4", "--router", "prefix,round-robin", "--max-num-batched-tokens", "64,256"]
     told = ["--objective", "p90 ttft <= 60s", "--price", "2", "--json", str(tmp_path / "out.json")]

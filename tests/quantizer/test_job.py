@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import shutil
 from pathlib import Path
@@ -232,6 +233,13 @@ def test_the_command_writes_its_own_texts_and_takes_those_of_a_file(
 ) -> None:
     source = write_tiny_llama(tmp_path / "m", num_hidden_layers=1, max_position_embeddings=32)
     assert main(["quantize", str(source), str(tmp_path / "own")]) == 0
+    printed = capsys.readouterr()
+    assert "calibration texts: 100%" in printed.err
+    told = r"wrote (.*/own): [\d.]+ MiB, [\d.]+ bits a weight; try: penstock chat --model \1\n"
+    assert re.fullmatch(told, printed.out)
+    (tmp_path / "plain").touch()
+    modes = {file.stat().st_mode for file in (tmp_path / "own").iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}, "as the umask says"
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     assert config["quantization_config"]["format"] == "pack-quantized"
     layers = {r".*\.(q|k|v|qkv)_proj": "int6", ".*": "int4"}

@@ -84,8 +84,11 @@ class RunningServer:
 
     def stop(self) -> int:
         if self.process.poll() is None:
-            self.signal(signal.SIGINT)
+            self.signal(signal.SIGTERM)
         try:
+            return self.wait(2.0)
+        except subprocess.TimeoutExpired:  # it drains
+            self.signal(signal.SIGTERM)
             return self.wait()
         finally:
             if self.process.poll() is None:

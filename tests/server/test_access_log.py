@@ -38,6 +38,7 @@ def test_a_call_is_told_in_one_line_with_its_id_and_counts(tmp_path, caplog):
 
     (facts,), failures = talk_and_look(tmp_path, caplog, talk)
     assert (facts["id"], facts["status"], facts["failure"]) == ("mine", 200, None)
+    assert facts["client"] == "127.0.0.1:123"
     assert (facts["prompt_tokens"], facts["answer_tokens"], facts["finish"]) == (3, 2, "length")
     assert 0 <= facts["queue_seconds"] <= facts["first_token_seconds"] <= facts["seconds"]
     assert "prompts" not in facts

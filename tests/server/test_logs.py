@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import threading
 
 from penstock.server.logs import FIELDS, logging_to
@@ -21,7 +22,9 @@ def logged(as_json, *calls, level="info"):
 def test_a_line_for_people_has_the_message_and_its_facts():
     facts = {"id": "a1", "status": 200, "text": 'two "words"\n', "none": None}
     (line,) = logged(False, lambda: logger.info("%s done", "all", extra={FIELDS: facts}))
-    assert line == 'INFO penstock.test: all done id=a1 status=200 text="two \\"words\\"\\n"'
+    time, rest = line.split(" ", 1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
+    assert rest == 'INFO penstock.test: all done id=a1 status=200 text="two \\"words\\"\\n"'
 
 
 def test_a_line_for_machines_is_an_object():

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from penstock import __version__
 from penstock.server.config import CallLimitsConfig
 from tests import fetch
 from tests.server.running import RunningServer, running_server
@@ -308,9 +309,11 @@ def check_nothing_is_left(server, engine, folder):
     assert not list(folder.glob("penstock-*")), "the folder of the sockets"
 
 
-def test_an_interrupt_ends_open_streams_with_an_error_event_and_leaves_nothing(own_server, folder):
+def test_a_second_interrupt_ends_open_streams_with_an_error_event_and_leaves_nothing(own_server, folder):
     engine = own_server.engine_pid
     with open_stream(own_server, **LONGER) as connection:
+        own_server.signal(signal.SIGINT)
+        wait_until(lambda: any("another signal (Ctrl-C) stops the server now" in line for line in own_server.log))
         own_server.signal(signal.SIGINT)
         received = read_to_end(connection)
         assert own_server.wait() == 0
@@ -319,11 +322,12 @@ def test_an_interrupt_ends_open_streams_with_an_error_event_and_leaves_nothing(o
     check_nothing_is_left(own_server, engine, folder)
 
 
-def test_sigterm_lets_open_streams_end_and_takes_nothing_new(own_server, folder):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_open_streams_end_and_takes_nothing_new(own_server, folder, number):
     engine = own_server.engine_pid
     with open_stream(own_server, **LONGER | {"n": 2, "max_tokens": 2000}) as connection, ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_to_end, connection)
-        own_server.signal(signal.SIGTERM)
+        own_server.signal(number)
         wait_until(lambda: health(own_server, "/ready") == (503, "draining"))
         assert health(own_server) == (200, "ok")
         refused = own_server.post("/v1/completions", prompt="the quick")
@@ -332,6 +336,10 @@ def test_sigterm_lets_open_streams_end_and_takes_nothing_new(own_server, folder)
         assert own_server.wait() == 0
     assert received.count(b'"finish_reason":"length"') == 2
     assert b"[DONE]" in received
+    told = [line.split(": ", 1)[1] for line in own_server.log if " INFO penstock.server: " in line]
+    for number, start in ((0, "penstock "), (1, "ready in "), (3, "serving "), (4, "draining: "), (5, "stopped")):
+        assert told[number].startswith(start), told
+    assert told[0].startswith(f"penstock {__version__}: loading ")
     check_nothing_is_left(own_server, engine, folder)
 
 

@@ -7,10 +7,12 @@ fields of the dataclasses in `penstock.config`, by the same names, with their he
 import argparse
 import os
 import sys
+from functools import partial
 from typing import NoReturn
 
 from penstock import __version__
 from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
+from penstock.cli.parser import Parser
 from penstock.errors import PenstockError
 from penstock.host import CLOSED_PIPE, end_process
 
@@ -44,9 +46,29 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock", description="An inference server for large language models.")
+    parser = Parser(prog="penstock", description="An inference server for large language models.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.set_defaults(run=partial(_print_help, parser))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
+    _add_help(commands)
     return parser
+
+
+def _print_help(parser: Parser, args: argparse.Namespace) -> int:
+    """What the program does without a command."""
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _add_help(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """`penstock help COMMAND`, the same as `penstock COMMAND --help`."""
+    parser = commands.add_parser("help", help="show the help of a command")
+    parser.add_argument("about", nargs="?", metavar="COMMAND", choices=[*commands.choices, ""], default="")
+
+    def run(args: argparse.Namespace) -> int:
+        make_parser().parse_args([args.about, "--help"] if args.about else ["--help"])
+        return 0
+
+    parser.set_defaults(run=run)

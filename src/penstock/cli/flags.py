@@ -7,6 +7,7 @@ from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.loading import loading_shown
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.sampling_params import SamplingParams, Structured
@@ -136,6 +137,8 @@ def only_adapter(args: argparse.Namespace) -> str | None:
 def open_llm(args: argparse.Namespace) -> "LLM":
     from penstock.llm import LLM
 
-    llm = LLM(**engine_options(args))
+    options = engine_options(args)
+    with loading_shown(options.get("model"), options.get("task", "auto")):
+        llm = LLM(**options)
     print(llm.memory_plan, file=sys.stderr)
     return llm

@@ -57,7 +57,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     results.add_argument("--price", type=float, help="price of an engine per hour")
     results.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON; -: standard output")
     results.add_argument(
-        "--plot", type=Path, metavar="FILE", help="plot the results as SVG, PNG or PDF (needs penstock[plots])"
+        "--plot", type=Path, metavar="FILE", help="plot the results as SVG, PNG or PDF (needs the extra plots)"
     )
     results.add_argument(
         "--jobs", type=int, default=1, help="simulations at the same time, each in its own process; default: 1"
@@ -154,6 +154,10 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"{name} is for a trace, and there is none: name its file, or leave {name} out")
     if args.devices is not None and args.hardware is None:
         raise ConfigError("devices has no effect without --hardware: give both, or leave it out")
+    if args.plot is not None:
+        from penstock.simulator.plots import check_plots
+
+        check_plots()
     written = [args.json, args.plot] if args.calibrate is None else [args.costs]
     for path in written:
         if path is not None and not path.parent.is_dir():

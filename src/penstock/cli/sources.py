@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass
 from typing import Any
 
+from penstock.config import FOREIGN_OPTIONS
 from penstock.errors import ConfigError
 from penstock.toml import read_toml
 
@@ -72,6 +73,8 @@ def _is_of_kubernetes(variable: str, value: str) -> bool:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    if name in FOREIGN_OPTIONS:
+        return f"; here it is {FOREIGN_OPTIONS[name]!r}"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 

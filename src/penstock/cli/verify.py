@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cli.flags import add_engine_flags, engine_options
+from penstock.cli.loading import loading_shown
 
 if TYPE_CHECKING:
     from penstock.verify import SelfTest
@@ -30,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     config = self_test_config(**engine_options(args))
     whole = replace(config, model=replace(config.model, tensor_parallel_size=1))
     make_whole = partial(build_engine, whole) if config.model.tensor_parallel_size > 1 else None
-    return report(SelfTest(build_engine(config), make_whole))
+    with loading_shown(config.model.model, config.model.task):
+        core = build_engine(config)
+    return report(SelfTest(core, make_whole))
 
 
 def report(test: "SelfTest") -> int:

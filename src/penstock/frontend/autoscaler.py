@@ -105,7 +105,7 @@ class FleetScaler:
         demand = self.demand()
         wanted = self._autoscaler.decide(now, demand)
         if wanted > demand.num_engines and now >= self._not_before:
-            logger.warning("%d engines are wanted, and there are %d: starting more", wanted, demand.num_engines)
+            logger.info("%d engines are wanted, and there are %d: starting more", wanted, demand.num_engines)
             for _ in range(wanted - demand.num_engines):
                 task = asyncio.ensure_future(self._grow())
                 self._starting.add(task)

@@ -285,7 +285,7 @@ class Fleet:
         place = self._settle(link, info, time.monotonic() - began)
         place.supervisor.supervise(place)
         self.owner.engine_is_up(place.number, info)
-        logger.warning("engine %d is up", place.number)
+        logger.info("engine %d is up", place.number)
         return place
 
     async def retire(self, number: int) -> None:
@@ -297,7 +297,7 @@ class Fleet:
         place = self._place(number)
         if all(other.is_draining for other in self.places.values() if other is not place):
             raise InvalidRequestError(f"engine {number} is the only one: add another before, or stop the server")
-        logger.warning("engine %d is drained", number)
+        logger.info("engine %d drains", number)
         place.is_draining = True
         moved = self.dispatcher.drain(number)
         for request_id in moved:
@@ -307,6 +307,7 @@ class Fleet:
             await self.owner.wait_for_departure()
         if number in self.places:  # otherwise its engine died meanwhile and could not be restarted
             await asyncio.shield(self._end(place))
+        logger.info("engine %d is drained", number)
 
     async def reload(self, model: str | None = None) -> None:
         """Replace the engines one by one. No request is lost: requests that have begun end with the old model.

@@ -186,7 +186,7 @@ class Supervisor:
         self._link.destroy()
         info = await self._restart()
         self.down = None
-        logger.warning("the engine is up again")
+        logger.info("the engine is up again")
         owner.engine_is_up(info)
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.loading_progress import report_bytes
 from penstock.quantization.base import Parameter
 
 MIN_PIECE_BYTES = 2**20
@@ -71,8 +72,9 @@ def load_weights(
             parameter.
     """
     missing = {name: None for name in parameters if name not in filled}
-    for file in files:
-        for name in _load_file(file, parameters, ignored, filled):
+    sizes = [file.path.stat().st_size for file in files]
+    for number, file in enumerate(files):
+        for name in _load_file(file, parameters, ignored, filled, sum(sizes[:number]), sum(sizes)):
             missing.pop(name, None)
     if missing:
         where = files[0].path if len(files) == 1 else files[0].path.parent
@@ -80,9 +82,19 @@ def load_weights(
 
 
 def _load_file(
-    file: WeightFile, parameters: dict[str, Parameter], ignored: "re.Pattern[str]", filled: Container[str]
+    file: WeightFile,
+    parameters: dict[str, Parameter],
+    ignored: "re.Pattern[str]",
+    filled: Container[str],
+    bytes_before: int,
+    total_bytes: int,
 ) -> list[str]:
-    """Load the tensors of one file and return their names."""
+    """Load the tensors of one file and return their names.
+
+    Args:
+        bytes_before: bytes of the files before it.
+        total_bytes: bytes of all files.
+    """
     # sorted, so that tensors of one group are adjacent, whatever their order in the file
     given = [name for name in file.shapes if name not in filled]
     names = sorted(name for name in given if name in parameters or not ignored.fullmatch(name))
@@ -95,10 +107,14 @@ def _load_file(
             raise CheckpointError(
                 f"{name} in {file.path} has the shape {list(file.shapes[name])}; the model's config requires {wanted}"
             )
-    for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, file.path.stat().st_size // PIECES)):
+    size = file.path.stat().st_size
+    num_elements, num_read = max(1, sum(math.prod(file.shapes[name]) for name in names)), 0
+    for pieces in _batches(parameters, names, max(MIN_PIECE_BYTES, size // PIECES)):
         with file.open() as weights:
             for piece in pieces:
                 _load_piece(piece, weights, parameters[piece.name], file.path)
+                num_read += (piece.last - piece.first) * math.prod(file.shapes[piece.name][1:])
+        report_bytes(bytes_before + size * num_read // num_elements, total_bytes)
     return names
 
 

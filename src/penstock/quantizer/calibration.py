@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import SamplingParams
 from penstock.tokenizer import Tokenizer
@@ -29,8 +31,11 @@ def write_texts(llm: "LLM", vocab_size: int, context: int) -> list[list[int]]:
         SamplingParams(temperature=1.0, max_tokens=length - 1, ignore_eos=True, seed=index)
         for index in range(NUM_TEXTS)
     ]
-    outputs = llm.generate(prompts, params, progress=True)
-    return [prompt + list(output.outputs[0].token_ids) for prompt, output in zip(prompts, outputs, strict=True)]
+    texts = [list(prompt) for prompt in prompts]
+    outputs = llm.generate_unordered(prompts, params)
+    for index, output in tqdm(outputs, total=NUM_TEXTS, desc="calibration texts", unit="text"):
+        texts[index] += output.outputs[0].token_ids
+    return texts
 
 
 def read_texts(file: Path, tokenizer: Tokenizer | None, context: int) -> list[list[int]]:

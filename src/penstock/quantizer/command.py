@@ -1,5 +1,6 @@
 """Quantizes a whole checkpoint, with progress on the terminal."""
 
+import shlex
 from pathlib import Path
 
 import torch
@@ -49,3 +50,4 @@ def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threa
         for _ in tqdm(layers, total=spec.num_layers, desc="layers", unit="layer"):
             pass
         job.finish()
+    print(f"wrote {job.describe()}; try: penstock chat --model {shlex.quote(str(out))}")

@@ -11,8 +11,10 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,6 +248,15 @@ class Job:
         (self.out / _JOB).unlink()
         (self.out / _TEXTS).unlink()
 
+    def describe(self) -> str:
+        """The folder that was written, its size, and the bits of a weight."""
+        size = sum(map(_size, self.out.glob("*.safetensors")))
+        num_weights = 0
+        for file in weight_files(self.checkpoint.path):
+            with safe_open(file, "pt") as opened:
+                num_weights += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+        return f"{self.out}: {size / 2**20:,.1f} MiB, {8 * size / num_weights:.2f} bits a weight"
+
     def _save_rest(self) -> None:
         rounded = {f"{matrix.name}.weight" for matrix in self.spec.matrices()} - self._embeddings()
         for file in weight_files(self.checkpoint.path):
@@ -299,7 +310,10 @@ def _publish(file: Path, write: Callable[[Path], object]) -> None:
     """
     draft = file.with_name(file.name + ".draft")
     try:
+        draft.touch()
+        mode = stat.S_IMODE(draft.stat().st_mode)
         write(draft)
+        draft.chmod(mode)  # as the umask says: safetensors writes files that nobody else can read
         with draft.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(draft, file)

@@ -261,4 +261,6 @@ def _import_nixl() -> Any:
     try:
         return importlib.import_module("nixl_cu12._bindings")
     except ImportError as error:
-        raise ConfigError(f"kv_transfer nixl needs NIXL: pip install 'penstock[nixl]' ({error})") from None
+        raise ConfigError(
+            f"kv_transfer nixl needs NIXL: pip install '.[nixl]' in Penstock's source folder ({error})"
+        ) from None

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.frontend.client import AsyncEngine
+from penstock.host import bracketed
 from penstock.request import FinishReason, RequestOutput
 from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.dialects import error_response
@@ -139,6 +140,7 @@ class AccessLog:
             return
         facts: dict[str, Any] = {
             "id": context.request_id,
+            "client": _client_of(scope),
             "key": context.key or None,
             "status": status,
             "seconds": round(seconds, 4),
@@ -155,6 +157,12 @@ class AccessLog:
         if output.prompt is not None or tokenizer is None:
             return output.prompt or str(list(output.prompt_token_ids))
         return tokenizer.decode(list(output.prompt_token_ids))
+
+
+def _client_of(scope: Scope) -> str | None:
+    """Address and port of the connection; behind a proxy, the proxy's."""
+    client = scope.get("client")
+    return None if client is None else f"{bracketed(client[0])}:{client[1]}"
 
 
 def _failure_of(status: int | None, outputs: list[RequestOutput]) -> str | None:

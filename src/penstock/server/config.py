@@ -168,7 +168,7 @@ class ServerConfig:
         "give each event of a stream an id with which any server of the same model can continue a broken stream "
         "(header Last-Event-ID)",
     )
-    drain_timeout: float = option(30.0, "seconds that open requests may run on after SIGTERM")
+    drain_timeout: float = option(30.0, "seconds that open requests may run on after SIGTERM or Ctrl-C")
     api_key: str | None = option(None, "key that clients must send; preferably set as PENSTOCK_API_KEY")
     api_keys: str | None = option(None, "TOML file of keys with names and limits; its format is in docs/limits.md")
     private_cache: bool = option(

@@ -18,12 +18,18 @@ FIELDS = "fields"
 
 
 class TextFormatter(logging.Formatter):
-    """`INFO penstock.server: message name=value ...`"""
+    """`2026-01-31T23:59:59.123Z INFO penstock.server: message name=value ...`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{record.levelname} {record.name}: {super().format(record)}"
+        line = f"{_time(record)} {record.levelname} {record.name}: {super().format(record)}"
         facts: dict[str, Any] = getattr(record, FIELDS, {})
         return " ".join([line, *(f"{name}={_shown(value)}" for name, value in facts.items() if value is not None)])
+
+
+def _time(record: logging.LogRecord) -> str:
+    """UTC, to the millisecond."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{at}.{int(record.msecs):03}Z"
 
 
 def _shown(value: object) -> str:
@@ -35,9 +41,8 @@ class JsonFormatter(logging.Formatter):
     """One object per line: time, level, logger, message, the call's fields and, after a failure, the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         shown = {
-            "time": f"{at}.{int(record.msecs):03}Z",
+            "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -7,16 +7,20 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import resource
 import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock import __version__
+from penstock.checkpoint import describe, open_checkpoint
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
 from penstock.frontend.cluster.resources import resources_for
@@ -43,6 +47,8 @@ OTHER_FILES = 256
 """File descriptors besides connections: sockets to the engine, the journal, pipes of helper processes."""
 CLOSING_SECONDS = 5
 """Maximum time for connections to close after their requests were ended."""
+LOADING_SECONDS = 5.0
+"""Interval of log lines while the engines load."""
 AT_ONCE_SECONDS = 1.0
 """The same on an immediate stop: enough for an open stream's last event."""
 
@@ -166,6 +172,7 @@ def _run(
         logging_to(sys.stderr, config.log_level, as_json=config.log_format == "json"),
         _tracing_to(config.otlp_endpoint) as tracer,
     ):
+        logger.info("penstock %s: loading %s", __version__, _described(engine_config))
         journal = None if config.journal is None else Journal(Path(config.journal))  # may log damage
         start = functools.partial(
             AsyncEngine.start,
@@ -180,6 +187,17 @@ def _run(
         return asyncio.run(_serve(start, make_server, listener, stop, config))
 
 
+def _described(config: EngineConfig) -> str:
+    """The model that the engines load: they report what is wrong with it, and download it if it is not here."""
+    model = config.model.model
+    if model is not None and not os.path.exists(os.path.expanduser(model)):
+        return model
+    try:
+        return describe(open_checkpoint(model, config.model.task))
+    except PenstockError:
+        return str(model)
+
+
 @contextlib.contextmanager
 def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
     if endpoint is None:
@@ -188,7 +206,9 @@ def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
     try:
         from penstock.server.tracing import CallTracer
     except ImportError as error:
-        raise ConfigError(f"otlp_endpoint needs OpenTelemetry: pip install 'penstock[otel]' ({error})") from None
+        raise ConfigError(
+            f"otlp_endpoint needs OpenTelemetry: pip install '.[otel]' in Penstock's source folder ({error})"
+        ) from None
     tracer = CallTracer(endpoint)
     try:
         yield tracer
@@ -211,7 +231,7 @@ def _announce(
             num_sharing,
         )
     scheme = "http" if config.tls_cert is None else "https"
-    logger.info("serving %s at %s://%s:%d", model_name, scheme, address, port)
+    logger.info("serving %s at %s://%s:%d (its API: /docs)", model_name, scheme, address, port)
 
 
 async def _serve(
@@ -222,15 +242,35 @@ async def _serve(
     config: ServerConfig,
 ) -> int:
     with _listening_to_signals(stop):
-        engine = await _unless(stop.asked, start())
+        engine = await _unless(stop.asked, _timed(start()))
         if engine is None:
+            logger.info("stopped before the engines were ready")
             return 0
         try:
             with _changing_by_signals(engine.fleet), _scaling(engine.fleet, config):
                 await _answer_http(engine, make_server(engine), listener, stop, config.drain_timeout)
         finally:
             await engine.close()
+            logger.info("stopped")
     return int(engine.given_up.is_set())
+
+
+async def _timed(starting: "Coroutine[Any, Any, AsyncEngine]") -> "AsyncEngine":
+    """Start the engines; logs that it goes on, and its seconds."""
+    began = time.monotonic()
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(LOADING_SECONDS)
+            logger.info("loading for %.0f s", time.monotonic() - began)
+
+    telling = asyncio.ensure_future(tell())
+    try:
+        engine = await starting
+    finally:
+        telling.cancel()
+    logger.info("ready in %.1f s", time.monotonic() - began)
+    return engine
 
 
 async def _answer_http(
@@ -241,6 +281,9 @@ async def _answer_http(
     await _first_of(serving, stop.asked.wait(), engine.given_up.wait())
     engine.refuse(ShuttingDownError(SHUTTING_DOWN, RETRY_AFTER))
     if not stop.at_once.is_set():
+        logger.info(
+            "draining: open requests may run for %g s; another signal (Ctrl-C) stops the server now", drain_timeout
+        )
         await _first_of(serving, stop.at_once.wait(), engine.drained(), timeout=drain_timeout)
     if stop.at_once.is_set():
         engine.lose(EngineDeadError(SHUTTING_DOWN))
@@ -254,14 +297,14 @@ async def _answer_http(
 
 
 class _Stop:
-    """Received signals: SIGTERM drains open requests, SIGINT or a second signal stops at once."""
+    """Received signals, SIGTERM or SIGINT: the first drains open requests, the second stops at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.at_once = asyncio.Event()
 
     def on_signal(self, number: int, frame: FrameType | None = None) -> None:
-        if number == signal.SIGINT or self.asked.is_set():
+        if self.asked.is_set():
             self.at_once.set()
         self.asked.set()
 

@@ -1,5 +1,6 @@
 """Simulations as a picture: what users wait for, by the number of engines."""
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,16 +11,24 @@ from penstock.simulator.sweep import Objective
 TITLES = {"ttft": "time to first token", "itl": "inter-token latency", "e2e": "end to end"}
 
 
+def check_plots() -> None:
+    """
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install '.[plots]' in Penstock's source folder")
+
+
 def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Path) -> None:
     """Write P50, P90 and P99 of each simulation to an SVG, PNG or PDF file, by its name's ending.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'penstock[plots]'") from None
+    check_plots()
+    import matplotlib
+
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "penstock"
     from matplotlib import pyplot

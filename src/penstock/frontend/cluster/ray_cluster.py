@@ -372,7 +372,7 @@ def _import_ray() -> Any:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ConfigError(f"cluster needs Ray: pip install 'penstock[ray]' ({error})") from None
+        raise ConfigError(f"cluster needs Ray: pip install '.[ray]' in Penstock's source folder ({error})") from None
     return ray
 
 

@@ -153,7 +153,7 @@ class Journal:
     def _note(self, error: BaseException | None) -> None:
         """Record the success or failure of a write."""
         if error is None and self.trouble is not None:
-            logger.warning("the journal can be written again; requests are accepted")
+            logger.info("the journal can be written again; requests are accepted")
         elif error is not None and self.trouble is None:
             logger.critical("the journal cannot be written, and no request is accepted until it can be: %s", error)
         self.trouble = None if error is None else str(error) or type(error).__name__

@@ -1,0 +1,75 @@
+"""What a command shows while a model loads: its name at once, the bytes read, and the seconds at the end.
+
+loading SmolLM2-135M: LlamaForCausalLM, safetensors bfloat16, 257 MiB
+reading weights:  45%|████      | 116M/257M        on a terminal; elsewhere a line every 5 s
+ready in 3.2 s
+"""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from penstock.checkpoint import describe, open_checkpoint
+from penstock.loading_progress import LOGGER, NUM_BYTES, TOTAL_BYTES
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+INTERVAL = 5.0
+"""Seconds between lines where there is no terminal."""
+
+
+@contextlib.contextmanager
+def loading_shown(model: str | None, task: str = "auto") -> Iterator[None]:
+    """Show on standard error that the model is loaded within this context.
+
+    Raises:
+        CheckpointError: see `open_checkpoint`.
+    """
+    began = time.monotonic()
+    print(f"loading {describe(open_checkpoint(model, task))}", file=sys.stderr, flush=True)
+    shown = _Bar() if sys.stderr.isatty() else _Lines(sys.stderr)
+    before = LOGGER.level
+    LOGGER.addHandler(shown)
+    LOGGER.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(shown)
+        LOGGER.setLevel(before)
+        shown.close()
+    print(f"ready in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+class _Bar(logging.Handler):
+    _bar: "tqdm[Any] | None" = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        total: int = getattr(record, TOTAL_BYTES)
+        if self._bar is None:
+            self._bar = tqdm(
+                total=total, desc="reading weights", unit="B", unit_scale=True, unit_divisor=1024, leave=False
+            )
+        self._bar.update(getattr(record, NUM_BYTES) - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        super().close()
+
+
+class _Lines(logging.Handler):
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._stream, self._clock = stream, clock
+        self._last = clock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._clock() - self._last >= INTERVAL:
+            self._last = self._clock()
+            print(record.getMessage(), file=self._stream, flush=True)
