@@ -18,6 +18,7 @@ from typing import Any, Literal, cast, get_args
 
 from penstock.checkpoint import Checkpoint, read_json, read_text
 from penstock.errors import CheckpointError, shown
+from penstock.gguf.config import pooling_of
 
 Task = Literal["generate", "embed", "score"]
 """What a model gives: text, the vector of a text, or the score of a query and a document."""
@@ -87,14 +88,16 @@ class EncoderConfig:
 
 
 def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
-    """Read the folder of a model that embeds or scores.
+    """Read the folder of a model that embeds or scores, or its GGUF file, whose vectors llama.cpp normalizes.
 
     Raises:
         CheckpointError: a file is damaged, or names something that is not known here.
     """
     folder = checkpoint.path
-    if not folder.is_dir():
-        return EncoderConfig(task, sigmoid=task == "score")
+    if checkpoint.gguf is not None:
+        pooling = pooling_of(checkpoint.gguf)
+        named = None if pooling is None else (pooling,)
+        return EncoderConfig(task, named, normalize=named is not None, sigmoid=task == "score")
     found: dict[str, Any] = {}
     dense = []
     for kind, path in _modules(folder):
@@ -132,9 +135,9 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
 
 
 def named_task(checkpoint: Checkpoint) -> Task | None:
-    """What the folder says that the model is for; None: it says nothing."""
-    if not checkpoint.path.is_dir():
-        return None
+    """What the folder or file says that the model is for; None: it says nothing."""
+    if checkpoint.gguf is not None:
+        return None if pooling_of(checkpoint.gguf) is None else "embed"
     kinds = [kind for kind, _ in _modules(checkpoint.path)]
     if not kinds:
         return None

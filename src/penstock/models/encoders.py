@@ -90,7 +90,8 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
     if ends is None:
         ends = EncoderSpec(spec.hidden_size)
         bare = tuple((name, f"model.{name}") for name in ("layers.", "embed_tokens.", "norm."))
-        names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, r"lm_head\.weight"))
+        head = r"(lm_head|output)\.weight"  # in folders, in GGUF files
+        names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, head))
         if about.task == "score":
             ends = replace(ends, pooling=("last",), head=(_score_head(spec, config, about, checkpoint),))
     if about.task == "embed":
