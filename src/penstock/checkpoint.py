@@ -31,6 +31,8 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 _HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
+"""Files of the hub that hold a model's weights again, in another form."""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -135,7 +137,7 @@ def _download(repository: str, choice: str | None) -> Path:
 
     try:
         if choice is None:
-            folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+            folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
             if _has_safetensors(folder):
                 return folder
         names = _hub_gguf_names(repository)
