@@ -122,7 +122,7 @@ def test_weights_of_a_hub_repository_are_downloaded_in_one_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     asked: dict[str, list[str]] = {}
 
