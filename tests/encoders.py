@@ -41,8 +41,9 @@ def config_of(family: str, **more: Any) -> Any:
         )
     if family == "qwen2":
         return transformers.Qwen2Config(**{key: value for key, value in _DECODER.items() if key != "head_dim"}, **more)
-    assert family == "qwen3"
-    return transformers.Qwen3Config(**_DECODER, **more)
+    if family == "qwen3":
+        return transformers.Qwen3Config(**_DECODER, **more)
+    return getattr(transformers, f"{family}Config")(**_DECODER, **more)  # of another decoder
 
 
 def write_model(folder: Path, model: Any, seed: int = 0) -> Path:
@@ -56,7 +57,7 @@ def write_model(folder: Path, model: Any, seed: int = 0) -> Path:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder)
     kind = model.config.model_type
-    write_tokenizer(folder, decoder=kind in ("qwen2", "qwen3", "gemma3_text"), typed=kind == "bert")
+    write_tokenizer(folder, decoder=hasattr(model.config, "num_key_value_heads"), typed=kind == "bert")
     return folder
 
 

@@ -132,6 +132,28 @@ def test_a_hub_id_that_cannot_be_downloaded_says_so(monkeypatch: pytest.MonkeyPa
         open_checkpoint("nobody/nothing")
 
 
+def test_weights_of_a_hub_repository_are_downloaded_in_one_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils._paths import filter_repo_objects
+
+    asked: dict[str, list[str]] = {}
+
+    def download(repository: str, **patterns: list[str]) -> str:
+        asked.update(patterns)
+        (tmp_path / "model.safetensors").touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    resolve_path("some/model")
+    needed = ["config.json", "chat_template.jinja", "model-00001-of-00002.safetensors", "2_Dense/model.safetensors"]
+    copies = ["original/model.safetensors", "consolidated-00001-of-00010.safetensors", "model.fp16.safetensors"]
+    allowed, ignored = asked["allow_patterns"], asked["ignore_patterns"]
+    found = filter_repo_objects([*needed, *copies, "model.bin"], allow_patterns=allowed, ignore_patterns=ignored)
+    assert list(found) == needed
+
+
 def test_it_imports_neither_torch_nor_the_hub() -> None:
     code = "import sys, penstock.checkpoint; assert not {'torch', 'huggingface_hub'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

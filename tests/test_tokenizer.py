@@ -69,6 +69,14 @@ def test_tokenizer_json_says_whether_a_text_begins_with_bos(tmp_path, kind, bos)
         assert ours.encode(text) == theirs.encode(text)
 
 
+def test_a_content_of_none_is_no_text(pair):
+    ours, _ = pair
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    empty, null = ([{"role": "assistant", "content": text, "tool_calls": calls}] for text in ("", None))
+    assert ours.apply_chat_template(null) == ours.apply_chat_template(empty)
+    assert null[0]["content"] is None
+
+
 def test_a_chat_gets_its_bos_token_once(pair):
     ours, _ = pair
     bos = ours.backend.token_to_id("<s>")
@@ -289,7 +297,7 @@ def test_a_template_that_refuses_messages_is_quoted(pair):
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{{ messages[0].content + 'x' }}", "TypeError"),
+        ("{{ messages[0].content + 5 }}", "TypeError"),
         ("{{ messages[7].content.strip() }}", "undefined|no element"),
         ("{% if %}", "Expected an expression"),
         ("{{ messages.append(1) }}", "not safe|immutable|unsafe"),

@@ -36,6 +36,8 @@ _HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_SECONDS = 10.0
 """Maximum time to wait for the hub's list of a repository's files."""
+_HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
+"""Files of the hub that hold a model's weights again, in another form."""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 logger = logging.getLogger(__name__)
@@ -175,7 +177,7 @@ def _download_once(repository: str, choice: str | None) -> Path:
 
     try:
         if choice is None:
-            folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES))
+            folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
             if _has_safetensors(folder):
                 return folder
         names, cached = _hub_gguf_names(repository)

@@ -5,9 +5,9 @@ modules.json                          what comes after the transformer, in order
 2_Dense/config.json                   linear maps of it, with weights of their own
 3_Normalize                           vectors of length 1
 1_LogitScore/config.json              a language model's answer, yes or no, as a score
-sentence_bert_config.json             the longest text, lower case
+sentence_bert_config.json             the longest text, lower case; also sentence_roberta_config.json and the like
 tokenizer_config.json                 the longest text, too; whether a pair's texts have tokens of two types
-config_sentence_transformers.json     prompts that go before texts
+config_sentence_transformers.json     prompts that go before texts, the vectors' length, how they are compared
 """
 
 import json
@@ -18,11 +18,14 @@ from typing import Any, Literal, cast, get_args
 
 from penstock.checkpoint import Checkpoint, read_json, read_text
 from penstock.errors import CheckpointError, shown
+from penstock.gguf.config import pooling_of
 
 Task = Literal["generate", "embed", "score"]
 """What a model gives: text, the vector of a text, or the score of a query and a document."""
 Pooling = Literal["cls", "last", "mean", "max", "mean_sqrt_len", "weighted_mean"]
 """How the hidden states of a text's tokens become one vector, as `sentence-transformers` computes it."""
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+"""How two vectors are compared; a distance counts with a minus sign."""
 HeadActivation = Literal["tanh", "gelu", "relu", "sigmoid", "silu"]
 
 _POOLINGS: dict[str, Pooling] = {
@@ -42,6 +45,11 @@ _OLDER_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 """In the order in which several give their parts."""
+_SHAPE_FILES = [
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+"""Names of one file in `sentence-transformers`; the first that is there counts."""
 _MAX_DENSE = 2**20
 _MAX_LENGTH = 2**30
 
@@ -80,6 +88,9 @@ class EncoderConfig:
     """What goes before texts, by name."""
     default_prompt: str | None = None
     """The name of the prompt of texts that name none."""
+    similarity: Similarity = "cosine"
+    truncate_dim: int | None = None
+    """How many of a vector's first elements are kept; None: all."""
     vector_size: int = 0
     """Numbers that a text becomes; filled in when the model is known, as the next."""
     is_asked: bool = False
@@ -87,14 +98,16 @@ class EncoderConfig:
 
 
 def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
-    """Read the folder of a model that embeds or scores.
+    """Read the folder of a model that embeds or scores, or its GGUF file, whose vectors llama.cpp normalizes.
 
     Raises:
         CheckpointError: a file is damaged, or names something that is not known here.
     """
     folder = checkpoint.path
-    if not folder.is_dir():
-        return EncoderConfig(task, sigmoid=task == "score")
+    if checkpoint.gguf is not None:
+        pooling = pooling_of(checkpoint.gguf)
+        named = None if pooling is None else (pooling,)
+        return EncoderConfig(task, named, normalize=named is not None, sigmoid=task == "score")
     found: dict[str, Any] = {}
     dense = []
     for kind, path in _modules(folder):
@@ -111,7 +124,7 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
                 f"{folder / 'modules.json'} names the module {shown(kind)}, which is not known; known are Transformer, "
                 "Pooling, Dense, Normalize and LogitScore"
             )
-    shape = read_json(folder / "sentence_bert_config.json") or {}
+    shape = next((one for name in _SHAPE_FILES if (one := read_json(folder / name)) is not None), {})
     about = read_json(folder / "config_sentence_transformers.json") or {}
     tokenizer = read_json(folder / "tokenizer_config.json") or {}
     prompts = _typed(about, "prompts", dict, folder) or {}
@@ -127,14 +140,26 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         lower_case=bool(_typed(shape, "do_lower_case", bool, folder)),
         prompts={str(name): text for name, text in prompts.items() if isinstance(text, str)},
         default_prompt=default,
+        similarity=_similarity(about, folder),
+        truncate_dim=_typed(about, "truncate_dim", int, folder),
         **found,
     )
 
 
+def _similarity(about: Mapping[str, Any], folder: Path) -> Similarity:
+    named = _typed(about, "similarity_fn_name", str, folder) or "cosine"
+    if named not in get_args(Similarity):
+        raise CheckpointError(
+            f"similarity_fn_name {shown(named)} in config_sentence_transformers.json of {folder} is not supported; "
+            f"supported: {', '.join(get_args(Similarity))}"
+        )
+    return cast(Similarity, named)
+
+
 def named_task(checkpoint: Checkpoint) -> Task | None:
-    """What the folder says that the model is for; None: it says nothing."""
-    if not checkpoint.path.is_dir():
-        return None
+    """What the folder or file says that the model is for; None: it says nothing."""
+    if checkpoint.gguf is not None:
+        return None if pooling_of(checkpoint.gguf) is None else "embed"
     kinds = [kind for kind, _ in _modules(checkpoint.path)]
     if not kinds:
         return None

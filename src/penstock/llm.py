@@ -186,7 +186,8 @@ class LLM:
             ]
         outputs = self._encode(encoded, progress)
         vectors = [vector_of(one, encoder.config, dimensions=dimensions, normalize=normalize) for one in outputs]
-        return np.stack(vectors) if vectors else np.empty((0, dimensions or encoder.config.vector_size), np.float32)
+        size = dimensions or encoder.config.truncate_dim or encoder.config.vector_size
+        return np.stack(vectors) if vectors else np.empty((0, size), np.float32)
 
     def score(
         self,
@@ -200,7 +201,7 @@ class LLM:
         """How well documents answer a query, one score each; a single query goes with all documents, several one each.
 
         A reranker scores pairs as it was trained to, and `raw` leaves its sigmoid out; an embedding model's scores are
-        the cosines of the vectors of query and document.
+        the similarities of the vectors of query and document: cosines, unless the folder names another.
 
         Raises:
             InvalidRequestError: a text is refused, or the model generates. Nothing was computed then.

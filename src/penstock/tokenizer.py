@@ -228,7 +228,7 @@ class Tokenizer:
             InvalidRequestError: there is no chat template, it refuses the messages, or it takes too much time or
                 memory.
         """
-        return self._templates.render([dict(m) for m in messages], tools, add_generation_prompt, variables)
+        return self._templates.render(_plain(messages), tools, add_generation_prompt, variables)
 
     async def apply_chat_template_from_loop(
         self,
@@ -237,7 +237,7 @@ class Tokenizer:
         variables: Mapping[str, Any],
     ) -> str:
         """Like `apply_chat_template`, without blocking the event loop."""
-        return await self._templates.render_from_loop([dict(m) for m in messages], tools, True, variables)
+        return await self._templates.render_from_loop(_plain(messages), tools, True, variables)
 
     def encode_chat(
         self,
@@ -294,6 +294,11 @@ class Tokenizer:
             match = _BYTE_TOKEN.fullmatch(self.backend.id_to_token(token_id) or "")
             return bytes.fromhex(match[1]) if match else None
         return None
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template, which would spell a content of None."""
+    return [{**message, "content": ""} if message.get("content", "") is None else dict(message) for message in messages]
 
 
 def _shortened(first: int, second: int, excess: int) -> list[int]:

@@ -46,6 +46,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "unknown architecture 'mamba'; supported: ",
     ),
     "a number as architecture": ({"general__architecture": 5}, "general.architecture .* must be a string, not 5"),
+    "pooling to a score": ({"llama__pooling_type": 4}, r"pooling_type 4 .* supported: 0 \(none\), 1 \(mean\), 2"),
+    "bidirectional attention": ({"llama__attention__causal": False}, "attention.causal False .* is not supported"),
     "no layers": ({"llama__block_count": None}, "lacks llama.block_count"),
     "a text as size": ({"llama__embedding_length": "64"}, "llama.embedding_length .* must be an integer"),
     "a size a layer": ({"llama__feed_forward_length": [128, 128]}, "must be an integer, not an array of 2"),

@@ -164,7 +164,12 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
 
     downloads: list[list[str]] = []
 
-    def download(repository: str, allow_patterns: list[str] | None = None, local_files_only: bool = False) -> str:
+    def download(
+        repository: str,
+        allow_patterns: list[str] | None = None,
+        ignore_patterns: list[str] | None = None,
+        local_files_only: bool = False,
+    ) -> str:
         assert repository == "some/repo"
         if allow_patterns is None:
             assert local_files_only

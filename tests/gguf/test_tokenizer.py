@@ -211,11 +211,34 @@ def sentencepiece(file: Path, *, prefix: bool = True, **metadata: Any) -> None:
     finish(writer, file)
 
 
-def test_a_sentencepiece_vocabulary_gives_the_ids_of_transformers_converter(file: Path) -> None:
+def test_a_sentencepiece_vocabulary_gives_the_ids_of_the_models_own_tokenizer(file: Path) -> None:
+    """As Llama 2's and Mistral's tokenizer.json have it; `transformers`' converter puts a space before a text alone."""
     sentencepiece(file)
-    theirs, mine = converted(file), load(file)
-    for text in [*TEXTS, "<s>[INST] hi [/INST]  two</s>", "🙂 is bytes, \x00 too"]:
-        assert mine.encode(text, add_special_tokens=False) == ids(theirs, text), text
+    own, mine = converted(file), load(file)
+    for text in filter(has_no_token_of_spaces, TEXTS):
+        if not text.startswith(" "):
+            assert mine.encode(text, add_special_tokens=False) == ids(own, text), text
+    own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    own.pre_tokenizer = None
+    for text in [*TEXTS, " a", "<s>[INST] hi [/INST]  two</s>", "🙂 is bytes, \x00 too"]:
+        assert mine.encode(text, add_special_tokens=False) == ids(own, text), text
+
+
+def test_a_space_is_put_before_a_text_and_after_each_control_token(file: Path) -> None:
+    sentencepiece(file)
+    mine = load(file)
+
+    def spelled(text: str) -> list[str]:
+        """The texts between control tokens."""
+        tokens = mine.backend.encode(text, add_special_tokens=False).tokens
+        return "".join(f"|{token}|" if token in ("<s>", "</s>", "[INST]") else token for token in tokens).split("|")
+
+    assert spelled("a") == ["▁a"]
+    assert spelled(" a") == ["▁▁a"]
+    assert spelled("<s>a b</s>c") == ["", "<s>", "▁a▁b", "</s>", "▁c"]
+    assert spelled("<s>[INST] a") == ["", "<s>", "", "[INST]", "▁▁a"]
+    for text in (" a", "a b ", " "):
+        assert mine.decode(mine.encode(text)) == text
 
 
 def gemma4(file: Path) -> Tokenizer:
@@ -265,15 +288,15 @@ def test_a_harmony_text_does_not_end_where_a_message_of_it_does(file: Path) -> N
     assert end_token_ids(read_metadata(file)) == [2, 1, 4]
 
 
-def starts_with_no_space(text: str) -> bool:
-    """`transformers` puts no space before such a text, and takes one away when it decodes."""
-    return not text.startswith(" ")
+def has_no_token_of_spaces(text: str) -> bool:
+    """The vocabulary's user-defined token of two spaces is followed by a space more, as in llama.cpp."""
+    return "  " not in text
 
 
 def test_a_sentencepiece_vocabulary_gives_texts_back_and_falls_back_to_bytes(file: Path) -> None:
     sentencepiece(file)
     mine = load(file)
-    for text in [*filter(starts_with_no_space, TEXTS), "🫠𝕏"]:
+    for text in [*filter(has_no_token_of_spaces, TEXTS), "🫠𝕏"]:
         assert mine.decode(mine.encode(text)) == text
     melting = mine.encode("🫠", add_special_tokens=False)[-4:]
     assert b"".join(mine.token_bytes(token) for token in melting) == "🫠".encode()
@@ -447,7 +470,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[ours.Tokenizer]:
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_text_comes_back(loaded: list[ours.Tokenizer], text: str) -> None:
     for tokenizer in loaded:
-        if starts_with_no_space(text) and "▁" not in text:  # which stands for a space
+        if has_no_token_of_spaces(text) and "▁" not in text:  # which stands for a space
             assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +215,61 @@ def test_prompts_and_truncation_and_dimensions_are_those_of_sentence_transformer
         assert score == pytest.approx(float(wanted), abs=1e-4)
 
 
+def edited(folder: Path, name: str, **changes: Any) -> Path:
+    """Change a JSON file of the folder."""
+    file = folder / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return folder
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])  # vectors of length 1, and others
+def test_a_folders_truncate_dim_is_that_of_sentence_transformers(family: str, tmp_path: Path):
+    folder = write_embedder(tmp_path / "model", family, *modules_of(family))
+    edited(folder, "config_sentence_transformers.json", truncate_dim=16)
+    texts = some_texts(4)
+    model = SentenceTransformer(str(folder), device="cpu")
+    with open_llm(folder) as llm:
+        assert largest_difference(llm.embed(texts), model.encode(texts)) < 1e-4
+        scaled = llm.embed(texts, normalize=True)
+        assert largest_difference(scaled, model.encode(texts, normalize_embeddings=True)) < 1e-4
+        assert llm.embed([]).shape == (0, 16)
+        assert llm.embed(texts, dimensions=40).shape == (4, 40)
+
+
+@pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
+def test_scores_are_the_similarities_that_the_folder_names(name: str, tmp_path: Path):
+    folder = write_embedder(tmp_path / "model", "bert", Pooling(HIDDEN, "cls"))
+    edited(folder, "config_sentence_transformers.json", similarity_fn_name=name)
+    query, *documents = some_texts(7)
+    model = SentenceTransformer(str(folder), device="cpu")
+    wanted = model.similarity(model.encode([query]), model.encode(documents))[0]
+    with open_llm(folder) as llm:
+        torch.testing.assert_close(torch.tensor(llm.score(query, documents)), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Gemma2", "Granite", "Olmo2", "Phi3"])
+def test_decoders_without_a_head_embed(family: str, tmp_path: Path):
+    folder = write_embedder(tmp_path / "model", family, Pooling(HIDDEN, "lasttoken"), Normalize(), max_length=100)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [f"{family}Model"]
+    texts = some_texts(4)
+    with open_llm(folder) as llm:
+        assert largest_difference(llm.embed(texts), SentenceTransformer(str(folder), device="cpu").encode(texts)) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "distilbert"])
+def test_the_longest_text_is_in_files_of_several_names(kind: str, tmp_path: Path):
+    folder = write_embedder(tmp_path / "model", "xlm_roberta", *modules_of("xlm_roberta"))
+    (folder / "sentence_bert_config.json").unlink()
+    (folder / f"sentence_{kind}_config.json").write_text(json.dumps({"max_seq_length": 10, "do_lower_case": False}))
+    texts = some_texts(4)
+    model = SentenceTransformer(str(folder), device="cpu")
+    assert model.max_seq_length == 10
+    with open_llm(folder) as llm:
+        assert largest_difference(llm.embed(texts, truncate=True), model.encode(texts)) < 1e-4
+        with pytest.raises(PromptTooLongError, match="10 tokens"):
+            llm.embed("word1 " * 20)
+
+
 def test_what_is_refused_is_refused_by_name(prompted: Path):
     with open_llm(prompted) as llm:
         with pytest.raises(PromptTooLongError, match="40 tokens"):
@@ -267,6 +323,8 @@ def test_a_decoder_embeds_where_its_folder_or_the_caller_says_so(tmp_path: Path)
         ({"1_Pooling/config.json": {"pooling_mode": "sum"}}, "sum"),
         ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
         ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length"),
+        ({"config_sentence_transformers.json": {"similarity_fn_name": "maxsim"}}, "maxsim.*supported: cosine, dot"),
+        ({"config_sentence_transformers.json": {"truncate_dim": 0}}, "truncate_dim"),
         ({"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "q"}}, "no such prompt"),
     ],
 )

@@ -197,6 +197,21 @@ def test_a_file_whose_header_lies_is_named(tmp_path: Path, content: bytes) -> No
         load(tmp_path, parameters())
 
 
+def test_the_pointer_of_git_lfs_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + 64 * "0" + "\nsize 12345\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a Git LFS pointer .* `git lfs pull`"):
+        load(tmp_path, parameters())
+
+
+def test_two_tensors_that_become_one_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a.weight": torch.ones(2), "x.a.weight": torch.zeros(2)}, file)
+    with pytest.raises(CheckpointError, match=r"holds (x\.)?a\.weight and (x\.)?a\.weight, which are the same tensor"):
+        SafetensorsFile(file, (("x.", ""),))
+    assert len(SafetensorsFile(file).shapes) == 2
+
+
 def test_a_header_larger_than_any_in_use_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write((90 * 2**20).to_bytes(8, "little"))

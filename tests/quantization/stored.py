@@ -60,6 +60,16 @@ def gptq_v2(m: Map) -> dict[str, Tensor]:
     return gptq(m, zero_less=0)
 
 
+def gptq_symmetric(m: Map) -> dict[str, Tensor]:
+    """As newer quantizers write it: the zero point 8 itself, which the format's first version takes for 9."""
+    assert (m.zero == 8).all()
+    return gptq(m, zero_less=0)
+
+
+def gptq_v2_symmetric(m: Map) -> dict[str, Tensor]:
+    return gptq(m, zero_less=1)
+
+
 def awq(m: Map) -> dict[str, Tensor]:
     return {
         "qweight": pack(m.q.T, 1, AWQ_ORDER),
@@ -85,6 +95,7 @@ def _packed(m: Map) -> dict[str, Tensor]:
     }
 
 
+SYMMETRIC = (packed_symmetric, gptq_symmetric, gptq_v2_symmetric)
 GPTQ_CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False}
 AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
@@ -115,7 +126,7 @@ def write_int4(
     def store(name: str, shape: tuple[int, int]) -> dict[str, Tensor]:
         out, count = shape[0], shape[1] // 128 * groups if groups else 1
         scale = torch.from_numpy(rng.uniform(0.001, 0.02, (out, count))).to(torch.bfloat16).half()  # exact as both
-        zero = np.full((out, count), 8) if form is packed_symmetric else rng.integers(1, 16, (out, count))
+        zero = np.full((out, count), 8) if form in SYMMETRIC else rng.integers(1, 16, (out, count))
         maps[name] = Map(rng.integers(0, 16, shape), zero, scale)
         return form(maps[name])
 

@@ -1,10 +1,16 @@
-"""Scores of query-document pairs, by a reranker or by the cosine similarity of an embedding model's vectors."""
+"""Scores of query-document pairs, by a reranker or by the similarity of an embedding model's vectors."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from penstock.encoder_config import Similarity
 from penstock.errors import InvalidRequestError
 from penstock.frontend.text_encoding import EncodedText, Side, TextEncoder, scores_of, vector_of
 from penstock.request import RequestOutput
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Pair = tuple[str, str]
 """A query and a document."""
@@ -64,7 +70,16 @@ class Scoring:
                 if len(scores) != 1:
                     raise InvalidRequestError(f"the model has {len(scores)} labels; a reranker must have one", "model")
             return [scores[0] for scores in all_scores]
-        vectors = [vector_of(one, self._config, normalize=True) for one in outputs]
+        normalize = True if self._config.similarity == "cosine" else None
+        vectors = [vector_of(one, self._config, normalize=normalize) for one in outputs]
         firsts = (vectors[self._index["query", query]] for query, _ in self._pairs)
         seconds = (vectors[self._index["documents", document]] for _, document in self._pairs)
-        return [float((one * other).sum(dtype="float64")) for one, other in zip(firsts, seconds, strict=True)]
+        return [_similarity(one, other, self._config.similarity) for one, other in zip(firsts, seconds, strict=True)]
+
+
+def _similarity(one: "NDArray[np.float32]", other: "NDArray[np.float32]", kind: Similarity) -> float:
+    """How near two vectors are, as `sentence-transformers` computes it; cosine: of vectors of length 1."""
+    if kind in ("cosine", "dot"):
+        return float((one * other).sum(dtype="float64"))
+    difference = abs(one.astype("float64") - other)
+    return -float(difference.sum() if kind == "manhattan" else (difference**2).sum() ** 0.5)

@@ -193,16 +193,19 @@ def vector_of(
     """A text's vector, [dimensions] float32.
 
     Args:
-        dimensions: number of leading elements to keep; None: all. A normalized vector is normalized again.
+        dimensions: number of leading elements to keep; None: as the folder says. A normalized vector is normalized
+            again, unless both are as the folder says: `sentence-transformers` does not.
         normalize: whether to normalize to length 1; None: as the folder says.
     """
     import numpy as np
 
     assert output.vector is not None, "the text was not embedded"
-    vector = np.frombuffer(output.vector, np.float32)[:dimensions]
+    whole = np.frombuffer(output.vector, np.float32)
+    vector = whole[: dimensions or config.truncate_dim]
     if not (config.normalize if normalize is None else normalize):
         return vector
-    length = np.sqrt(np.square(vector, dtype=np.float64).sum())
+    scaled = whole if dimensions is None and normalize is None else vector
+    length = np.sqrt(np.square(scaled, dtype=np.float64).sum())
     return (vector / max(float(length), 1e-12)).astype(np.float32)
 
 

@@ -5,7 +5,7 @@ on under their own names, so that the reader reports them.
 """
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.gguf.architectures import ARCHITECTURES, Architecture
@@ -27,6 +27,8 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
+_POOLINGS: dict[int, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
+"""Values of `pooling_type` of models that embed; 0: a model that generates."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts"}
 _ALWAYS_FLOAT32 = re.compile(r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?)\.weight)")
@@ -72,11 +74,31 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     config["vocab_size"] = _vocab_size(file)
     config["dtype"] = _dtype(file)
     config |= architecture.read(Given(keys, file.tensors, config))
+    _pooling(keys)  # which `pooling_of` gives to who asks
+    keys.expect("attention.causal", True)
     if not _EXPERTS.intersection(config):
         keys.expect("expert_count", 0)
         keys.expect("expert_used_count", 0)
     given = {key: None if value is NULL else value for key, value in config.items() if value is not None}
     return given | dict.fromkeys(keys.unread(), True)
+
+
+def pooling_of(file: GGUFFile) -> Literal["mean", "cls", "last"] | None:
+    """The pooling of an embedding model; None if the model generates text.
+
+    Raises:
+        CheckpointError: the pooling is unsupported.
+    """
+    name, _ = architecture_of(file)
+    return _pooling(Keys(file.metadata, name))
+
+
+def _pooling(keys: Keys) -> Literal["mean", "cls", "last"] | None:
+    kind = keys.find("pooling_type", int) or 0
+    if kind and kind not in _POOLINGS:
+        known = ", ".join(f"{number} ({name})" for number, name in _POOLINGS.items())
+        raise keys.unsupported("pooling_type", kind, f"supported: 0 (none), {known}")
+    return _POOLINGS.get(kind)
 
 
 def _num_layers(file: GGUFFile, keys: Keys) -> int:

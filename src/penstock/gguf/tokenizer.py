@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from penstock.errors import CheckpointError, shown
 from penstock.gguf.file import Metadata, read_metadata
@@ -101,11 +101,14 @@ def _gemma4(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
 def _pieces(
     metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], *, prefix: bool
 ) -> Tokenizer:
-    """A BPE tokenizer that writes spaces as ▁; with `prefix`, it puts a space before each text."""
+    """A BPE tokenizer that writes spaces as ▁, like the models' own (legacy) `tokenizer.json`.
+
+    With `prefix`, a space is put before each text and, as SentencePiece does, before each part after a control token.
+    """
     unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
     backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    scheme = "first" if prefix else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return _finished(metadata, vocabulary, backend, add_bos=True)

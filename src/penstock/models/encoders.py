@@ -14,10 +14,16 @@ from penstock.errors import CheckpointError
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, Verdict
 from penstock.models.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
+from penstock.models.gemma2 import gemma2_spec
 from penstock.models.gemma3 import gemma3_spec
+from penstock.models.granite import granite_spec
 from penstock.models.hf_config import HFConfig
+from penstock.models.llama import llama_spec
+from penstock.models.mistral import mistral_spec
 from penstock.models.modernbert import modernbert_spec
 from penstock.models.nomic_bert import nomic_bert_spec
+from penstock.models.olmo2 import olmo2_spec
+from penstock.models.phi3 import phi3_spec
 from penstock.models.qwen2 import qwen2_spec
 from penstock.models.qwen3 import qwen3_spec
 from penstock.models.spec import ModelSpec
@@ -38,6 +44,13 @@ ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "NomicBertModel": nomic_bert_spec,
     "Gemma3TextModel": gemma3_spec,
     "Qwen2ForSequenceClassification": qwen2_spec,
+    "Gemma2Model": gemma2_spec,
+    "GraniteModel": granite_spec,
+    "LlamaModel": llama_spec,
+    "MistralModel": mistral_spec,
+    "Olmo2Model": olmo2_spec,
+    "Phi3Model": phi3_spec,
+    "Qwen2Model": qwen2_spec,
     "Qwen3Model": qwen3_spec,
     "Qwen3ForSequenceClassification": qwen3_spec,
 }
@@ -90,7 +103,8 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
     if ends is None:
         ends = EncoderSpec(spec.hidden_size)
         bare = tuple((name, f"model.{name}") for name in ("layers.", "embed_tokens.", "norm."))
-        names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, r"lm_head\.weight"))
+        head = r"(lm_head|output)\.weight"  # in folders, in GGUF files
+        names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, head))
         if about.task == "score":
             ends = replace(ends, pooling=("last",), head=(_score_head(spec, config, about, checkpoint),))
     if about.task == "embed":

@@ -63,7 +63,8 @@ def _gptq(section: HFConfig) -> Scheme:
     section.expect("bits", 4)
     section.expect("checkpoint_format", "gptq", "gptq_v2")
     section.expect("is_marlin_format", False)
-    return Scheme(cast(StoredFormat, section.get("checkpoint_format", "gptq")), _group_size(section))
+    form = cast(StoredFormat, section.get("checkpoint_format", "gptq"))
+    return Scheme(form, _group_size(section), section.get("sym", False))
 
 
 def _awq(section: HFConfig) -> Scheme:

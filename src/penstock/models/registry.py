@@ -51,6 +51,7 @@ from penstock.models.qwen3_moe import qwen3_moe_spec
 from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.stored_head import has_own_head
 from penstock.quantization.scheme import GGUFScheme
 from penstock.settings import Settings
 
@@ -133,6 +134,9 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
     about = read_encoder(checkpoint)
+    gives_logits = about is None or about.task == "score"
+    if gives_logits and spec.tie_embeddings and checkpoint.gguf is None and has_own_head(checkpoint.path, spec.names):
+        spec = replace(spec, tie_embeddings=False)
     if about is not None:
         spec = encoder_spec(spec, config, about, checkpoint)
     elif any(isinstance(mixer, AttentionSpec) and mixer.bidirectional for mixer in spec.mixers):

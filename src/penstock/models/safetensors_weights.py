@@ -10,8 +10,10 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.models.loader import OpenWeights
+from penstock.models.stored_head import renamed
 
 _MAX_HEADER_BYTES = 32 * 2**20
+_LFS_POINTER = b"version https://git-lfs"
 
 
 class SafetensorsFile:
@@ -28,7 +30,11 @@ class SafetensorsFile:
         self.path = path
         with _opened(path) as tensors:
             names: list[str] = tensors.keys()
-            self._stored = {_renamed(name, prefixes): name for name in names}
+            self._stored: dict[str, str] = {}
+            for name in names:
+                other = self._stored.setdefault(renamed(name, prefixes), name)
+                if other != name:
+                    raise CheckpointError(f"{path} holds {other} and {name}, which are the same tensor of the model")
             self.shapes: Mapping[str, tuple[int, ...]] = {
                 name: tuple(tensors.get_slice(stored).get_shape()) or (1,) for name, stored in self._stored.items()
             }
@@ -53,13 +59,6 @@ class _Slices:
         return rows
 
 
-def _renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
-    for stored, ours in prefixes:
-        if name.startswith(stored):
-            return ours + name.removeprefix(stored)
-    return name
-
-
 def _opened(file: Path) -> Any:
     """
     Raises:
@@ -67,7 +66,10 @@ def _opened(file: Path) -> Any:
     """
     try:
         with file.open("rb") as opened:
-            header_bytes = int.from_bytes(opened.read(8), "little")
+            beginning = opened.read(len(_LFS_POINTER))
+        if beginning == _LFS_POINTER:
+            raise CheckpointError(f"{file} is a Git LFS pointer instead of the weights; fetch them with `git lfs pull`")
+        header_bytes = int.from_bytes(beginning[:8], "little")
         if _MAX_HEADER_BYTES < header_bytes < file.stat().st_size:
             raise CheckpointError(
                 f"{file} has a header of {header_bytes} bytes; the limit is {_MAX_HEADER_BYTES}, enough for 200,000 "

@@ -25,7 +25,7 @@ class Scheme:
     group_size: int | None = None
     """Columns that share a scale; None: whole rows."""
     symmetric: bool = True
-    """pack-quantized: whether it stores no zero points."""
+    """GPTQ, pack-quantized: whether every zero point is 8, whatever is stored for it."""
 
     def format_of(self, name: str) -> WeightFormat:
         """The kernel format of the matrix `name`; embedding and output projection are floating point."""

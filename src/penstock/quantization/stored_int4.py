@@ -77,6 +77,8 @@ class _Form:
 
         def finish(tensors: dict[str, Tensor]) -> None:
             zeros = (unpack_columns(tensors["qzeros"]).T + less) & 15
+            if self._scheme.symmetric:
+                zeros.fill_(8)  # quantizers differ in what they store then: 7 or 8
             self._load(unpack_rows(tensors["qweight"]), tensors["scales"].T, zeros)
 
         order = CheckedTensor(
