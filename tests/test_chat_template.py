@@ -179,6 +179,18 @@ def test_text_and_numbers_arrive_as_they_were(make):
     )
 
 
+def test_the_process_that_renders_has_no_keys_in_its_environment(make, monkeypatch):
+    for name in ("PENSTOCK_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    templates = make(PLAIN)
+    assert render(templates, "hello") == "hello"
+    worker = templates._offline._worker
+    assert worker is not None
+    environment = Path(f"/proc/{worker._process.pid}/environ").read_bytes()
+    assert b"PATH=" in environment
+    assert b"secret" not in environment
+
+
 def test_nothing_is_rendered_after_the_end(make):
     templates = make(PLAIN)
     assert render(templates, "hello") == "hello"

@@ -19,6 +19,11 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
+_PLAIN_VARIABLES = (
+    *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH", "PYTHON", "MALLOC_", "RAYON_", "TOKENIZERS_"),
+    *("COV_CORE_", "COVERAGE_"),
+)
+"""Beginnings of the names of variables that a Python process may need."""
 _NOT_WRITTEN = 120
 """Exit code, also the interpreter's own, where what was printed could not be written."""
 CLOSED_PIPE = 128 + signal.SIGPIPE
@@ -178,6 +183,11 @@ def trim_heaps() -> None:
 def bracketed(host: str) -> str:
     """An address as a part of a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def plain_environment() -> dict[str, str]:
+    """This process's environment without what a child that runs third-party code could give away: keys and tokens."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_PLAIN_VARIABLES)}
 
 
 def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from penstock.errors import CheckpointError
+from penstock.host import plain_environment
 from penstock.worker_process import limit_memory, limited_cpu_time
 
 MEMORY_BYTES = 2**30
@@ -25,7 +26,7 @@ def try_tokenizer(file: Path) -> None:
         CheckpointError: loading it takes too much memory or time.
     """
     command = [sys.executable, "-m", "penstock.tokenizer_trial", str(file)]
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=plain_environment())
     if run.returncode not in (_READ, _REFUSED):
         raise CheckpointError(
             f"{file} cannot be loaded within {MEMORY_BYTES >> 20} MiB of memory and {CPU_SECONDS:g} s of processor "

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Iterator
 
 from penstock.errors import EngineError
+from penstock.host import plain_environment
 
 _LENGTH = struct.Struct("<Q")
 _GRACE = 1.0
@@ -56,6 +57,7 @@ class WorkerProcess:
                     command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
+                    env=plain_environment(),
                     start_new_session=True,  # an interrupt from the terminal is for the parent, which ends it
                 )
         except OSError:

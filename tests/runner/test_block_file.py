@@ -124,6 +124,22 @@ def test_a_pipe_a_missing_folder_and_too_little_room_are_refused(tmp_path: Path)
         opened(tmp_path / "kv", size=9000)
 
 
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "kv").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="is a link"):
+        opened(tmp_path / "kv")
+    assert (tmp_path / "elsewhere").stat().st_size == 0
+
+
+def test_a_file_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kv").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "kv").stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        opened(tmp_path / "kv")
+    assert (tmp_path / "kv").stat().st_size == 0
+
+
 def test_a_second_engine_takes_the_file_beside_it(tmp_path: Path) -> None:
     first, _ = opened(tmp_path / "kv")
     second, _ = opened(tmp_path / "kv")

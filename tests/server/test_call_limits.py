@@ -74,6 +74,21 @@ def test_a_body_beyond_the_limit_is_refused_however_it_is_announced():
     assert asyncio.run(call(gate, b"x" * 10))[0] == 200
 
 
+def test_what_a_call_holds_beside_its_body_counts_until_its_end():
+    async def hold(scope, receive, send):
+        for _ in range(2 if scope["path"] == "/v1/twice" else 1):
+            context_of(scope).hold_bytes(600_000)
+        await echo(scope, receive, send)
+
+    async def talk():
+        limits = CallLimitsConfig(max_body_bytes=1000, max_held_body_bytes=1_000_000)
+        gate = CallLimits(hold, load_keys(None, None, private_cache=False), limits)
+        for path, status in (("/v1/x", 200), ("/v1/x", 200), ("/v1/twice", 429), ("/v1/x", 200)):
+            assert (await call(gate, b"x", path=path))[0] == status
+
+    asyncio.run(talk())
+
+
 def test_a_body_that_does_not_arrive_is_given_up():
     async def half_sent():
         gate = make_gate(body_timeout=0.05)

@@ -1,12 +1,15 @@
 """What a connection may send, and how long it may take: over real sockets, before any call and after the first."""
 
+import asyncio
 import contextlib
 import json
 import re
 import socket
+import struct
 
 import pytest
 
+from penstock.server.connection import BoundedProtocol
 from tests import fetch
 from tests.server.running import memory_mib, running_server
 from tests.waiting import wait_until
@@ -218,3 +221,25 @@ def test_head_gets_the_head_of_get(bounded, path):
 def test_a_body_too_large_is_refused_before_it_is_sent_if_the_client_asks(bounded):
     sent = POST + b"Content-Length: 10000000\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
     assert statuses(answers_to(bounded, sent)) == [413]
+
+
+def test_a_client_that_resets_its_connection_just_as_it_is_refused_raises_nothing():
+    async def talk():
+        made = asyncio.get_running_loop().create_future()
+
+        class Accepting(asyncio.Protocol):
+            def connection_made(self, transport):
+                made.set_result(transport)
+
+        server = await asyncio.get_running_loop().create_server(Accepting, "127.0.0.1", 0)
+        client = socket.create_connection(server.sockets[0].getsockname())
+        protocol = BoundedProtocol.__new__(BoundedProtocol)
+        protocol.transport = await made
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        assert not protocol._end_writing()
+        protocol.transport.abort()
+        server.close()
+        await asyncio.sleep(0.01)  # the sockets are closed by the loop
+
+    asyncio.run(talk())

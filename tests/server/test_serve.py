@@ -16,7 +16,9 @@ import openai
 import pytest
 
 from penstock import __version__
+from penstock.errors import ConfigError
 from penstock.server.config import CallLimitsConfig
+from penstock.server.serve import _allow_files
 from tests import fetch
 from tests.server.running import RunningServer, running_server
 from tests.waiting import alive, stop, wait_until
@@ -413,3 +415,14 @@ def test_a_server_that_is_killed_takes_its_engine_along_even_a_stopped_one(own_s
     own_server.process.kill()
     own_server.process.wait()
     check_nothing_is_left(own_server, engine, folder)
+
+
+@pytest.mark.parametrize(
+    ("most", "advice"), [(64, "raise the limit (ulimit -Hn)"), (1000, "or lower max_connections to ")]
+)
+def test_too_few_files_are_refused_with_advice_that_can_be_followed(monkeypatch, most, advice):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (most, most))
+    with pytest.raises(ConfigError) as caught:
+        _allow_files(5000)
+    assert advice in str(caught.value)
+    assert "-1" not in str(caught.value)

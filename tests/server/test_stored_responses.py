@@ -118,6 +118,16 @@ def test_an_item_that_is_referred_to_reaches_the_template(ask):
     ask("show", talk)
 
 
+def test_an_item_is_referred_to_once(ask):
+    async def talk(client, http):
+        first = await create(client, "one")
+        with pytest.raises(openai.BadRequestError, match="Duplicate item found with id") as caught:
+            await create(client, [{"id": first.output[0].id}] * 1000)
+        assert caught.value.param == "input"
+
+    ask("show", talk)
+
+
 @WAYS
 def test_a_stored_response_is_retrieved_as_it_was_and_deleted(ask, answer):
     async def talk(client, http):

@@ -10,6 +10,7 @@ pages reach the disk nor that a write completed. So damage costs one block.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -184,19 +185,25 @@ def checksum_of(block: memoryview) -> int:
     return (total ^ total >> 32) & 0xFFFFFFFF | zlib.crc32(block) << 32
 
 
+_OPEN_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
 def open_own(path: Path, layout: Layout, size: int) -> tuple[BlockFile, bool]:
     """Open the file at a path, creating it if necessary; returns whether its content is usable. `size` is in bytes.
 
     If another engine uses it, the first free one of PATH.1, PATH.2, ... is opened.
 
     Raises:
-        ConfigError: it cannot be opened or created, is another kind of file, or `size` is below one block.
+        ConfigError: it cannot be opened or created, is a link, another user's or another kind of file, or `size` is
+            below one block.
     """
     for index in range(MAX_SHARERS):
         candidate = path.with_name(f"{path.name}.{index}") if index else path
         try:
-            descriptor = os.open(candidate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+            descriptor = os.open(candidate, _OPEN_FLAGS, 0o600)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(f"kv_disk {candidate} is a link; name the file itself") from error
             raise ConfigError(f"kv_disk {candidate} cannot be opened: {error.strerror}") from error
         try:
             if _lock(descriptor):
@@ -220,6 +227,8 @@ def _take(descriptor: int, path: Path, layout: Layout, size: int) -> tuple[Block
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"kv_disk {path} is not a regular file; name one, or a path that does not exist yet")
+    if status.st_uid != os.geteuid():  # who could read the prompts in it, and write blocks
+        raise ConfigError(f"kv_disk {path} belongs to another user: name another one, or remove it")
     num_slots = layout.num_slots(size)
     if not num_slots:
         least = 2 * PAGE + layout.stride + layout.record_bytes

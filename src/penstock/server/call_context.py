@@ -5,6 +5,7 @@ RequestId ──> AccessLog ──> CallLimits ──> routes: each layer adds w
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -32,6 +33,10 @@ async def _stay_connected() -> Message:
     return await leaves
 
 
+def _hold_nothing(size: int) -> None:
+    """The `hold_bytes` of a call without a connection."""
+
+
 @dataclass(slots=True)
 class CallContext:
     """One HTTP call: its caller, the headers that routes read, and what the access log reports."""
@@ -46,6 +51,8 @@ class CallContext:
     last_event_id: str | None = None
     """The last event of a broken stream that the client received."""
     num_body_bytes: int = 0
+    hold_bytes: Callable[[int], None] = _hold_nothing
+    """Counts bytes that the call holds beside its body; raises `OverloadedError` where there is no room."""
     receive: Receive = _stay_connected
     """ASGI's `receive`: after the body, a message when the client disconnects."""
     request_stream: RequestStream | None = None

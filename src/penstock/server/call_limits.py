@@ -5,6 +5,7 @@ RequestId ──> CallLimits: key → concurrent calls → requests a minute →
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 
@@ -130,6 +131,7 @@ class CallLimits:
             ):
                 body = await self._read_body(scope, receive, held)
                 context.num_body_bytes, context.receive = len(body), _replay(body, receive)
+                context.hold_bytes = functools.partial(self._hold, held)
                 del body
                 await self._app(scope, context.receive, send_with_limits)
         except PenstockError as error:  # only errors of the middleware: the application answers its own
@@ -156,6 +158,10 @@ class CallLimits:
             self._open.take(-1, name)
             holder.leave()
 
+    def _hold(self, held: HeldBody, size: int) -> None:
+        if not held.grow(size):
+            raise self._no_room()
+
     async def _read_body(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
         headers = Headers(scope=scope)
         length = int(headers.get("content-length", "0"))  # the HTTP parser has checked that it is a number
@@ -181,10 +187,7 @@ class CallLimits:
             if size > most:
                 refusal = self._too_large()
             elif refusal is None and not held.grow(len(part)):
-                refusal = OverloadedError(
-                    f"the bodies of open calls have no room for this one (max_held_body_bytes: "
-                    f"{self._limits.max_held_body_bytes}, which one API key may not use up)"
-                )
+                refusal = self._no_room()
             if refusal is None:
                 body += part
             else:
@@ -193,6 +196,12 @@ class CallLimits:
         if refusal is not None:
             raise refusal
         return bytes(body)
+
+    def _no_room(self) -> OverloadedError:
+        return OverloadedError(
+            f"the bodies of open calls, with the stored responses that they continue, have no room for this one "
+            f"(max_held_body_bytes: {self._limits.max_held_body_bytes}, which one API key may not use up)"
+        )
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes (max_body_bytes)")

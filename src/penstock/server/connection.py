@@ -298,12 +298,21 @@ class BoundedProtocol(H11Protocol):
             self._take_call_back(reply)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(b"".join(self._answer(reply)))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-            self.flow.resume_reading()
-            self._owed_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
-        else:
+        if not self._end_writing():
             self.transport.close()
+            return
+        self.flow.resume_reading()
+        self._owed_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+
+    def _end_writing(self) -> bool:
+        """Tell the client that no more follows; False if that is impossible, over TLS or because it has left."""
+        if not self.transport.can_write_eof():
+            return False
+        try:
+            self.transport.write_eof()
+        except OSError:  # ENOTCONN: asyncio has not been told yet
+            return False
+        return True
 
     def _take_call_back(self, reply: ErrorReply) -> None:
         """Cancel a request with an invalid body in its application, which sees a disconnect."""

@@ -246,6 +246,14 @@ class Call:
         with self.connected():
             return await self.engine.large_work.run(size, work)
 
+    def hold_bytes(self, size: int) -> None:
+        """Count bytes that the call holds beside its body, until its end.
+
+        Raises:
+            OverloadedError: there is no room for them.
+        """
+        self._context.hold_bytes(size)
+
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """Cancel the block when the client disconnects.
 

@@ -102,9 +102,10 @@ def _allow_files(count: int) -> None:
     """Raise this process's limit of open files to `count`; a common default is 1,024."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < count:
+        lower = f", or lower max_connections to {most - OTHER_FILES}" if most > OTHER_FILES else ""
         raise ConfigError(
-            f"this process may open {most} files, and max_connections needs {count}: raise the limit (ulimit -Hn), or "
-            f"lower max_connections to {most - OTHER_FILES}"
+            f"this process may open {most} files, and max_connections needs {count}: raise the limit (ulimit -Hn)"
+            + lower
         )
     if now != resource.RLIM_INFINITY and now < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))

@@ -11,6 +11,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+from penstock.host import plain_environment
+
 EXIT_SECONDS = 1.0
 """How long a process whose pipes have closed may take to exit before it is killed."""
 
@@ -23,7 +25,9 @@ class WorkerProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=plain_environment()
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()

@@ -88,10 +88,12 @@ async def _read(body: ResponsesBody, call: Call, response_id: str) -> _Asked:
     """
     Raises:
         ResponseNotFoundError: the body refers to something that is not stored.
+        OverloadedError: open calls hold too many bytes of bodies and stored responses.
         InvalidRequestError: the tools contradict each other.
     """
     recent, tenant = call.recent_responses, call.tenant
     recalled = recall(body, recent, tenant)
+    call.hold_bytes(recalled.num_bytes)
     stores = body.store is not False and recent.max_bytes > 0
     if body.store and not stores:
         call.ignore("store")

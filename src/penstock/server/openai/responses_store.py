@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from penstock.errors import PreviousResponseNotFoundError, ResponseNotFoundError
+from penstock.errors import InvalidRequestError, PreviousResponseNotFoundError, ResponseNotFoundError
 from penstock.frontend.recovery.recent_responses import RecentResponses, StoredResponse
 from penstock.server.openai.responses_items_schema import Item, ItemReference, MessageItem
 from penstock.server.openai.responses_schema import InputItemList, ResponseObject, ResponsesBody
@@ -71,6 +71,7 @@ def recall(body: ResponsesBody, recent: RecentResponses, tenant: str) -> Recalle
     """
     Raises:
         ResponseNotFoundError: the response that the body continues, or an item that it refers to, is not stored.
+        InvalidRequestError: it refers to an item twice.
     """
     previous = body.previous_response_id
     chain = [] if previous is None else recent.chain(tenant, previous)
@@ -80,7 +81,12 @@ def recall(body: ResponsesBody, recent: RecentResponses, tenant: str) -> Recalle
             f"{_NOT_STORED}; {_SEND_ALL}",
             "previous_response_id",
         )
-    references = dict.fromkeys(item.id for item in input_items(body) if isinstance(item, ItemReference))
+    references: dict[str, None] = {}
+    for item in input_items(body):
+        if isinstance(item, ItemReference):
+            if item.id in references:  # a few bytes could stand for a long item as often as the body has room
+                raise InvalidRequestError(f"Duplicate item found with id {item.id[:80]!r}: refer to it once", "input")
+            references[item.id] = None
     holders = {holder.id: holder for holder in (_holder(recent, tenant, id) for id in references)}
     recent.use(tenant, holders)
     return Recalled(chain, holders, list(references))
