@@ -41,9 +41,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
-def did_you_mean(name: str, known: Iterable[str], count: int = 3) -> str:
-    """The end of an error about an unknown name: those like it, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+def did_you_mean(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> str:
+    """The end of an error about an unknown name: those like it, at least by `cutoff` of 1, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=cutoff)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

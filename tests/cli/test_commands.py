@@ -91,6 +91,18 @@ def test_a_prompt_comes_from_standard_input_or_a_file_whole_or_by_lines(tiny: li
     assert [json.loads(line)["prompt"] for line in whole.stdout.splitlines()] == ["hello\n\nfox\n"]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_on_a_terminal_each_of_several_answers_stands_below_its_prompt(
+    tiny: list[str], is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    prompts = ["hello\nfox", "the quick " * 20]
+    assert main(["generate", *prompts, "--raw", *tiny]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("==> ")]
+    shown = " ".join(["the quick"] * 6) + " the ..."
+    assert headings == (["==> hello fox <==", f"==> {shown} <=="] if is_terminal else [])
+
+
 def test_words_may_be_ruled_out_and_repetition_penalized(tiny: list[str]) -> None:
     plain = penstock("generate", "hello", "--raw", "--json", *tiny)
     word = json.loads(plain.stdout)["outputs"][0]["text"][:1]
@@ -120,6 +132,7 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["chat", "--n", "2"], "one answer a turn"),
         (["chat", "--num-beams", "2"], "beam search cannot be streamed"),
         (["generate", "x", "--logprobs", "2"], "add --json"),
+        (["generate", "x", "--max-tokens", "0"], "no answer to print"),
         (["chat", "--logprobs", "2"], "a chat prints no log-probabilities"),
         (["serve", "--seed", "9" * 23], "seed must be from 0 to 18446744073709551615"),
         (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),
@@ -136,7 +149,7 @@ def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str]
     assert run.returncode == 2
     assert words in run.stderr
     assert "Traceback" not in run.stderr
-    lines = [line for line in run.stderr.strip().splitlines() if not line.startswith("loading ")]
+    lines = [line for line in run.stderr.strip().splitlines() if "loading " not in line]
     assert len(lines) == 1
 
 

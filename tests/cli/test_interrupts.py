@@ -1,11 +1,14 @@
 """Ctrl-C, as a terminal sends it: an answer ends, and nothing that was done is lost."""
 
+import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +122,9 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
+        attributes = termios.tcgetattr(theirs)
+        attributes[3] |= termios.NOFLSH  # or the kernel drops output that is not read yet when Ctrl-C is typed
+        termios.tcsetattr(theirs, termios.TCSANOW, attributes)
         self.shown = ""
         self._process = subprocess.Popen(
             [*COMMAND, "chat", *arguments],
@@ -137,7 +143,8 @@ class Terminal:
         """What is shown until the text, from the last wait's end on."""
         deadline = time.monotonic() + seconds
         while text not in self.shown:
-            assert time.monotonic() < deadline, self.shown
+            readable, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
+            assert readable, self.shown
             self.shown += os.read(self._ours, 65536).decode(errors="replace")
         before, _, self.shown = self.shown.partition(text)
         return before
@@ -153,9 +160,6 @@ class Terminal:
 
 
 def _take_terminal() -> None:
-    import fcntl
-    import termios
-
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
 
 

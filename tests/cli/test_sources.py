@@ -76,6 +76,23 @@ def test_default_sampling_is_shown_and_can_be_read_again(tmp_path, capsys):
     assert main(["serve", "--print-config", "--config", str(path)]) == 0
 
 
+@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["verify"]])
+def test_the_other_commands_take_the_environment_too_and_pass_over_the_servers_options(
+    command, from_file, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("PENSTOCK_PORT", "99")
+    if from_file:
+        (tmp_path / "penstock.toml").write_text('model = "/nowhere"\nhost = "0.0.0.0"\n')
+        monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "penstock.toml"))
+    else:
+        monkeypatch.setenv("PENSTOCK_MODEL", "/nowhere")
+    assert main(command) == 2
+    assert "there is no folder or file /nowhere" in capsys.readouterr().err
+    assert main([*command, "--model", "/elsewhere"]) == 2
+    assert "there is no folder or file /elsewhere" in capsys.readouterr().err
+
+
 def test_a_bad_value_names_its_option(monkeypatch, capsys):
     monkeypatch.setenv("PENSTOCK_PORT", "many")
     assert main(["serve", "--print-config"]) == 2

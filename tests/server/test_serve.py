@@ -232,14 +232,15 @@ def failing_start(*flags):
         server.stop()
 
 
-def test_a_server_that_cannot_start_says_why_and_nothing_else(tmp_path):
+def test_a_server_that_cannot_start_says_what_it_loads_and_why_not(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "none"}')
     for model, words in ((str(tmp_path / "missing"), "missing"), (str(tmp_path), "NoSuchModel")):
         code, log = failing_start("--model", model)
         assert code == 2
-        assert len(log) == 1, log
-        assert log[0].startswith("penstock: error: ")
-        assert words in log[0]
+        loading, error = log
+        assert f"penstock {__version__}: loading " in loading
+        assert error.startswith("penstock: error: ")
+        assert words in error
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded():

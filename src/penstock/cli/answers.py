@@ -10,10 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol, TextIO
 
 from penstock.errors import InvalidRequestError
 from penstock.request import RequestOutput
+
+HEADING_WIDTH = 70
+"""Most characters of a prompt in the line above its answer."""
 
 
 class AnswerWriter(Protocol):
@@ -29,24 +33,27 @@ class AnswerWriter(Protocol):
 
 
 class TextLines:
-    """Texts in the prompts' order."""
+    """Texts in the prompts' order; with `prompts`, each below a line with its prompt."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, prompts: Sequence[str] | None = None) -> None:
         self._file = file
+        self._prompts = prompts
         self._next = 0
         self._kept: dict[int, RequestOutput] = {}
 
     def write(self, index: int, output: RequestOutput) -> None:
         self._kept[index] = output
         while self._next in self._kept:
-            self._print(self._kept.pop(self._next))
+            self._print(self._next, self._kept.pop(self._next))
             self._next += 1
 
     def finish(self) -> None:
         for index in sorted(self._kept):
-            self._print(self._kept.pop(index))
+            self._print(index, self._kept.pop(index))
 
-    def _print(self, output: RequestOutput) -> None:
+    def _print(self, index: int, output: RequestOutput) -> None:
+        if self._prompts is not None:
+            print(f"==> {shorten(self._prompts[index], HEADING_WIDTH, placeholder=' ...')} <==", file=self._file)
         print("\n".join(answer.text for answer in output.outputs), file=self._file, flush=True)
 
 
@@ -73,7 +80,8 @@ def open_writer(prompts: Sequence[str], as_json: bool, path: Path | None) -> Ite
         InvalidRequestError: the file cannot be written.
     """
     if path is None:
-        yield JsonLines(sys.stdout, prompts) if as_json else TextLines(sys.stdout)
+        headings = prompts if len(prompts) > 1 and sys.stdout.isatty() else None
+        yield JsonLines(sys.stdout, prompts) if as_json else TextLines(sys.stdout, headings)
         return
     try:
         file = path.open("a", encoding="utf-8")

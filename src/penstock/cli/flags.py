@@ -1,6 +1,7 @@
 """Flags that several commands share, and the parameters made from them."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import Field, replace
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import loading_shown
+from penstock.cli.sources import CONFIG_VARIABLE, gather
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.sampling_params import SamplingParams, Structured
+from penstock.server.config import iter_server_options
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
@@ -92,7 +95,16 @@ def _flag(name: str) -> str:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    return {f.name: getattr(args, f.name) for _, f in iter_options() if hasattr(args, f.name)}
+    """The engine's options from flags, environment and `$PENSTOCK_CONFIG`; those of the server are passed over.
+
+    Raises:
+        ConfigError: see `gather`.
+    """
+    options = [f for _, f in iter_options()]
+    known = [*options, *(f for _, f in iter_server_options())]
+    flags = {f.name: getattr(args, f.name) for f in options if hasattr(args, f.name)}
+    given = gather(known, flags, os.environ, os.environ.get(CONFIG_VARIABLE))
+    return {f.name: given[f.name].value for f in options if f.name in given}
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequestError(
             "--logprobs are printed as JSON only: add --json, or leave --logprobs out", "logprobs"
         )
+    if params.max_tokens == 0 and not args.json and not args.output:
+        raise InvalidRequestError("--max-tokens 0 leaves no answer to print: raise it, or add --json", "max_tokens")
     answered = read_answered(args.output, prompts) if args.output else set()
     open_indices = [index for index in range(len(prompts)) if index not in answered]
     if answered:

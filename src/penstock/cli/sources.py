@@ -1,4 +1,4 @@
-"""Sources of the options of `penstock serve`, in order of precedence: flags, environment, TOML file.
+"""Sources of options, in order of precedence: flags, environment, TOML file.
 
 --max-num-seqs 64        PENSTOCK_MAX_NUM_SEQS=64        max_num_seqs = 64  (TOML, a flat table)
 """

@@ -108,7 +108,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
 }
 
-KNOWN = "python -m penstock.models.families_doc prints docs/models.md, which lists all supported architectures"
+KNOWN = "docs/models.md lists those that are supported"
 
 _ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Architecture names in older files, with their names in `transformers`."""
@@ -130,7 +130,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
-        close = did_you_mean(named, families)
+        close = did_you_mean(named, families, cutoff=0.85)  # all end alike, in ForCausalLM
         raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
     about = read_encoder(checkpoint)
