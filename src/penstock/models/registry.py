@@ -52,7 +52,7 @@ from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.models.stored_head import has_own_head
-from penstock.quantization.scheme import GGUFScheme
+from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -145,7 +145,10 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
         return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
-    return replace(spec, quantization=read_scheme(config))
+    scheme = read_scheme(config)
+    if scheme is not None:
+        spec = replace(spec, names=replace(spec.names, ignored=(*spec.names.ignored, SCALES_OF_OTHERS)))
+    return replace(spec, quantization=scheme)
 
 
 def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
