@@ -83,8 +83,9 @@ assert "torch" not in sys.modules
 def test_an_unknown_architecture_is_named_with_those_like_it_and_where_all_are(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="architecture LlamaForCasualLM, which is unknown; did you mean Llama"):
         read(tmp_path, LLAMA | {"architectures": ["LlamaForCasualLM"]})
-    with pytest.raises(CheckpointError, match="architecture xyz, which is unknown; python -m"):
-        read(tmp_path, LLAMA | {"architectures": ["xyz"]})
+    for name in ("xyz", "Lfm3ForCausalLM", "MiniMaxM2ForCausalLM", "Qwen2MoeForCausalLM"):
+        with pytest.raises(CheckpointError, match=f"architecture {name}, which is unknown; python -m"):
+            read(tmp_path, LLAMA | {"architectures": [name]})
 
 
 def test_a_config_without_an_architecture_says_so(tmp_path: Path) -> None:

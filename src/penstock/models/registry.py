@@ -130,7 +130,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
-        close = did_you_mean(named, families)
+        close = did_you_mean(named, [name for name in families if _family(name) == _family(named)])
         raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
     about = read_encoder(checkpoint)
@@ -149,6 +149,11 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     if scheme is not None:
         spec = replace(spec, names=replace(spec.names, ignored=(*spec.names.ignored, SCALES_OF_OTHERS)))
     return replace(spec, quantization=scheme)
+
+
+def _family(architecture: str) -> str:
+    """The family's name in an architecture's: another digit in it is another family, not a typing error."""
+    return re.split("For|Model", architecture)[0].lower()
 
 
 def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
