@@ -4,6 +4,7 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
                                     └──load_model──> Decoder with its weights
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory
 
     ModelT = TypeVar("ModelT", Decoder, Encoder)
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek_v2_spec,
@@ -329,6 +332,9 @@ def _load(
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, because this runs once per model
+    if checkpoint.unheeded:
+        file, keys = checkpoint.path / "generation_config.json", ", ".join(checkpoint.unheeded)
+        logger.warning("%s: these settings have no effect; a request may set their like: %s", file, keys)
     return load_through_cache(
         checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
