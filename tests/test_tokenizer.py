@@ -143,6 +143,14 @@ def test_the_chat_template_of_a_processor_counts_where_the_tokenizer_has_none(tm
     assert Tokenizer.from_path(folder).chat_template_source == "of the tokenizer"
 
 
+@pytest.mark.parametrize("names", [["tokenizer.model"], ["vocab.json"], ["tekken.json", "vocab.txt"], []])
+def test_a_tokenizer_in_another_form_is_named(tmp_path, caplog, names):
+    for name in names:
+        (tmp_path / name).touch()
+    assert Tokenizer.load(tmp_path) is None
+    assert (f"no tokenizer.json, the only form that is read, but {', '.join(names)}:" in caplog.text) == bool(names)
+
+
 def test_the_special_eos_token_of_a_folder_has_an_id(tmp_path):
     for entry, has in (("<|stop|>", True), ({"content": "<|stop|>"}, True), (None, False)):
         ours = Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), eos_token=entry))

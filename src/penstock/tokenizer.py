@@ -12,6 +12,7 @@ A GGUF file has all of it in its metadata (`penstock.gguf.tokenizer`).
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,12 +27,15 @@ from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.gguf.tokenizer import read_tokenizer
 from penstock.tokenizer_trial import try_tokenizer
 
+logger = logging.getLogger(__name__)
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_BYTES = 64 * 2**20
 """Most bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Size of a tokenizer.json that is certain to need no more than some 200 MB when loaded."""
 _MAX_TEMPLATE_CHARACTERS = 2**20
+_OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -118,6 +122,13 @@ class Tokenizer:
             return cls._from_gguf(Path(path))
         file = Path(path) / "tokenizer.json"
         if not file.exists():
+            found = [name for name in _OTHER_FORMS if (Path(path) / name).exists()]
+            if found:
+                logger.warning(
+                    "%s has no tokenizer.json, the only form that is read, but %s: prompts must be token ids, unless "
+                    "transformers converts it (AutoTokenizer.from_pretrained(...).save_pretrained(...))",
+                    *(path, ", ".join(found)),
+                )
             return None
         if file.stat().st_size > _UNTRIED_BYTES:
             try_tokenizer(file)
