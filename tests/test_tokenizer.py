@@ -120,6 +120,37 @@ def test_a_token_that_the_config_calls_special_is_so_whatever_tokenizer_json_say
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "a"
 
 
+def test_tokens_that_only_added_tokens_json_names_are_known(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe(), eos_token="<|stop|>")
+    size = Tokenizer.from_path(folder).vocab_size - 1  # without the special token, which comes last
+    (folder / "added_tokens.json").write_text(json.dumps({"<tool>": size, "<|stop|>": size + 1}))
+    ours = Tokenizer.from_path(folder)
+    assert ours.encode("<tool><|stop|>", add_special_tokens=False)[-2:] == [size, size + 1]
+    assert ours.decode([size, size + 1]) == "<tool>"
+    (folder / "added_tokens.json").write_text(json.dumps({"<tool>": "x"}))
+    with pytest.raises(CheckpointError, match="lists tokens in a form that is not known"):
+        Tokenizer.from_path(folder)
+
+
+def test_the_chat_template_of_a_processor_counts_where_the_tokenizer_has_none(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe(), chat_template=None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert Tokenizer.from_path(folder).chat_template_source == "of the processor"
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": 5}))
+    with pytest.raises(CheckpointError, match=r"chat_template in chat_template\.json"):
+        Tokenizer.from_path(folder)
+    write_tokenizer(tmp_path, byte_level_bpe(), chat_template="of the tokenizer")
+    assert Tokenizer.from_path(folder).chat_template_source == "of the tokenizer"
+
+
+@pytest.mark.parametrize("names", [["tokenizer.model"], ["vocab.json"], ["tekken.json", "vocab.txt"], []])
+def test_a_tokenizer_in_another_form_is_named(tmp_path, caplog, names):
+    for name in names:
+        (tmp_path / name).touch()
+    assert Tokenizer.load(tmp_path) is None
+    assert (f"no tokenizer.json, the only form that is read, but {', '.join(names)}:" in caplog.text) == bool(names)
+
+
 def test_the_special_eos_token_of_a_folder_has_an_id(tmp_path):
     for entry, has in (("<|stop|>", True), ({"content": "<|stop|>"}, True), (None, False)):
         ours = Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), eos_token=entry))

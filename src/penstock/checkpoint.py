@@ -32,6 +32,22 @@ _MAX_INDEX_BYTES = 64 * 2**20
 _MAX_TEXT_BYTES = 2**20
 _MAX_TOKEN_ID = 2**31 - 1
 
+_UNHEEDED = (
+    *("stop_strings", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"),
+    *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "max_time", "num_beams", "num_beam_groups"),
+    *(
+        "length_penalty",
+        "diversity_penalty",
+        "penalty_alpha",
+        "no_repeat_ngram_size",
+        "exponential_decay_length_penalty",
+    ),
+    *("epsilon_cutoff", "eta_cutoff", "top_h", "guidance_scale", "forced_bos_token_id", "forced_eos_token_id"),
+    *("remove_invalid_values", "watermarking_config", "exponential_decay_length_penalty"),
+)
+_NEUTRAL: tuple[object, ...] = (None, False, 0, 1, [], {})
+"""Values by which these keys change nothing."""
+
 _HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_SECONDS = 10.0
@@ -82,6 +98,8 @@ class Checkpoint:
     """The headers of a GGUF file."""
     task: Literal["generate", "embed", "score"] | None = None
     """The task that the caller asks for; None: the model's own."""
+    unheeded: tuple[str, ...] = ()
+    """Keys of `generation_config.json` that change answers of `transformers`, and not Penstock's."""
 
 
 def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
@@ -106,7 +124,8 @@ def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
         raise CheckpointError(f"{path} has no config.json, so it is not a Hugging Face model folder")
     generation = read_json(generation_file) or {}
     defaults = _generation_defaults(generation, config, generation_file, config_file)
-    return Checkpoint(path, name, config, config_file, defaults, task=wanted)
+    unheeded = tuple(key for key in _UNHEEDED if generation.get(key) not in _NEUTRAL)
+    return Checkpoint(path, name, config, config_file, defaults, task=wanted, unheeded=unheeded)
 
 
 def describe(checkpoint: Checkpoint) -> str:

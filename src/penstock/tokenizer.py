@@ -3,13 +3,16 @@
 tokenizer.json              the tokenizer itself, read by the `tokenizers` library
 tokenizer_config.json       special tokens, whether texts begin with one, chat templates
 special_tokens_map.json     special tokens, in older checkpoints
+added_tokens.json           ids of tokens that tokenizer.json may lack, in older checkpoints
 chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
+chat_template.json          the chat template of a processor, where neither has one
 additional_chat_templates/  more of them, by name
 
 A GGUF file has all of it in its metadata (`penstock.gguf.tokenizer`).
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +27,15 @@ from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.gguf.tokenizer import read_tokenizer
 from penstock.tokenizer_trial import try_tokenizer
 
+logger = logging.getLogger(__name__)
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_BYTES = 64 * 2**20
 """Most bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Size of a tokenizer.json that is certain to need no more than some 200 MB when loaded."""
 _MAX_TEMPLATE_CHARACTERS = 2**20
+_OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -82,6 +88,8 @@ class Tokenizer:
         older = read_json(folder / "special_tokens_map.json") or {}
         if "added_tokens_decoder" not in config:
             config.update(older)
+            added = read_json(folder / "added_tokens.json") or {}
+            config["added_tokens_decoder"] = {str(token): {"content": text} for text, token in added.items()}
         special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
         templates = _template_sources(folder, config)
         try:
@@ -114,6 +122,13 @@ class Tokenizer:
             return cls._from_gguf(Path(path))
         file = Path(path) / "tokenizer.json"
         if not file.exists():
+            found = [name for name in _OTHER_FORMS if (Path(path) / name).exists()]
+            if found:
+                logger.warning(
+                    "%s has no tokenizer.json, the only form that is read, but %s: prompts must be token ids, unless "
+                    "transformers converts it (AutoTokenizer.from_pretrained(...).save_pretrained(...))",
+                    *(path, ", ".join(found)),
+                )
             return None
         if file.stat().st_size > _UNTRIED_BYTES:
             try_tokenizer(file)
@@ -388,6 +403,9 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
     found = {name: text for name, file in named.items() if (text := read_text(file)) is not None}
     sources = found or _listed_templates(folder, config.get("chat_template"))
+    if not sources:
+        of_processor = read_json(folder / "chat_template.json") or {}
+        sources = _listed_templates(folder, of_processor.get("chat_template"), "chat_template.json")
     _check_templates(sources, folder)
     return sources
 
@@ -399,8 +417,8 @@ def _check_templates(sources: Mapping[str, str], path: Path) -> None:
         )
 
 
-def _listed_templates(folder: Path, listed: Any) -> dict[str, str]:
-    """The chat templates that tokenizer_config.json holds: one, a list of them with names, or an object."""
+def _listed_templates(folder: Path, listed: Any, file: str = "tokenizer_config.json") -> dict[str, str]:
+    """The chat templates that a JSON file holds: one, a list of them with names, or an object."""
     if listed is None:
         return {}
     entries = {"default": listed} if isinstance(listed, str) else listed
@@ -408,7 +426,7 @@ def _listed_templates(folder: Path, listed: Any) -> dict[str, str]:
         entries = {str(entry.get("name")): entry.get("template") for entry in listed}
     if not isinstance(entries, Mapping) or not all(isinstance(source, str) for source in entries.values()):
         raise CheckpointError(
-            f"chat_template in tokenizer_config.json of {folder} must be a text, a list of objects with name and "
+            f"chat_template in {file} of {folder} must be a text, a list of objects with name and "
             f"template, or an object of texts; it is {shown(listed)}"
         )
     return dict(entries)

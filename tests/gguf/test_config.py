@@ -8,6 +8,7 @@ import pytest
 
 from penstock.checkpoint import GenerationDefaults, open_checkpoint
 from penstock.errors import CheckpointError
+from penstock.gguf.config import partial_rotary
 from penstock.model_facts import ModelFacts
 from penstock.models.registry import read_facts, read_spec
 from tests.checkpoints import write_random
@@ -39,6 +40,26 @@ def test_floats_of_several_types_compute_in_one_that_holds_them(tiny_llama: Path
     assert facts(tmp_path / "model.gguf").dtype == "float32"
 
 
+def test_what_llama_cpp_reads_is_read(tiny_llama: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "usual.gguf", tiny_llama)
+    usual = read_spec(open_checkpoint(str(tmp_path / "usual.gguf")))
+    equal: dict[str, Any] = {
+        "attention__head_count_kv": [2, 2],
+        "attention__head_count": [4, 4],
+        "feed_forward_length": [128, 128],
+    }
+    for key, value in (equal | {"attention__sliding_window": 0}).items():
+        write_gguf(tmp_path / "model.gguf", tiny_llama, **{f"llama__{key}": value})
+        assert read_spec(open_checkpoint(str(tmp_path / "model.gguf"))) == usual
+
+
+def test_every_part_of_a_head_is_rotated_in_whole_elements() -> None:
+    for head_dim, rotated in ((92, 52), (64, 64), (128, 32), (80, 1)):
+        share = partial_rotary(head_dim, rotated)
+        assert int(head_dim * share) == rotated
+        assert share == pytest.approx(rotated / head_dim)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no architecture": ({"general__architecture": None}, "lacks general.architecture"),
     "an unknown architecture": (
@@ -50,7 +71,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bidirectional attention": ({"llama__attention__causal": False}, "attention.causal False .* is not supported"),
     "no layers": ({"llama__block_count": None}, "lacks llama.block_count"),
     "a text as size": ({"llama__embedding_length": "64"}, "llama.embedding_length .* must be an integer"),
-    "a size a layer": ({"llama__feed_forward_length": [128, 128]}, "must be an integer, not an array of 2"),
+    "a size a layer": ({"llama__feed_forward_length": [128, 64]}, "must be an integer, not an array of 2"),
     "a size of 0": ({"llama__embedding_length": 0}, "hidden_size .* must be from 1"),
     "no heads": ({"llama__attention__head_count": 0}, "head_count 0 .* must be at least 1"),
     "heads that do not share": ({"llama__attention__head_count_kv": 3}, "4 query heads cannot share 3 key heads"),

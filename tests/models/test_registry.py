@@ -19,6 +19,7 @@ from penstock.models.hf_config import HFConfig
 from penstock.models.registry import ARCHITECTURES, read_facts, read_spec
 from penstock.models.spec import ModelSpec
 from penstock.weight_formats import FLOAT
+from tests.stepping import Stepper
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -83,9 +84,31 @@ assert "torch" not in sys.modules
 def test_an_unknown_architecture_is_named_with_those_like_it_and_where_all_are(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="architecture LlamaForCasualLM, which is unknown; did you mean Llama"):
         read(tmp_path, LLAMA | {"architectures": ["LlamaForCasualLM"]})
-    for other in ("xyz", "FalconForCausalLM"):
-        with pytest.raises(CheckpointError, match=rf"architecture {other}, which is unknown; docs/models\.md lists"):
-            read(tmp_path, LLAMA | {"architectures": [other]})
+    for name in ("xyz", "FalconForCausalLM", "Lfm3ForCausalLM", "MiniMaxM2ForCausalLM", "Qwen2MoeForCausalLM"):
+        with pytest.raises(CheckpointError, match=rf"architecture {name}, which is unknown; docs/models\.md lists"):
+            read(tmp_path, LLAMA | {"architectures": [name]})
+
+
+def test_settings_of_generation_config_without_effect_are_named(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in tiny_llama.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    generation = tmp_path / "generation_config.json"
+    for given, named in (
+        (
+            {"stop_strings": ["a"], "suppress_tokens": [3], "num_beams": 1, "top_p": 0.5},
+            "stop_strings, suppress_tokens",
+        ),
+        ({"bad_words_ids": [[1, 2]], "max_new_tokens": 7, "min_length": 0}, "bad_words_ids, max_new_tokens"),
+        ({"eos_token_id": 0, "top_k": 5, "no_repeat_ngram_size": 0}, None),
+    ):
+        caplog.clear()
+        generation.unlink()
+        generation.write_text(json.dumps(given))
+        Stepper(tmp_path, 1)
+        warned = [one.message for one in caplog.records if "generation_config.json" in one.message]
+        assert [one.rpartition(": ")[2] for one in warned] == ([] if named is None else [named])
 
 
 def test_a_config_without_an_architecture_says_so(tmp_path: Path) -> None:

@@ -32,9 +32,18 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 DYNAMIC = {"num_bits": 8, "type": "float", "dynamic": True, "symmetric": True, "strategy": "token"}
 
 
+STATIC = {**DYNAMIC, "dynamic": False, "strategy": "tensor"}
+
+
 def floats(strategy: str, **more: Any) -> dict[str, Any]:
     config = compressed_config("float-quantized", num_bits=8, type="float", strategy=strategy, **more)
     config["config_groups"]["group_0"]["input_activations"] = DYNAMIC
+    return config
+
+
+def static_floats(**more: Any) -> dict[str, Any]:
+    config = floats("tensor") | more
+    config["config_groups"]["group_0"]["input_activations"] = STATIC
     return config
 
 
@@ -43,6 +52,19 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fp8, a tensor": ("scalar", "weight_scale_inv", FP8 | {"weight_block_size": None}),
     "fbgemm_fp8": ("row", "weight_scale", {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
     "compressed-tensors, a tensor": ("tensor", "weight_scale", floats("tensor")),
+    "compressed-tensors, static": ("tensor", "weight_scale", static_floats(quantization_status="frozen")),
+    "compressed-tensors, static, with the cache": (
+        *("tensor", "weight_scale"),
+        static_floats(kv_cache_scheme={"num_bits": 8, "type": "float"}),
+    ),
+    "AutoFP8, static": (
+        *("scalar", "weight_scale"),
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    ),
+    "fp8, static": (
+        *("scalar", "weight_scale_inv"),
+        FP8 | {"weight_block_size": None, "activation_scheme": "static"},
+    ),
     "compressed-tensors, rows": ("row", "weight_scale", floats("channel")),
     "compressed-tensors, blocks": ("block", "weight_scale", floats("block", block_structure=[128, 128])),
 }
@@ -130,7 +152,8 @@ def test_fp8_checkpoints_are_read_as_they_are(form: str, tmp_path: Path) -> None
     def store(name: str, shape: tuple[int, int]) -> dict[str, Tensor]:
         values, scales = random_float8(*shape, generator), random_scales(per, *shape, generator)
         wanted[name] = product(values, scales)
-        return {"weight": values, scale_name: scales}
+        others = ("input_scale", "activation_scale", "output_scale", "k_scale") if "static" in form else ()
+        return {"weight": values, scale_name: scales, **{one: torch.tensor(0.5) for one in others}}
 
     write_layers(tmp_path, config, store)
     _check_layers(tmp_path, wanted)
@@ -190,7 +213,6 @@ def test_layers_that_the_config_excludes_are_read_as_floating_point(listed: str,
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "e5m2": (FP8 | {"fmt": "e5m2"}, "e5m2"),
-    "static activations": (FP8 | {"activation_scheme": "static"}, "static"),
     "other blocks": (FP8 | {"weight_block_size": [64, 64]}, "64"),
     "int8 activations": (
         floats("channel")

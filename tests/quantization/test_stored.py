@@ -98,8 +98,10 @@ def test_weights_of_4_bits_arrive_as_they_were_stored(
     check(tmp_path, write_int4(tmp_path, form, config, groups))
 
 
-def test_weights_of_8_bits_arrive_as_they_were_stored(tmp_path: Path) -> None:
-    check(tmp_path, write_int8(tmp_path, compressed_config("int-quantized", **W8A8)))
+@pytest.mark.parametrize("status", ["compressed", "frozen"])
+def test_weights_of_8_bits_arrive_as_they_were_stored(tmp_path: Path, status: str) -> None:
+    config = compressed_config("int-quantized", **W8A8) | {"quantization_status": status}
+    check(tmp_path, write_int8(tmp_path, config))
 
 
 def test_tensors_that_belong_together_may_lie_in_different_files(tmp_path: Path) -> None:
@@ -151,7 +153,8 @@ def changed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
         (compressed_config("pack-quantized", **GROUPED, actorder="group"), "actorder 'group'"),
         (compressed_config("int-quantized", **W8A8) | {"config_groups": {}}, "0 config_groups"),
         (compressed_config("int-quantized", **W8A8) | {"transform_config": {"R1": {}}}, "transform_config"),
-        (changed(compressed_config("int-quantized", **W8A8), dynamic=False), "dynamic False"),
+        (changed(compressed_config("int-quantized", **W8A8), symmetric=False), "symmetric False"),
+        (compressed_config("int-quantized", **W8A8) | {"quantization_status": "calibration"}, "'calibration'"),
     ],
 )
 def test_a_scheme_that_we_do_not_read_is_refused_by_name(

@@ -39,7 +39,7 @@ class PromptEncoder:
             InvalidRequestError: the model has no tokenizer.
         """
         if self._tokenizer is None:
-            raise InvalidRequestError("the model came without a tokenizer: send token ids to /v1/completions")
+            raise InvalidRequestError("the model came without a tokenizer.json: send token ids to /v1/completions")
         return self._tokenizer
 
     async def encode(self, text: str) -> list[int]:
@@ -215,7 +215,7 @@ class InputProcessor:
     def _tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
-                raise InvalidRequestError("the model has no tokenizer: give the prompt as token ids", "prompt")
+                raise InvalidRequestError("the model has no tokenizer.json: give the prompt as token ids", "prompt")
             token_ids = tuple(self._tokenizer.encode(prompt)) if prompt else ()
         elif isinstance(prompt, (list, tuple, array, range)):
             token_ids = tuple(prompt)
@@ -280,7 +280,9 @@ class InputProcessor:
                 "min_tokens",
             )
         if params.stop and self._tokenizer is None:
-            raise InvalidRequestError("the model has no tokenizer, which stop strings need: use stop_token_ids", "stop")
+            raise InvalidRequestError(
+                "the model has no tokenizer.json, which stop strings need: use stop_token_ids", "stop"
+            )
         if params.structured is not None and self._tokenizer is None:
             raise InvalidRequestError(
                 "the model has no tokenizer, which structured answers need: ask for plain text, or serve a checkpoint "

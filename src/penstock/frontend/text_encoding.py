@@ -171,7 +171,7 @@ class TextEncoder:
 
     def _need_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise InvalidRequestError("the model came without a tokenizer: send token ids", "input")
+            raise InvalidRequestError("the model came without a tokenizer.json: send token ids", "input")
         return self._tokenizer
 
 

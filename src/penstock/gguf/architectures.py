@@ -39,7 +39,7 @@ class Architecture:
 
 
 def _read_llama(given: Given) -> dict[str, Any]:
-    window = given.keys.find("attention.sliding_window", int)
+    window = given.keys.find("attention.sliding_window", int) or None
     if experts := read_experts(given.keys):
         return {"architectures": ["MixtralForCausalLM"], "sliding_window": window, **experts}
     if window is not None:

@@ -4,6 +4,7 @@ So each family has one config reader (`penstock.models`) for both formats. Unkno
 on under their own names, so that the reader reports them.
 """
 
+import math
 import re
 from typing import Any, Literal
 
@@ -18,7 +19,6 @@ from penstock.sampling_params import SamplingParams
 _SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
-    "attention.head_count": "num_attention_heads",
 }
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -62,7 +62,8 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     keys = Keys(file.metadata, name)
     config: dict[str, Any] = {hf: keys.need(key, int) for key, hf in _SIZES.items()}
     config["num_hidden_layers"] = _num_layers(file, keys)
-    by_layer, heads = architecture.sizes_by_layer, config["num_attention_heads"]
+    by_layer = architecture.sizes_by_layer
+    heads = config["num_attention_heads"] = keys.size("attention.head_count", by_layer=False)
     config["intermediate_size"] = keys.size("feed_forward_length", by_layer=by_layer)
     config["num_key_value_heads"] = keys.size("attention.head_count_kv", heads, by_layer=by_layer)
     config |= _head(keys, config["hidden_size"], heads, partial=architecture.partial_rope)
@@ -131,7 +132,13 @@ def _head(keys: Keys, hidden_size: int, heads: int, *, partial: bool) -> dict[st
         keys.expect("rope.dimension_count", head_dim)
         return {"head_dim": head_dim}
     rotated = keys.find("rope.dimension_count", int) or head_dim
-    return {"head_dim": head_dim, "partial_rotary_factor": rotated / max(head_dim, 1)}
+    return {"head_dim": head_dim, "partial_rotary_factor": partial_rotary(head_dim, rotated)}
+
+
+def partial_rotary(head_dim: int, rotated: int) -> float:
+    """The `partial_rotary_factor` with which `rotated` elements of a head are rotated."""
+    fraction = rotated / max(head_dim, 1)
+    return math.nextafter(fraction, 2.0) if int(head_dim * fraction) < rotated else fraction  # as for 52 of 92
 
 
 def _vocab_size(file: GGUFFile) -> int:

@@ -42,9 +42,12 @@ class Keys:
         return self._metadata.need(self._prefix + key, kind)
 
     def size(self, key: str, default: int | None = None, *, by_layer: bool) -> int:
-        """The value of `key`, or `default` if it is absent or 0. With `by_layer`, the largest of the layers' values."""
-        is_array = by_layer and self.is_array(key)
-        found = max(self.by_layer(key) or (), default=None) if is_array else self.find(key, int)
+        """The value of `key`, or `default` if it is absent or 0.
+
+        The layers' values may be equal; with `by_layer` they may differ, and the largest is returned.
+        """
+        values = set(self.by_layer(key) or ()) if self.is_array(key) else set()
+        found = max(values) if len(values) == 1 or (by_layer and values) else self.find(key, int)
         return self.need(key, int) if found is None and default is None else found or default or 0
 
     def by_layer(self, key: str) -> list[int] | None:

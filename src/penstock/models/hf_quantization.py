@@ -4,6 +4,7 @@ Only settings that determine the format of the tensors are read. A matrix in ano
 quantized output projection; in integer formats also an ignored layer) is detected by its tensor names on loading.
 """
 
+import logging
 import re
 from typing import Any, cast
 
@@ -20,6 +21,8 @@ from penstock.quantization.scheme import (
 )
 from penstock.recipes import PACKED, Recipe
 from penstock.weight_formats import FORMATS
+
+logger = logging.getLogger(__name__)
 
 _PATTERN = re.compile(r"\^?(\.\*|\\d\+?|\\\.|[\w.-]|\((\?:)?[\w.|-]+\))*\$?")
 """The supported regular expressions: they match in linear time, so untrusted ones are safe."""
@@ -96,8 +99,11 @@ def _penstock(section: HFConfig, hint: HFConfig) -> PackedScheme:
 
 
 def _fp8(section: HFConfig) -> Float8Scheme:
-    section.expect("activation_scheme", "dynamic")
+    section.expect("activation_scheme", "dynamic", "static")
     section.expect("fmt", "e4m3", "float8_e4m3fn")
+    if not section.has("weight_block_size") and not section.is_null("weight_block_size"):  # AutoFP8's
+        kept = "ignored_layers" if section.has("ignored_layers") else "modules_to_not_convert"
+        return Float8Scheme("tensor", "weight_scale", _ignored(section, kept))
     block = [Float8Scheme.BLOCK, Float8Scheme.BLOCK]
     section.expect("weight_block_size", block, None)
     ignored = _ignored(section, "modules_to_not_convert")
@@ -137,7 +143,8 @@ def _ignored(section: HFConfig, key: str) -> re.Pattern[str] | None:
 
 
 def _compressed_tensors(section: HFConfig) -> StoredScheme:
-    section.expect("quantization_status", "compressed")
+    section.expect("quantization_status", "compressed", "frozen")
+    _set_aside_kv_scheme(section)
     section.expect("transform_config", None, {})
     groups = section.need("config_groups", dict)
     if len(groups) != 1:
@@ -167,7 +174,6 @@ def _compressed_tensors(section: HFConfig) -> StoredScheme:
 
 
 def _compressed_floats(section: HFConfig, group: HFConfig, weights: HFConfig) -> Float8Scheme | MXFP4Scheme:
-    section.expect("kv_cache_scheme", None)
     weights.expect("type", "float")
     weights.expect("symmetric", True)
     ignored = _ignored(section, "ignore")
@@ -188,16 +194,21 @@ def _compressed_floats(section: HFConfig, group: HFConfig, weights: HFConfig) ->
     return Float8Scheme("row" if strategy == "channel" else "tensor", "weight_scale", ignored)
 
 
+def _set_aside_kv_scheme(section: HFConfig) -> None:
+    if section.find("kv_cache_scheme", dict) is not None:
+        logger.warning("%s: kv_cache_scheme has no effect; --kv-cache-dtype int8 quantizes the cache", section.file)
+
+
 def _check_activations(group: HFConfig, num_bits: int = 8, *strategies: str, type: str = "int") -> None:
-    """Reject activation schemes that need tensors of the checkpoint; others are ignored: kernels have their own."""
+    """Reject activation schemes far from the kernels' own, which round more finely and so use no stored scales."""
     given: dict[str, Any] | None = group.find("input_activations", dict)
     if given is not None:
         activations = group.section(given)
         activations.expect("num_bits", num_bits)
         activations.expect("type", type)
-        activations.expect("dynamic", True)
+        activations.expect("dynamic", True, False)
         activations.expect("symmetric", True)
-        activations.expect("strategy", *(strategies or ("token",)))
+        activations.expect("strategy", *(strategies or ("token", "tensor")))
 
 
 def _group_size(section: HFConfig) -> int | None:

@@ -4,6 +4,7 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
                                     └──load_model──> Decoder with its weights
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -52,7 +53,7 @@ from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.models.stored_head import has_own_head
-from penstock.quantization.scheme import GGUFScheme
+from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory
 
     ModelT = TypeVar("ModelT", Decoder, Encoder)
+
+logger = logging.getLogger(__name__)
 
 ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DeepseekV2ForCausalLM": deepseek_v2_spec,
@@ -130,7 +133,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     known = next((name for name in families if name in current), None)
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
-        close = did_you_mean(named, families, cutoff=0.85)  # all end alike, in ForCausalLM
+        close = did_you_mean(named, [name for name in families if _family(name) == _family(named)])
         raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
     about = read_encoder(checkpoint)
@@ -145,7 +148,15 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         spec = as_stored(spec, checkpoint.gguf)
         _check_elements(spec, checkpoint, checkpoint.gguf)
         return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
-    return replace(spec, quantization=read_scheme(config))
+    scheme = read_scheme(config)
+    if scheme is not None:
+        spec = replace(spec, names=replace(spec.names, ignored=(*spec.names.ignored, SCALES_OF_OTHERS)))
+    return replace(spec, quantization=scheme)
+
+
+def _family(architecture: str) -> str:
+    """The family's name in an architecture's: another digit in it is another family, not a typing error."""
+    return re.split("For|Model", architecture)[0].lower()
 
 
 def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
@@ -321,6 +332,9 @@ def _load(
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, because this runs once per model
+    if checkpoint.unheeded:
+        file, keys = checkpoint.path / "generation_config.json", ", ".join(checkpoint.unheeded)
+        logger.warning("%s: these settings have no effect; a request may set their like: %s", file, keys)
     return load_through_cache(
         checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
     )

@@ -13,6 +13,8 @@ HINT = "penstock_quantization"
 
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
+SCALES_OF_OTHERS = r".*\.(input_scale|input_zero_point|activation_scale|[qkv]_scale|output_scale)"
+"""Stored scales of activations and of the KV cache, which the kernels compute themselves."""
 _NEVER_QUANTIZED = re.compile(f"{EMBEDDINGS}|{ROUTERS}")
 """Matrices that no FP8 or MXFP4 checkpoint quantizes, whether its config lists them or not: embeddings and routers."""
 
