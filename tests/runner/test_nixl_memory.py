@@ -188,7 +188,7 @@ def test_a_process_that_is_killed_amid_a_transfer_is_an_error_now_and_later(
 
 def test_without_nixl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nixl_cu12._bindings", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[nixl\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[nixl\]'"):
         NixlMemory(LAYOUT, None)
 
 

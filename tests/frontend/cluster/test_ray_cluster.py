@@ -18,7 +18,7 @@ from penstock.frontend.cluster.secure import SecureListener
 
 def test_without_ray_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[ray\]'"):
         RayCluster("auto", {"CPU": 1})
 
 

@@ -78,6 +78,8 @@ async def until_sound(journal):
 
 
 def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(disk, caplog):
+    caplog.set_level("INFO")
+
     async def work():
         journal, metrics = Journal(disk.folder / "journal", retry_seconds=RETRY), Metrics()
         journal.start(metrics)
