@@ -33,7 +33,7 @@ CONTEXT = 131_072
 TRAINED_TOKENS = 4096
 HIDDEN, HEAD = 256, 16
 SHARPNESS = 3.0
-"""Factor of all weights: the likeliest token is far likelier than the next, at temperature 1 too."""
+"""Factor of all weights: the most likely token is far more likely than the next, at temperature 1 too."""
 PIECE = 3
 """Characters of the shortest pieces."""
 FOLLOW = 12.0
@@ -282,7 +282,7 @@ def _tensors(vocabulary: Vocabulary) -> dict[str, NDArray[np.float32]]:
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     embed, head = np.zeros_like(directions), np.zeros_like(directions)
     for one, then in vocabulary.follows.items():
-        if then != vocabulary.ids[END]:  # it is the likeliest already
+        if then != vocabulary.ids[END]:  # it is the most likely already
             embed[one], head[then] = directions[then], FOLLOW * directions[then]
     if vocabulary.text_end is not None:
         itself = directions[vocabulary.text_end]

@@ -1,4 +1,4 @@
-"""Script models say what they are told, as their kind of model would write it."""
+"""Script models write the given texts in the notation of their kind of model."""
 
 from pathlib import Path
 from typing import Any

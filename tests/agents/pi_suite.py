@@ -82,6 +82,6 @@ def test_a_session_goes_on(dialect: str, kind: str) -> None:
 
 @DIALECTS
 def test_a_real_model(dialect: str) -> None:
-    """Without tools: nobody knows what it would run."""
+    """Without tools: the real model might call a harmful command."""
     events = pi(home_for(dialect, "smollm2", max_tokens=32), "plain", "--no-tools")
     assert messages_of(events, "assistant")[-1]["stopReason"] in ("stop", "length")

@@ -69,7 +69,7 @@ def _kept(text: str, keep: Keep) -> Rewritten | None:
 
 
 def _of_type(value: Any) -> Rewritten:
-    """A schema of which only the type is left."""
+    """A schema reduced to its type."""
     try:
         return rewrite(json.dumps({"type": value.get("type")} if isinstance(value, dict) else True))
     except SchemaError:
