@@ -1,13 +1,48 @@
 """The progress of reading weights, as records of a logger: the reader need not know who shows them."""
 
+import contextlib
 import logging
+import time
+from collections.abc import Callable, Iterator
 
 LOGGER = logging.getLogger("penstock.loading")
 NUM_BYTES, TOTAL_BYTES = "num_bytes", "total_bytes"
 """Names of a record's `extra`: bytes read so far, and in all."""
+INTERVAL = 5.0
+"""Seconds between reports where there is no terminal."""
 
 
 def report_bytes(num_bytes: int, total_bytes: int) -> None:
     """Log how much of the weights has been read."""
     mebibytes = (num_bytes >> 20, total_bytes >> 20)
     LOGGER.debug("read %d of %d MiB of weights", *mebibytes, extra={NUM_BYTES: num_bytes, TOTAL_BYTES: total_bytes})
+
+
+@contextlib.contextmanager
+def progress_to(handler: logging.Handler) -> Iterator[None]:
+    """Pass the records of progress to a handler within this context, and close it."""
+    before = LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(before)
+        handler.close()
+
+
+class Intervals(logging.Handler):
+    """Passes a record on if `INTERVAL` seconds have gone by since the one before, or the start."""
+
+    def __init__(
+        self, pass_on: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._pass_on, self._clock = pass_on, clock
+        self._last = clock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._clock() - self._last >= INTERVAL:
+            self._last = self._clock()
+            self._pass_on(record)

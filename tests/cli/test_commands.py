@@ -60,7 +60,7 @@ def test_loading_is_told_at_once_and_at_its_end(tiny: list[str], tiny_llama: Pat
 def test_the_weights_read_are_told_in_lines_every_few_seconds(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("penstock.cli.loading.INTERVAL", 0.0)
+    monkeypatch.setattr("penstock.loading_progress.INTERVAL", 0.0)
     monkeypatch.setattr("penstock.models.loader.MIN_PIECE_BYTES", 2**14)
     options = ["--model", str(tiny_llama), "--packed-cache", "off", "--threads", "1", "--max-tokens", "1"]
     assert main(["generate", "hello", *options]) == 0

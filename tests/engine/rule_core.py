@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from penstock import loading_progress
 from penstock.checkpoint import GenerationDefaults
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
@@ -14,6 +15,7 @@ from penstock.errors import CheckpointError
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
 RULE_CORE = "tests.engine.rule_core:RuleCore"
+TELLING_CORE = "tests.engine.rule_core:build_while_telling"
 VOCAB = 1000
 BLOCKS = 64
 CRASH, HANG, SLOW, BROKEN, MARKED, HELD = 901, 902, 903, 904, 905, 906
@@ -120,3 +122,11 @@ class RuleCore:
 
     def close(self) -> None:
         pass
+
+
+def build_while_telling(config: EngineConfig) -> RuleCore:
+    """Build a core that reports progress, as a loader does, and does so at once."""
+    loading_progress.INTERVAL = 0.0
+    for num_mebibytes in (1, 2):
+        loading_progress.report_bytes(num_mebibytes << 20, 2 << 20)
+    return RuleCore(config)

@@ -29,8 +29,9 @@ from penstock.engine.protocol import (
     encode,
 )
 from penstock.frontend.link import EngineLink, describe_exit
+from penstock.frontend.supervisor import await_ready
 from penstock.request import FinishReason, Request
-from tests.engine.rule_core import CRASH, HANG, MARKED, RULE_CORE, RuleCore
+from tests.engine.rule_core import CRASH, HANG, MARKED, RULE_CORE, TELLING_CORE, RuleCore
 from tests.params import GREEDY
 from tests.waiting import alive, wait_until
 
@@ -50,6 +51,20 @@ def with_engine(talk, model=None):
             link.destroy()
 
     return asyncio.run(run())
+
+
+def test_a_starting_engine_tells_how_much_of_the_weights_it_has_read(caplog):
+    async def run():
+        link = EngineLink(EngineConfig(), TELLING_CORE)
+        try:
+            return await asyncio.wait_for(await_ready(link), 120), link.pid
+        finally:
+            link.destroy()
+
+    with caplog.at_level("INFO", "penstock"):
+        info, pid = asyncio.run(run())
+    assert info.model_name == "rule"
+    assert caplog.messages == [f"engine process {pid} has read {n} of 2 MiB of weights" for n in (1, 2)]
 
 
 async def read_until_finished(link, request_id):

@@ -9,17 +9,14 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint import describe, open_checkpoint
-from penstock.loading_progress import LOGGER, NUM_BYTES, TOTAL_BYTES
+from penstock.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-INTERVAL = 5.0
-"""Seconds between lines where there is no terminal."""
 
 
 @contextlib.contextmanager
@@ -31,17 +28,13 @@ def loading_shown(model: str | None, task: str = "auto") -> Iterator[None]:
     """
     began = time.monotonic()
     print(f"loading {describe(open_checkpoint(model, task))}", file=sys.stderr, flush=True)
-    shown = _Bar() if sys.stderr.isatty() else _Lines(sys.stderr)
-    before = LOGGER.level
-    LOGGER.addHandler(shown)
-    LOGGER.setLevel(logging.DEBUG)
-    try:
+    with progress_to(_Bar() if sys.stderr.isatty() else Intervals(_print)):
         yield
-    finally:
-        LOGGER.removeHandler(shown)
-        LOGGER.setLevel(before)
-        shown.close()
     print(f"ready in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+def _print(record: logging.LogRecord) -> None:
+    print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 class _Bar(logging.Handler):
@@ -61,15 +54,3 @@ class _Bar(logging.Handler):
         if self._bar is not None:
             self._bar.close()
         super().close()
-
-
-class _Lines(logging.Handler):
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._stream, self._clock = stream, clock
-        self._last = clock()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._clock() - self._last >= INTERVAL:
-            self._last = self._clock()
-            print(record.getMessage(), file=self._stream, flush=True)

@@ -36,6 +36,7 @@ from penstock.engine.protocol import (
     HandedOver,
     HandOver,
     Launch,
+    Loading,
     Ping,
     Pong,
     Ready,
@@ -44,6 +45,7 @@ from penstock.engine.protocol import (
 )
 from penstock.errors import ConfigError
 from penstock.host import end_process, read_first_line
+from penstock.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
 logger = logging.getLogger("penstock.engine")
@@ -152,7 +154,10 @@ def run_engine(launch: Launch) -> int:
     except OSError as error:  # a container may forbid it; the engine is then only slower
         logger.warning("the engine cannot be bound to %s: %s", launch.seat, error)
     try:
-        with startup.starting(launch.config) as imported:
+        with (
+            progress_to(Intervals(lambda record: _tell_progress(outputs, record))),
+            startup.starting(launch.config) as imported,
+        ):
             make_core = _load(launch.core)
             imported()
             core = make_core(launch.config)
@@ -194,6 +199,10 @@ def _connect(context: Context, launch: Launch) -> "tuple[zmq.Socket[bytes], zmq.
         end.set_hwm(0)
         end.connect(address)
     return requests, outputs
+
+
+def _tell_progress(outputs: "zmq.Socket[bytes]", record: logging.LogRecord) -> None:
+    _send(outputs, Loading(getattr(record, NUM_BYTES), getattr(record, TOTAL_BYTES)))
 
 
 def _load(core: str) -> Callable[[EngineConfig], Core]:

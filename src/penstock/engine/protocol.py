@@ -1,12 +1,13 @@
 """Messages between the server process and the engine process: msgpack over ZeroMQ.
 
     server ──Add, Finish, HandOver, Expire, Ping, Shutdown──> engine
-    server <──Ready, StepOutputs, HandedOver, Pong──── engine
+    server <──Loading, Ready, StepOutputs, HandedOver, Pong──── engine
            <──Failed, in the mapped file──
 
-The first message is `Ready`; an engine that fails leaves `Failed` in the mapped file, readable as soon as the process
-has ended (`penstock.engine.in_flight`). All outputs of one step are one message. Between one server and one engine the
-order is preserved in both directions, so an output never arrives for a request that was not added before.
+The first message after any `Loading` is `Ready`; an engine that fails leaves `Failed` in the mapped file, readable as
+soon as the process has ended (`penstock.engine.in_flight`). All outputs of one step are one message. Between one server
+and one engine the order is preserved in both directions, so an output never arrives for a request that was not added
+before.
 """
 
 from collections.abc import Callable
@@ -105,6 +106,13 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Exit after the current step, with or without unfinished requests."""
 
 
+class Loading(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of the weights that a starting engine has read, and bytes in all."""
+
+    num_bytes: int
+    total_bytes: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded and steps can run."""
 
@@ -144,7 +152,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 ToEngine = Add | Finish | HandOver | Expire | Ping | Shutdown
-FromEngine = Ready | StepOutputs | HandedOver | Pong
+FromEngine = Loading | Ready | StepOutputs | HandedOver | Pong
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -15,7 +15,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Protocol
 
 from penstock.engine.info import EngineInfo
-from penstock.engine.protocol import FromEngine, Ping, Ready, StepOutputs, ToEngine
+from penstock.engine.protocol import FromEngine, Loading, Ping, Ready, StepOutputs, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.frontend.link import Link, describe_exit
 
@@ -291,18 +291,25 @@ async def await_ready(link: Link) -> EngineInfo:
         ConfigError: options or checkpoint are wrong.
         EngineDeadError: the engine process ended for another reason.
     """
-    first = asyncio.ensure_future(link.receive())
+    ready = asyncio.ensure_future(_receive_ready(link))
     exited = asyncio.ensure_future(link.exited())
     try:
-        await asyncio.wait({first, exited}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
+        await asyncio.wait({ready, exited}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
             raise _failure(link, exited.result())
-        message = first.result()
+        return ready.result().info
     finally:
-        await _cancel(first)
+        await _cancel(ready)
         exited.cancel()
+
+
+async def _receive_ready(link: Link) -> Ready:
+    """Wait for `Ready`; logs what the engine tells of its progress before."""
+    while isinstance(message := await link.receive(), Loading):
+        read, total = message.num_bytes >> 20, message.total_bytes >> 20
+        logger.info("engine process %d has read %d of %d MiB of weights", link.pid, read, total)
     assert isinstance(message, Ready)
-    return message.info
+    return message
 
 
 def _failure(link: Link, exit_code: int) -> PenstockError:
