@@ -1,4 +1,9 @@
-"""Bert and XLM-Roberta: post-norm, learned positions, biases everywhere, bidirectional attention."""
+"""Bert and XLM-Roberta: post-norm, learned positions, biases everywhere, bidirectional attention.
+
+x = norm(embedding + position + token type)     layer norms with biases
+x = norm(x + attention(x))                      every token attends to all others
+x = norm(x + Wd gelu(Wu x))
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace

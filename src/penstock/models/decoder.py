@@ -152,6 +152,11 @@ class PositionTables:
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
 
+    def extend(self, num_positions: int) -> None:
+        """Compute the tables for at least the first `num_positions` positions, which `inputs` then takes."""
+        for rotary in self._rotaries.values():
+            rotary.extend(num_positions)
+
     def inputs(self, positions: Tensor, adapters: AdapterRows | None = None) -> StepInputs:
         """The inputs at `positions` [num_tokens] int64, with the tokens' adapters."""
         return StepInputs(
@@ -182,7 +187,8 @@ class Decoder:
         self.output = OutputHead(output, *table, factory, bias=names.output if spec.output_bias else None)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
-        self._positions = PositionTables(spec, max_positions, factory)
+        self.positions = PositionTables(spec, max_positions, factory)
+        """Extended before `forward` to the step's longest sequence."""
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         last = spec.layers[-1]
         self.layers = [
@@ -215,7 +221,7 @@ class Decoder:
         """
         x = self.embed(token_ids)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
-        step = self._positions.inputs(positions, adapters)
+        step = self.positions.inputs(positions, adapters)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for layer, batch, cache in layers:

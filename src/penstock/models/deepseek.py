@@ -1,4 +1,13 @@
-"""DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention, mixtures of experts after the first layers."""
+"""DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention, mixtures of experts after the first layers.
+
+q = Wq n, or Wqb norm(Wqa n)                    n = norm(x); each head: a plain part and one with RoPE
+c, r = Wkva n; c = norm(c)                      what the cache keeps: a latent, and a key part with RoPE for all
+k, v = Wkvb c                                   heads; computed by moving Wkvb to q and to the result
+x += Wo attend(q, [k, r], v)
+n = norm(x)
+s = softmax(Wr n), V3: sigmoid                  V3: the experts are chosen by s + correction, in the best groups
+x += scaling * sum of s[e] * mlp_e(n) + shared_mlp(n)                    V3: s / sum(s); first layers: mlp(n)
+"""
 
 import math
 from dataclasses import replace

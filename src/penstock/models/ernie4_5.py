@@ -1,4 +1,8 @@
-"""ERNIE 4.5 (dense): Llama with interleaved RoPE; either all linear layers have biases or none."""
+"""ERNIE 4.5 (dense): Llama with interleaved RoPE; either all linear layers have biases or none.
+
+x += attention(norm(x))      Llama's; RoPE turns elements 2 i and 2 i + 1 of a head together
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,9 @@
-"""EXAONE 4: post-norms, norms of query and key heads; in models with sliding windows, only those layers have RoPE."""
+"""EXAONE 4: post-norms, norms of query and key heads; in models with sliding windows, only those layers have RoPE.
+
+q, k, v = norm(Wq x), norm(Wk x), Wv x          head by head; none before the projections
+x += norm(Wo attend(rope(q), rope(k), v))       full layers of models with windows: q and k are not rotated
+x += norm(mlp(x))
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,11 @@
-"""Gemma 2: norms before and after each part, soft caps on scores and logits; a sliding window in every other layer."""
+"""Gemma 2: norms before and after each part, soft caps on scores and logits; a sliding window in every other layer.
+
+x = sqrt(hidden_size) * embedding
+x += norm(attention(norm(x)))                   norms multiply by 1 + weight; scores = 50 * tanh(scores / 50);
+x += norm(mlp(norm(x)))                         every other layer over `sliding_window` keys; gelu for silu
+
+logits = 30 * tanh(W norm(x) / 30)
+"""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,10 @@
-"""Gemma 3 (text): norms of query and key heads; sliding windows with their own RoPE base in five of six layers."""
+"""Gemma 3 (text): norms of query and key heads; sliding windows with their own RoPE base in five of six layers.
+
+x = sqrt(hidden_size) * embedding
+q, k, v = norm(Wq n), norm(Wk n), Wv n          n = norm(x); norms multiply by 1 + weight
+x += norm(Wo attend(rope(q), rope(k), v))       five of six layers: over `sliding_window` keys
+x += norm(mlp(norm(x)))                         gelu for silu
+"""
 
 from dataclasses import replace
 

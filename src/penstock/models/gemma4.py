@@ -1,5 +1,11 @@
 """Gemma 4 (text): dense models, E-models with per-layer embeddings and shared keys, and mixtures of experts.
 
+    x = sqrt(hidden_size) * embedding
+    q, k, v = norm(Wq n), norm(Wk n), norm(Wv n)    n = norm(x); the last without weights
+    x += norm(Wo attend(rope(q), rope(k), v))       five of six layers: over `sliding_window` keys
+    x += norm(mlp(norm(x)))                         mixtures: norm(norm(mlp(norm(x))) + norm(experts(x)))
+    x += norm(W (gelu(Wp x) * p)); x *= scalar      p: the layer's part of the token's per-layer embedding
+
 Full-attention layers have wider heads than sliding-window layers, apply RoPE to a part of each head only, and may use
 their keys as their values. The upper layers of E-models read the KV cache of the last lower layer of the same kind. The
 towers of multimodal checkpoints are skipped.

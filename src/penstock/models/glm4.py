@@ -1,4 +1,8 @@
-"""GLM-4 (dense, 0414): norms before and after each part; interleaved RoPE on the first half of each head."""
+"""GLM-4 (dense, 0414): norms before and after each part; interleaved RoPE on the first half of each head.
+
+x += norm(attention(norm(x)))     RoPE turns elements 2 i and 2 i + 1 of a head's first half together
+x += norm(mlp(norm(x)))
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,10 @@
-"""GLM 4.5 to 4.7: RoPE on half of each head, sigmoid routing with a correction bias, a shared expert."""
+"""GLM 4.5 to 4.7: RoPE on half of each head, sigmoid routing with a correction bias, a shared expert.
+
+x += attention(norm(x))                         RoPE on half of each head; q and k may have norms
+n = norm(x)
+s = sigmoid(Wr n)                               the experts are chosen by s + correction, in the best groups
+x += scaling * (sum of s[e] / sum(s) * mlp_e(n)) + shared_mlp(n)         the first layers: mlp(n)
+"""
 
 from dataclasses import replace
 

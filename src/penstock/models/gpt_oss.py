@@ -1,4 +1,11 @@
-"""gpt-oss: attention sinks, a sliding window in every other layer; experts with biases and a clamped activation."""
+"""gpt-oss: attention sinks, a sliding window in every other layer; experts with biases and a clamped activation.
+
+q, k, v = rope(Wq n + bq), rope(Wk n + bk), Wv n + bv                    n = norm(x)
+x += Wo softmax([q kᵀ, sink]) v + bo            a logit of each head that belongs to no key; every other layer
+n = norm(x)                                     over `sliding_window` keys
+p = softmax(top_k(Wr n + br))
+x += sum of p[e] * mlp_e(n)                     Wd ((u + 1) * g * sigmoid(1.702 g)) + bd, g and u clamped to 7
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,11 @@
-"""IBM's Granite 3 (dense): Llama with scaling factors on embeddings, scores, residual branches and logits."""
+"""IBM's Granite 3 (dense): Llama with scaling factors on embeddings, scores, residual branches and logits.
+
+x = embedding_multiplier * embedding
+x += residual_multiplier * attention(norm(x))   scores are multiplied by attention_multiplier
+x += residual_multiplier * mlp(norm(x))
+
+logits = W norm(x) / logits_scaling
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,13 @@
-"""Granite 4 hybrids: Mamba 2 in most layers, attention without RoPE in others, experts, Granite's scaling factors."""
+"""Granite 4 hybrids: Mamba 2 in most layers, attention without RoPE in others, experts, Granite's scaling factors.
+
+x = embedding_multiplier * embedding
+x += residual_multiplier * mixer(norm(x))       Mamba 2, or attention without RoPE
+n = norm(x)
+p = softmax(top_k(Wr n))
+x += residual_multiplier * (sum of p[e] * mlp_e(n) + shared_mlp(n))      without experts: shared_mlp(n)
+
+logits = W norm(x) / logits_scaling
+"""
 
 import math
 from dataclasses import replace

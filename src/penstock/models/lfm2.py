@@ -1,4 +1,10 @@
-"""LFM2: gated short convolutions, and attention with norms of heads in every few layers; gated MLPs."""
+"""LFM2: gated short convolutions, and attention with norms of heads in every few layers; gated MLPs.
+
+n = norm(x)
+b, c, v = Wi n
+x += Wo (c * conv(b * v))                       each channel over the last 3 tokens; or attention(n), with norms
+x += mlp(norm(x))                               of query and key heads
+"""
 
 from dataclasses import replace
 

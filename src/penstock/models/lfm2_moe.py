@@ -1,4 +1,10 @@
-"""LFM2's mixtures of experts (8B-A1B): LFM2 with sigmoid-routed experts after the first, dense layers."""
+"""LFM2's mixtures of experts (8B-A1B): LFM2 with sigmoid-routed experts after the first, dense layers.
+
+x += mixer(norm(x))                             LFM2's convolution or attention
+n = norm(x)
+s = sigmoid(Wr n)                               the experts are chosen by s + bias
+x += scaling * sum of s[e] / sum(s) * mlp_e(n)  the first layers: mlp(n)
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,13 @@
-"""Llama 2 and 3, and the many models with the same architecture."""
+"""Llama 2 and 3, and the many models with the same architecture.
+
+n = norm(x)                                     rms_norm
+q, k, v = rope(Wq n), rope(Wk n), Wv n          several query heads share a key head
+x += Wo (softmax(q kᵀ / sqrt(head_dim)) v)      causal: `attention(n)` in other families' pictures
+n = norm(x)
+x += Wd (silu(Wg n) * (Wu n))                   `mlp(n)`
+
+logits = W norm(x)                              after the last layer; W may be the embedding
+"""
 
 from dataclasses import replace
 

@@ -1,5 +1,10 @@
 """Llama 4 (text): chunked attention in three of four layers, full attention without RoPE in the others.
 
+    x += attention(norm(x))                         q and k: rope, then a norm without weights; over chunks of keys
+    n = norm(x)                                     every fourth layer: all keys, no RoPE, q scaled by position
+    s, e = max(sigmoid(Wr n))
+    x += mlp_e(s * n) + shared_mlp(n)               or mlp(n)
+
 Layers without RoPE scale their queries by position. Routing weights multiply the experts' inputs. The vision tower of
 multimodal checkpoints is skipped.
 """

@@ -1,4 +1,8 @@
-"""Ministral 3, and the text model of Mistral Small 3 with vision: Mistral with an optional query scale by position."""
+"""Ministral 3, and the text model of Mistral Small 3 with vision: Mistral with an optional query scale by position.
+
+x += attention(norm(x))      Llama's with q *= 1 + beta * log(1 + floor(position / original context))
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 

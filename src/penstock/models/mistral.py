@@ -1,4 +1,8 @@
-"""Mistral 7B, Nemo and Small: Llama with an independent head size; the oldest models have a sliding window."""
+"""Mistral 7B, Nemo and Small: Llama with an independent head size; the oldest models have a sliding window.
+
+x += attention(norm(x))      Llama's, over the last `sliding_window` keys where the config has one
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 

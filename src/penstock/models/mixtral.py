@@ -1,4 +1,10 @@
-"""Mixtral: Mistral with experts instead of MLPs."""
+"""Mixtral: Mistral with experts instead of MLPs.
+
+x += attention(norm(x))
+n = norm(x)
+p = top_k(softmax(Wr n)) / their sum
+x += sum of p[e] * mlp_e(n)
+"""
 
 from dataclasses import replace
 

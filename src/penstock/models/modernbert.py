@@ -1,4 +1,9 @@
-"""ModernBert: pre-norm, gated MLPs, RoPE; a bidirectional sliding window in two of three layers."""
+"""ModernBert: pre-norm, gated MLPs, RoPE; a bidirectional sliding window in two of three layers.
+
+x = norm(embedding)                             layer norms; the first layer has none before its attention
+x += attention(norm(x))                         both ways; two of three layers over `local_attention` keys
+x += mlp(norm(x))                               gelu for silu
+"""
 
 from penstock.encoder_config import Pooling
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec

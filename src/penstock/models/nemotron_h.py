@@ -1,5 +1,11 @@
 """Nemotron-H and Nemotron 3: layers of one part: Mamba 2, attention without RoPE, an MLP, or experts without gates.
 
+    x += part(norm(x)), one of:
+        Mamba 2
+        Wo attend(Wq n, Wk n, Wv n)                 no RoPE
+        Wd relu(Wu n)²
+        scaling * sum of s[e] / sum(s) * Wd relu(Wu n)² + shared             s = sigmoid(Wr n), chosen as in V3
+
 Mamba's time steps are limited by `time_step_limit`, as in training. (`transformers` applies no limits in decoding, and
 `time_step_min` as the lower limit in prefill.)
 """

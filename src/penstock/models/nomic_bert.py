@@ -1,4 +1,9 @@
-"""NomicBert: Bert with RoPE instead of learned positions, and gated MLPs without biases."""
+"""NomicBert: Bert with RoPE instead of learned positions, and gated MLPs without biases.
+
+x = norm(embedding + token type)                layer norms with biases
+x = norm(x + attention(x))                      with RoPE; every token attends to all others
+x = norm(x + mlp(x))
+"""
 
 from penstock.layers.attention_spec import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import EncoderSpec, TableSpec

@@ -1,4 +1,9 @@
-"""OLMo 2 and 3: post-norms, norms over all query and key heads; OLMo 3: a sliding window in three of four layers."""
+"""OLMo 2 and 3: post-norms, norms over all query and key heads; OLMo 3: a sliding window in three of four layers.
+
+q, k, v = norm(Wq x), norm(Wk x), Wv x          a norm of all heads together; none before the projections
+x += norm(Wo attend(rope(q), rope(k), v))       OLMo 3: over `sliding_window` keys in three of four layers
+x += norm(mlp(x))
+"""
 
 from dataclasses import replace
 

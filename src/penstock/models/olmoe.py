@@ -1,4 +1,11 @@
-"""OLMoE: norms over all query and key heads, and experts instead of MLPs."""
+"""OLMoE: norms over all query and key heads, and experts instead of MLPs.
+
+q, k, v = norm(Wq n), norm(Wk n), Wv n          n = norm(x); q and k are normalised over all heads together
+x += Wo attend(rope(q), rope(k), v)
+n = norm(x)
+p = top_k(softmax(Wr n))
+x += sum of p[e] * mlp_e(n)
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,8 @@
-"""Phi-3, Phi-3.5 and Phi-4 (mini): Llama with fused matrices; `longrope` for long contexts."""
+"""Phi-3, Phi-3.5 and Phi-4 (mini): Llama with fused matrices; `longrope` for long contexts.
+
+x += attention(norm(x))      Llama's; Wq, Wk and Wv are one matrix, and so are Wg and Wu
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 

@@ -1,5 +1,10 @@
 """Phi-3.5-MoE: SparseMixer routing, layer norms with biases, biases throughout.
 
+    x += attention(norm(x))                         layer norms with biases
+    n = norm(x)
+    p = sparse_mixer(Wr n)                          two experts, each by a softmax over the logits close to it
+    x += sum of p[e] * mlp_e(n)
+
 With `longrope`, cosines and sines are multiplied by `short_mscale` or `long_mscale`, matching the short or long
 factors, as in the published model. (`transformers` 5.23 uses the short factors for long texts, too.)
 """

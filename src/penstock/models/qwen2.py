@@ -1,4 +1,9 @@
-"""Qwen2 and Qwen2.5 (dense): biases on queries, keys and values; optionally sliding windows in the upper layers."""
+"""Qwen2 and Qwen2.5 (dense): biases on queries, keys and values; optionally sliding windows in the upper layers.
+
+q, k, v = Wq n + bq, Wk n + bk, Wv n + bv       n = norm(x)
+x += Wo attend(rope(q), rope(k), v)             upper layers: over `sliding_window` keys, if it is used
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 

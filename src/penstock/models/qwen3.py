@@ -1,4 +1,9 @@
-"""Qwen3 (dense): norms of query and key heads; no biases by default."""
+"""Qwen3 (dense): norms of query and key heads; no biases by default.
+
+q, k, v = norm(Wq n), norm(Wk n), Wv n          n = norm(x); q and k are normalised head by head, before RoPE
+x += Wo attend(rope(q), rope(k), v)
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 

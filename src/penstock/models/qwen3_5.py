@@ -1,5 +1,11 @@
 """Qwen3.5 and 3.6 (text): gated delta nets in three of four layers, gated attention in the others.
 
+    q, k, v = conv(Wqkv n); g, b, a = Wg n, Wb n, Wa n                       n = norm(x); one state S for each head
+    S = exp(-A softplus(a + dt)) S
+    S += sigmoid(b) k (v - kᵀ S)ᵀ                   k and q have length 1
+    x += Wo (norm(qᵀ S) * silu(g))                  or attention: q and k with norms, times sigmoid of a gate
+    x += mlp(norm(x))                               or experts with a gated shared expert
+
 Norms multiply by 1 + weight; RoPE rotates a quarter of each head. The vision tower of multimodal checkpoints is
 skipped. The multi-token prediction head (`mtp.*`) has one layer, with attention.
 """

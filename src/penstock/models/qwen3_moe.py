@@ -1,4 +1,10 @@
-"""Qwen3's mixtures of experts (30B-A3B, 235B-A22B, Coder): Qwen3 with experts instead of most MLPs."""
+"""Qwen3's mixtures of experts (30B-A3B, 235B-A22B, Coder): Qwen3 with experts instead of most MLPs.
+
+x += attention(norm(x))                         Qwen3's
+n = norm(x)
+p = top_k(softmax(Wr n))                        may be divided by their sum
+x += sum of p[e] * mlp_e(n) over those experts e
+"""
 
 from dataclasses import replace
 

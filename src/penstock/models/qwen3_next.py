@@ -1,4 +1,10 @@
-"""Qwen3-Next: Qwen3.5's layers with other weight names, and experts in most of them."""
+"""Qwen3-Next: Qwen3.5's layers with other weight names, and experts in most of them.
+
+x += mixer(norm(x))                             a gated delta net, or gated attention: see qwen3_5.py
+n = norm(x)
+p = top_k(softmax(Wr n))
+x += sum of p[e] * mlp_e(n) + sigmoid(Ws n) * shared_mlp(n)
+"""
 
 from dataclasses import replace
 

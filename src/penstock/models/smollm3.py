@@ -1,4 +1,8 @@
-"""SmolLM3: Llama without RoPE in every fourth layer."""
+"""SmolLM3: Llama without RoPE in every fourth layer.
+
+x += attention(norm(x))      Llama's; q and k are not rotated in every fourth layer
+x += mlp(norm(x))
+"""
 
 from dataclasses import replace
 
