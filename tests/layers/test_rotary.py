@@ -89,7 +89,7 @@ def test_frequencies_equal_those_of_transformers(name: str) -> None:
 def test_angles_are_position_times_frequency_and_carry_the_attention_factor() -> None:
     config = RopeConfig(dim=4, theta=100.0, type="yarn", original_max_position=8, attention_factor=2.0)
     frequencies, _ = rope_frequencies(config)
-    cos, sin = Rotary(config, 1500, FACTORY).angles(torch.tensor([0, 3, 1499])).unbind(1)
+    cos, sin = extended(config, 1500).angles(torch.tensor([0, 3, 1499])).unbind(1)
     for row, position in enumerate((0, 3, 1499)):
         torch.testing.assert_close(cos[row] / 2, torch.cos(position * frequencies))
         torch.testing.assert_close(sin[row] / 2, torch.sin(position * frequencies))
@@ -97,5 +97,19 @@ def test_angles_are_position_times_frequency_and_carry_the_attention_factor() ->
 
 def test_the_angles_of_a_position_do_not_depend_on_how_many_there_are() -> None:
     config = RopeConfig(dim=10, theta=1e4)
-    few, many = (Rotary(config, count, FACTORY).angles(torch.arange(1030)) for count in (1030, 3000))
+    few, many = (extended(config, count).angles(torch.arange(1030)) for count in (1030, 3000))
     assert torch.equal(few, many)
+
+
+def test_a_table_that_grows_has_the_same_rows() -> None:
+    config = RopeConfig(dim=64, theta=1e6)
+    grown = Rotary(config, 2500, FACTORY)
+    for num_positions in (1, 1024, 1025, 2500, 9000):
+        grown.extend(num_positions)
+    assert torch.equal(grown.angles(torch.arange(2500)), extended(config, 2500).angles(torch.arange(2500)))
+
+
+def extended(config: RopeConfig, num_positions: int) -> Rotary:
+    rotary = Rotary(config, num_positions, FACTORY)
+    rotary.extend(num_positions)
+    return rotary

@@ -13,21 +13,30 @@ _POSITIONS = 1024
 
 
 class Rotary:
-    """A table of cosines and sines of `max_positions` positions, computed once; each step gathers its rows."""
+    """A table of cosines and sines for up to `max_positions` positions; each step gathers its rows.
+
+    The table of a long context takes seconds to compute, and few sequences are that long: `extend` computes what a step
+    needs.
+    """
 
     def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
-        frequencies, factor = rope_frequencies(config, max_positions)
-        self._table = torch.empty(max_positions, 2, len(frequencies))
-        for first in range(0, max_positions, _POSITIONS):
-            positions = torch.arange(first, first + _POSITIONS).unsqueeze(1).float()
-            angles = positions * frequencies
-            part = torch.stack((angles.cos() * factor, angles.sin() * factor), 1)
-            self._table[first : first + _POSITIONS] = part[: max_positions - first]
-        self._table = self._table.to(factory.device)
+        self._frequencies, self._factor = rope_frequencies(config, max_positions)
+        self._table = torch.empty(max_positions, 2, len(self._frequencies), device=factory.device)
+        self._num_computed = 0
         self._gather = factory.ops.gather
 
+    @torch.inference_mode()
+    def extend(self, num_positions: int) -> None:
+        """Compute the table for at least the first `num_positions` positions, at most all."""
+        while self._num_computed < min(num_positions, len(self._table)):
+            rows = self._table[self._num_computed : self._num_computed + _POSITIONS]
+            positions = torch.arange(self._num_computed, self._num_computed + _POSITIONS).unsqueeze(1).float()
+            angles = positions * self._frequencies
+            rows.copy_(torch.stack((angles.cos() * self._factor, angles.sin() * self._factor), 1)[: len(rows)])
+            self._num_computed += len(rows)
+
     def angles(self, positions: Tensor) -> Tensor:
-        """Cosines and sines of `positions` [num_tokens] -> [num_tokens, 2, dim / 2] float32."""
+        """Cosines and sines of `positions` [num_tokens], all of them computed -> [num_tokens, 2, dim / 2] float32."""
         return self._gather(self._table, positions)
 
 
