@@ -428,31 +428,54 @@ struct ExpertsArgs {
     Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
 };
 
-// A recorded call. The number of rows and the scratch memory are filled into its arguments when it runs.
-enum Operation : int64_t {
-    kLinear = 0,
-    kAttention = 1,
-    kRopeAndCache = 2,
-    kRmsNorm = 3,
-    kUnpack = 4,
-    kGather = 5,
-    kScale = 6,
-    kCausalConv = 7,
-    kGatedDeltaRule = 8,
-    kStateSpaceScan = 9,
-    kGatedRmsNorm = 10,
-    kAdd = 11,
-    kHeadGates = 12,
-    kGate = 13,
-    kLora = 14,
-    kRoute = 20,
-    kExperts = 21,
-    kCopyColumns = 30,
-    kExchange = 40,
+// The operations that are recorded: each is a function of its arguments. The number of rows and the scratch memory are
+// filled into these when a recorded call is made.
+#define PENSTOCK_OPERATIONS(OP)             \
+    OP(linear, LinearArgs)                  \
+    OP(lora, LoraArgs)                      \
+    OP(unpack, UnpackArgs)                  \
+    OP(attention, AttentionArgs)            \
+    OP(rope_and_cache, RopeArgs)            \
+    OP(rms_norm, NormArgs)                  \
+    OP(gather, GatherArgs)                  \
+    OP(scale, ScaleArgs)                    \
+    OP(copy_columns, ColumnsArgs)           \
+    OP(add_rows, AddArgs)                   \
+    OP(head_gates, HeadGatesArgs)           \
+    OP(gate, GateArgs)                      \
+    OP(causal_conv, ConvArgs)               \
+    OP(gated_delta_rule, DeltaArgs)         \
+    OP(state_space_scan, ScanArgs)          \
+    OP(gated_rms_norm, GatedNormArgs)       \
+    OP(route, RouteArgs)                    \
+    OP(experts, ExpertsArgs)
+
+// The other functions that are compiled once for each instruction set: result, name, arguments.
+#define PENSTOCK_FUNCTIONS(FUNCTION)                                                                             \
+    FUNCTION(int64_t, weight_bytes, (const Weight&))                                                             \
+    FUNCTION(bool, pack, (const PackArgs&))                                                                      \
+    FUNCTION(bool, quantize, (const QuantizeArgs&))                                                              \
+    FUNCTION(int64_t, linear_scratch_bytes, (const Weight&, int64_t tokens))                                     \
+    FUNCTION(int64_t, attention_scratch_bytes, (const AttentionArgs&))                                           \
+    FUNCTION(int64_t, experts_scratch_bytes, (const ExpertsArgs&))                                               \
+    FUNCTION(int64_t, lora_scratch_bytes, (const LoraArgs&))                                                     \
+    FUNCTION(void, argmax, (const float* x, int64_t rows, int64_t columns, int64_t* places))                     \
+    FUNCTION(int64_t, sample_scratch_bytes, (int64_t vocab))                                                     \
+    FUNCTION(void, sample, (const SampleArgs&))                                                                  \
+    FUNCTION(void, topk_logprobs, (const TopkLogprobsArgs&))                                                     \
+    FUNCTION(void, apply_bitmask,                                                                                \
+             (float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits))
+
+// `exchange` is the same for all instruction sets (`ranks.h`).
+enum class Operation : int64_t {
+#define PENSTOCK_NUMBER(name, Args) name,
+    PENSTOCK_OPERATIONS(PENSTOCK_NUMBER)
+#undef PENSTOCK_NUMBER
+    exchange,
 };
 
 struct Call {
-    int64_t operation;
+    int64_t operation;      // one of Operation
     const void* arguments;  // of the type that the operation takes
 };
 
@@ -496,36 +519,12 @@ struct TopkLogprobsArgs {
 // One instruction set's versions of the operations; each source is compiled once for each set. In a program every
 // thread of the team makes each call: outside of `parallel` an operation only reads.
 struct Ops {
-    int64_t (*weight_bytes)(const Weight&);
-    int64_t (*linear_scratch_bytes)(const Weight&, int64_t tokens);
-    void (*linear)(const LinearArgs&);
-    bool (*pack)(const PackArgs&);
-    void (*unpack)(const UnpackArgs&);
-    bool (*quantize)(const QuantizeArgs&);
-    int64_t (*attention_scratch_bytes)(const AttentionArgs&);
-    void (*attention)(const AttentionArgs&);
-    void (*rope_and_cache)(const RopeArgs&);
-    void (*rms_norm)(const NormArgs&);
-    void (*gather)(const GatherArgs&);
-    void (*scale)(const ScaleArgs&);
-    void (*copy_columns)(const ColumnsArgs&);
-    void (*add_rows)(const AddArgs&);
-    void (*head_gates)(const HeadGatesArgs&);
-    void (*gate)(const GateArgs&);
-    void (*causal_conv)(const ConvArgs&);
-    void (*gated_delta_rule)(const DeltaArgs&);
-    void (*state_space_scan)(const ScanArgs&);
-    void (*gated_rms_norm)(const GatedNormArgs&);
-    void (*route)(const RouteArgs&);
-    int64_t (*experts_scratch_bytes)(const ExpertsArgs&);
-    void (*experts)(const ExpertsArgs&);
-    int64_t (*lora_scratch_bytes)(const LoraArgs&);
-    void (*lora)(const LoraArgs&);
-    void (*argmax)(const float* x, int64_t rows, int64_t columns, int64_t* places);
-    int64_t (*sample_scratch_bytes)(int64_t vocab);
-    void (*sample)(const SampleArgs&);
-    void (*topk_logprobs)(const TopkLogprobsArgs&);
-    void (*apply_bitmask)(float* logits, int64_t vocab, const int64_t* rows, int64_t num_rows, const uint32_t* bits);
+#define PENSTOCK_MEMBER(name, Args) void (*name)(const Args&);
+    PENSTOCK_OPERATIONS(PENSTOCK_MEMBER)
+#undef PENSTOCK_MEMBER
+#define PENSTOCK_MEMBER(result, name, arguments) result(*name) arguments;
+    PENSTOCK_FUNCTIONS(PENSTOCK_MEMBER)
+#undef PENSTOCK_MEMBER
 };
 
 }  // namespace penstock

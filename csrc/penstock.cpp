@@ -4,6 +4,7 @@
 // each process, as the engine's step loop is; each calling thread has scratch memory of its own.
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 #include "ops.h"
 #include "processor.h"
@@ -72,40 +73,63 @@ uint8_t* scratch(int64_t bytes) {
     return static_cast<uint8_t*>(buffer.data);
 }
 
-// The arguments of a call as `Args`, with the fields that are known only at run time.
-LinearArgs linear_args(const Call& call, int64_t rows, uint8_t* memory) {
-    LinearArgs args = *static_cast<const LinearArgs*>(call.arguments);
-    args.tokens = rows;
-    args.scratch = memory;
-    return args;
+// What is known only when a recorded call is made.
+struct Now {
+    int64_t rows;
+    int32_t threads;
+    uint8_t* memory;
+};
+
+template <class Args, class = void>
+constexpr bool has_rows = false;
+template <class Args>
+constexpr bool has_rows<Args, std::void_t<decltype(Args::rows)>> = true;
+
+// Arguments without a number of rows have a batch, which knows it.
+template <class Args>
+void fill(Args& args, const Now& now) {
+    if constexpr (has_rows<Args>) args.rows = now.rows;
+}
+void fill(UnpackArgs& args, const Now& now) { args.num_rows = now.rows; }
+void fill(GatherArgs& args, const Now& now) { args.num_rows = now.rows; }
+void fill(RouteArgs& args, const Now& now) { args.tokens = now.rows; }
+void fill(AttentionArgs& args, const Now& now) {
+    args.threads = now.threads;
+    args.scratch = now.memory;
+}
+void fill(LinearArgs& args, const Now& now) {
+    args.tokens = now.rows;
+    args.scratch = now.memory;
+}
+void fill(ExpertsArgs& args, const Now& now) {
+    args.tokens = now.rows;
+    args.scratch = now.memory;
+}
+void fill(LoraArgs& args, const Now& now) {
+    args.tokens = now.rows;
+    args.scratch = reinterpret_cast<float*>(now.memory);
 }
 
-AttentionArgs attention_args(const Call& call, int32_t threads, uint8_t* memory) {
-    AttentionArgs args = *static_cast<const AttentionArgs*>(call.arguments);
-    args.threads = threads;
-    args.scratch = memory;
-    return args;
+template <class Args>
+int64_t scratch_bytes(const Args&) {
+    return 0;
 }
+int64_t scratch_bytes(const LinearArgs& args) { return ops().linear_scratch_bytes(*args.weight, args.tokens); }
+int64_t scratch_bytes(const AttentionArgs& args) { return ops().attention_scratch_bytes(args); }
+int64_t scratch_bytes(const ExpertsArgs& args) { return ops().experts_scratch_bytes(args); }
+int64_t scratch_bytes(const LoraArgs& args) { return ops().lora_scratch_bytes(args); }
 
-ExpertsArgs experts_args(const Call& call, int64_t rows, uint8_t* memory) {
-    ExpertsArgs args = *static_cast<const ExpertsArgs*>(call.arguments);
-    args.tokens = rows;
-    args.scratch = memory;
-    return args;
+// Whether no rank is lost after a call.
+template <class Args>
+bool is_whole(const Args&) {
+    return true;
 }
+bool is_whole(const ExpertsArgs& args) { return !args.ranks || !args.ranks->lost; }
 
-LoraArgs lora_args(const Call& call, int64_t rows, uint8_t* memory) {
-    LoraArgs args = *static_cast<const LoraArgs*>(call.arguments);
-    args.tokens = rows;
-    args.scratch = reinterpret_cast<float*>(memory);
-    return args;
-}
-
-// Arguments whose field `Rows` is the number of rows.
-template <class Args, int64_t Args::*Rows>
-Args args_of(const Call& call, int64_t rows) {
+template <class Args>
+Args filled(const Call& call, const Now& now) {
     Args args = *static_cast<const Args*>(call.arguments);
-    args.*Rows = rows;
+    fill(args, now);
     return args;
 }
 
@@ -117,16 +141,16 @@ struct Run {
     uint8_t* memory;
     mutable bool lost = false;  // whether a rank is lost, so that the remaining calls are skipped
 
-    int64_t scratch_bytes() const {
+    int64_t most_scratch_bytes() const {
         int64_t most = 1;
-        for_calls([&](const Call& call, int64_t rows) {
+        for_calls([&](const Call& call, const Now& now) {
             int64_t bytes = 0;
-            if (call.operation == kLinear)
-                bytes = ops().linear_scratch_bytes(*linear_args(call, rows, nullptr).weight, rows);
-            if (call.operation == kAttention)
-                bytes = ops().attention_scratch_bytes(attention_args(call, threads, nullptr));
-            if (call.operation == kExperts) bytes = ops().experts_scratch_bytes(experts_args(call, rows, nullptr));
-            if (call.operation == kLora) bytes = ops().lora_scratch_bytes(lora_args(call, rows, nullptr));
+            switch (static_cast<Operation>(call.operation)) {
+#define PENSTOCK_CASE(name, Args) case Operation::name: bytes = scratch_bytes(filled<Args>(call, now)); break;
+                PENSTOCK_OPERATIONS(PENSTOCK_CASE)
+#undef PENSTOCK_CASE
+                case Operation::exchange: break;
+            }
             most = bytes > most ? bytes : most;
             return true;
         });
@@ -134,40 +158,28 @@ struct Run {
     }
 
     void run() const {
-        for_calls([&](const Call& call, int64_t rows) {
-            switch (call.operation) {
-                case kLinear: ops().linear(linear_args(call, rows, memory)); break;
-                case kAttention: ops().attention(attention_args(call, threads, memory)); break;
-                case kRopeAndCache: ops().rope_and_cache(*static_cast<const RopeArgs*>(call.arguments)); break;
-                case kRmsNorm: ops().rms_norm(args_of<NormArgs, &NormArgs::rows>(call, rows)); break;
-                case kUnpack: ops().unpack(args_of<UnpackArgs, &UnpackArgs::num_rows>(call, rows)); break;
-                case kGather: ops().gather(args_of<GatherArgs, &GatherArgs::num_rows>(call, rows)); break;
-                case kCopyColumns: ops().copy_columns(args_of<ColumnsArgs, &ColumnsArgs::rows>(call, rows)); break;
-                case kAdd: ops().add_rows(args_of<AddArgs, &AddArgs::rows>(call, rows)); break;
-                case kHeadGates: ops().head_gates(args_of<HeadGatesArgs, &HeadGatesArgs::rows>(call, rows)); break;
-                case kGate: ops().gate(args_of<GateArgs, &GateArgs::rows>(call, rows)); break;
-                case kCausalConv: ops().causal_conv(*static_cast<const ConvArgs*>(call.arguments)); break;
-                case kGatedDeltaRule: ops().gated_delta_rule(*static_cast<const DeltaArgs*>(call.arguments)); break;
-                case kStateSpaceScan: ops().state_space_scan(*static_cast<const ScanArgs*>(call.arguments)); break;
-                case kGatedRmsNorm: ops().gated_rms_norm(args_of<GatedNormArgs, &GatedNormArgs::rows>(call, rows)); break;
-                case kRoute: ops().route(args_of<RouteArgs, &RouteArgs::tokens>(call, rows)); break;
-                case kExperts: {
-                    const ExpertsArgs args = experts_args(call, rows, memory);
-                    ops().experts(args);
-                    return !args.ranks || goes_on(!args.ranks->lost);
-                }
-                case kExchange: return goes_on(exchange(args_of<ExchangeArgs, &ExchangeArgs::rows>(call, rows)));
-                case kLora: ops().lora(lora_args(call, rows, memory)); break;
-                default: ops().scale(args_of<ScaleArgs, &ScaleArgs::rows>(call, rows));
-            }
-            return true;
+        for_calls([&](const Call& call, const Now& now) {
+            const bool whole = make(call, now);
+            if (!whole && omp_get_thread_num() == 0) lost = true;
+            return whole;
         });
     }
 
   private:
-    bool goes_on(bool is_met) const {
-        if (!is_met && omp_get_thread_num() == 0) lost = true;
-        return is_met;
+    // Returns false if a rank is lost.
+    bool make(const Call& call, const Now& now) const {
+        switch (static_cast<Operation>(call.operation)) {
+#define PENSTOCK_CASE(name, Args)                       \
+    case Operation::name: {                             \
+        const Args args = filled<Args>(call, now);      \
+        ops().name(args);                               \
+        return is_whole(args);                          \
+    }
+            PENSTOCK_OPERATIONS(PENSTOCK_CASE)
+#undef PENSTOCK_CASE
+            case Operation::exchange: return exchange(filled<ExchangeArgs>(call, now));
+        }
+        return true;
     }
 
     // Until `body` returns false.
@@ -175,7 +187,7 @@ struct Run {
     void for_calls(const Body& body) const {
         for (const Segment* segment = segments; segment < segments + count; segment++)
             for (int64_t i = 0; i < segment->count; i++)
-                if (!body(segment->calls[i], segment->rows)) return;
+                if (!body(segment->calls[i], Now{segment->rows, threads, memory})) return;
     }
 };
 
@@ -185,7 +197,7 @@ struct Run {
 // results are undefined.
 EXPORT int32_t penstock_run(const Segment* segments, int64_t count) {
     Run run{segments, count, omp_get_max_threads(), nullptr};
-    run.memory = scratch(run.scratch_bytes());
+    run.memory = scratch(run.most_scratch_bytes());
     if (!run.memory) return 1;
     if (count == 1 && segments->count == 1) {
         run.run();
@@ -250,6 +262,9 @@ EXPORT int64_t penstock_lay_out(const int64_t* numbers, const int32_t* tables, c
     for (int64_t i = 0; i < num_tokens; i++) position[i] = token_ids[i];
     return last + 1;
 }
+
+// A hash of the headers that the library was compiled with; see `tools/native_structs.py`.
+EXPORT const char* penstock_headers() { return PENSTOCK_HEADERS; }
 
 EXPORT int64_t penstock_weight_bytes(const Weight* weight) { return ops().weight_bytes(*weight); }
 

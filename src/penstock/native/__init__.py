@@ -19,8 +19,7 @@ import torch  # loads the OpenMP runtime that the library then shares
 from torch import Tensor
 
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
-from penstock.native.layouts import check_layouts
-from penstock.native.structs import Segment
+from penstock.native.structs import HEADERS, Segment
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +34,19 @@ class Library:
     """The loaded library with an instruction set chosen; its functions take addresses.
 
     Raises:
-        NativeLibraryError: its structs are not those of `structs.py`.
+        NativeLibraryError: it was built from other headers than those that `structs.py` mirrors.
     """
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        check_layouts(self._library)
+        self._check_headers()
         self._run = self.function("penstock_run", "pl", ctypes.c_int32)
         self.instruction_set = ""
+
+    def _check_headers(self) -> None:
+        told = hasattr(self._library, "penstock_headers")
+        if not told or self.function("penstock_headers", "", ctypes.c_char_p)().decode() != HEADERS:
+            raise NativeLibraryError("the native library was built from other sources than these: build it anew")
 
     @property
     def multiplies_bfloat16(self) -> bool:

@@ -15,7 +15,6 @@ else that a kernel was given must live as long as the program.
 """
 
 import ctypes
-import enum
 import functools
 import weakref
 from typing import Any
@@ -25,31 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from penstock.native import Library
-from penstock.native.structs import Call, Segment
-
-
-class Operation(enum.IntEnum):
-    """`Operation` of `csrc/ops.h`."""
-
-    LINEAR = 0
-    ATTENTION = 1
-    ROPE_AND_CACHE = 2
-    RMS_NORM = 3
-    UNPACK = 4
-    GATHER = 5
-    SCALE = 6
-    CAUSAL_CONV = 7
-    GATED_DELTA_RULE = 8
-    STATE_SPACE_SCAN = 9
-    GATED_RMS_NORM = 10
-    ADD = 11
-    HEAD_GATES = 12
-    GATE = 13
-    LORA = 14
-    ROUTE = 20
-    EXPERTS = 21
-    COPY_COLUMNS = 30
-    EXCHANGE = 40
+from penstock.native.structs import Arguments, Call, Segment
 
 
 class CannotRecordError(Exception):
@@ -96,7 +71,7 @@ class Program:
     def __init__(self, capacity: int, *, backed: bool = False) -> None:
         self._capacity, self._backed = capacity, backed
         self._calls: list[Call] = []
-        self._arguments: list[ctypes.Structure] = []  # the calls have their addresses
+        self._arguments: list[Arguments] = []  # the calls have their addresses
         self._idle: list[Tensor] = []
         self._array: "ctypes.Array[Call]" = (Call * 0)()
 
@@ -115,10 +90,10 @@ class Program:
         weakref.finalize(recorded, self._idle.append, memory)
         return recorded
 
-    def add_call(self, operation: Operation, arguments: ctypes.Structure) -> None:
+    def add_call(self, arguments: Arguments) -> None:
         """Record a call; the number of rows in its arguments is ignored."""
         self._arguments.append(arguments)
-        self._calls.append(Call(operation, ctypes.addressof(arguments)))
+        self._calls.append(Call(arguments.operation, ctypes.addressof(arguments)))
         self._array = (Call * len(self._calls))(*self._calls)
 
     def segment(self, num_rows: int) -> Segment:
@@ -134,14 +109,14 @@ def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tens
     return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
 
 
-def call(library: Library, x: Tensor, operation: Operation, arguments: ctypes.Structure) -> None:
-    """Make a call over the rows of `x`, or record it where `x` is of a program.
+def call(library: Library, x: Tensor, arguments: Arguments) -> None:
+    """Call the operation of these arguments over the rows of `x`, or record it where `x` is of a program.
 
     Raises:
         MemoryError: there is no memory for the kernel's intermediate results.
     """
     if isinstance(x, RecordedTensor):
-        x.program.add_call(operation, arguments)
+        x.program.add_call(arguments)
     else:
-        made = Call(operation, ctypes.addressof(arguments))
+        made = Call(arguments.operation, ctypes.addressof(arguments))
         library.run(Segment(ctypes.addressof(made), 1, len(x)))

@@ -15,7 +15,7 @@ from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, refer
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
-from penstock.native.program import Operation, call, empty_rows
+from penstock.native.program import call, empty_rows
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _PADDING = 256
@@ -84,7 +84,7 @@ class PackedCache:
         if norms is not None:
             arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), native.address(norms.key)
             arguments.norm_dtype, arguments.eps = native.dtype_code(norms.query.dtype), norms.eps
-        call(self._library, qkv, Operation.ROPE_AND_CACHE, arguments)
+        call(self._library, qkv, arguments)
         return qkv
 
     def attend(
@@ -123,7 +123,7 @@ class PackedCache:
             soft_cap=soft_cap or 0.0,
             sinks=native.address(sinks),
         )
-        call(self._library, query, Operation.ATTENTION, arguments)
+        call(self._library, query, arguments)
         return out
 
 

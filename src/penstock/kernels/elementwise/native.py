@@ -8,8 +8,16 @@ from penstock.feed_forward import Activation
 from penstock.kernels.elementwise import Columns, NormWeight
 from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code
-from penstock.native.program import Operation, call, empty_rows
-from penstock.native.structs import AddArgs, ColumnsArgs, GateArgs, GatherArgs, HeadGatesArgs, NormArgs, ScaleArgs
+from penstock.native.program import call, empty_rows
+from penstock.native.structs import (
+    AddArgs,
+    ColumnsArgs,
+    GateArgs,
+    GatherArgs,
+    HeadGatesArgs,
+    NormArgs,
+    ScaleArgs,
+)
 
 
 class ElementwiseKernels:
@@ -29,7 +37,7 @@ class ElementwiseKernels:
             row_ids=row_ids.data_ptr(),
             y=out.data_ptr(),
         )
-        call(self._library, row_ids, Operation.GATHER, arguments)
+        call(self._library, row_ids, arguments)
         return out
 
     def copy_columns(self, x: Tensor, out: Tensor, columns: Columns) -> None:
@@ -49,13 +57,13 @@ class ElementwiseKernels:
             step=columns.step,
             to_step=columns.to_step,
         )
-        call(self._library, x, Operation.COPY_COLUMNS, arguments)
+        call(self._library, x, arguments)
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         assert x.dim() == 2
         assert x.is_contiguous()
         arguments = ScaleArgs(x=x.data_ptr(), dtype=dtype_code(x.dtype), columns=x.shape[1], factor=factor)
-        call(self._library, x, Operation.SCALE, arguments)
+        call(self._library, x, arguments)
         return x
 
     def add_rows(self, x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
@@ -71,7 +79,7 @@ class ElementwiseKernels:
             factor=factor,
             total=address(total),
         )
-        call(self._library, x, Operation.ADD, arguments)
+        call(self._library, x, arguments)
         return residual
 
     def gate(self, x: Tensor, others: Tensor, first: int, activation: Activation) -> Tensor:
@@ -86,7 +94,7 @@ class ElementwiseKernels:
             activation=activation_code(activation),
             columns=x.shape[1],
         )
-        call(self._library, x, Operation.GATE, arguments)
+        call(self._library, x, arguments)
         return x
 
     def head_gates(self, x: Tensor, query: Tensor, num_heads: int) -> Tensor:
@@ -102,7 +110,7 @@ class ElementwiseKernels:
             num_heads=num_heads,
             head_dim=head_dim,
         )
-        call(self._library, x, Operation.HEAD_GATES, arguments)
+        call(self._library, x, arguments)
         return x
 
 
@@ -117,7 +125,7 @@ class NormKernels:
         out = empty_rows(x, (x.shape[1],), x.dtype)
         arguments = self._arguments(x, out, weight, eps, bias)
         arguments.groups = groups
-        call(self._library, x, Operation.RMS_NORM, arguments)
+        call(self._library, x, arguments)
         return out
 
     def add_rms_norm(
@@ -141,7 +149,7 @@ class NormKernels:
         if after is not None:
             arguments.after, arguments.after_dtype = after.weight.data_ptr(), dtype_code(after.weight.dtype)
             arguments.after_eps = after.eps
-        call(self._library, x, Operation.RMS_NORM, arguments)
+        call(self._library, x, arguments)
         return x, residual
 
     def rms_norm_columns(self, x: Tensor, first: int, weight: Tensor, eps: float) -> None:
@@ -158,7 +166,7 @@ class NormKernels:
             factor=1.0,
             groups=1,
         )
-        call(self._library, x, Operation.RMS_NORM, arguments)
+        call(self._library, x, arguments)
 
     def _arguments(self, x: Tensor, out: Tensor, weight: Tensor, eps: float, bias: Tensor | None) -> NormArgs:
         assert x.dim() == 2

@@ -15,7 +15,7 @@ from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ranks import Alone, Exchange
 from penstock.kernels.ranks.native import SharedExchange
 from penstock.native import Library, address, dtype_code
-from penstock.native.program import Operation, call, empty_rows
+from penstock.native.program import call, empty_rows
 from penstock.native.structs import ExpertsArgs, RouteArgs
 
 _SCORES = ("softmax", "softmax_of_top", "sigmoid", "sparsemixer")
@@ -82,7 +82,7 @@ class PackedExperts:
             ranks=self._exchange.handle if isinstance(self._exchange, SharedExchange) else None,
             scale_x=scale_x,
         )
-        call(self._library, x, Operation.EXPERTS, arguments)
+        call(self._library, x, arguments)
         return out
 
 
@@ -157,5 +157,5 @@ class MixtureKernels:
             jitter=routing.jitter,
             expert_scales=address(scales),
         )
-        call(self._library, logits, Operation.ROUTE, arguments)
+        call(self._library, logits, arguments)
         return ids, weights

@@ -12,7 +12,7 @@ from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, activation_of
 from penstock.kernels.lora import LoraUpdate
 from penstock.native import Library
-from penstock.native.program import Operation, call, empty_rows
+from penstock.native.program import call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, PANEL, Offset, StoredType, WeightFormat
@@ -156,7 +156,7 @@ class PackedWeight:
             y=out.data_ptr(),
             y_dtype=native.dtype_code(self._dtype),
         )
-        call(self._library, row_ids, Operation.UNPACK, arguments)
+        call(self._library, row_ids, arguments)
         return out
 
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
@@ -192,7 +192,7 @@ class PackedWeight:
             arguments.added = update.added.data_ptr() + update.first * update.added.dtype.itemsize
             arguments.added_stride = update.added.stride(0)
             arguments.adapters = update.rows.handle
-        call(self._library, x, Operation.LINEAR, arguments)
+        call(self._library, x, arguments)
 
 
 def activation_code(activation: Activation | None) -> int:

@@ -10,7 +10,7 @@ from penstock import native
 from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraUpdate
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.native import Library
-from penstock.native.program import Operation, call, empty_rows
+from penstock.native.program import call, empty_rows
 from penstock.native.structs import LoraArgs, LoraMaps
 from penstock.native.structs import LoraMap as MapStruct
 
@@ -67,7 +67,7 @@ class NativeLora:
             y=added.data_ptr(),
             y_columns=self._rows,
         )
-        call(self._library, x, Operation.LORA, arguments)
+        call(self._library, x, arguments)
         return LoraUpdate(added, rows)
 
 

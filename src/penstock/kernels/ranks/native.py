@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.errors import DeviceLostError
 from penstock.native import LOST, LOST_WORDS, Library
-from penstock.native.program import Operation, call, empty_rows
+from penstock.native.program import call, empty_rows
 from penstock.native.structs import ExchangeArgs
 from penstock.native.structs import Ranks as RanksStruct
 from penstock.ranks import Ranks
@@ -69,7 +69,7 @@ class SharedExchange:
             element_bytes=x.dtype.itemsize,
             **arguments,
         )
-        call(self._library, x, Operation.EXCHANGE, made)
+        call(self._library, x, made)
 
     def share(self, message: bytes) -> bytes:
         """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored.

@@ -6,7 +6,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape, reference
 from penstock.kernels.recurrent.states import StatePart
 from penstock.native import Library, address, dtype_code, structs
-from penstock.native.program import Operation, call, empty_rows
+from penstock.native.program import call, empty_rows
 
 _MOST_TAPS = 16
 _MOST_ROWS = 512
@@ -46,7 +46,7 @@ class RecurrentKernels:
             bias=address(weight.bias),
             out=out.data_ptr(),
         )
-        call(self._library, x, Operation.CAUSAL_CONV, arguments)
+        call(self._library, x, arguments)
         return out
 
     def gated_delta_rule(
@@ -80,7 +80,7 @@ class RecurrentKernels:
             step_bias=gates.step_bias.data_ptr(),
             out=out.data_ptr(),
         )
-        call(self._library, qkv, Operation.GATED_DELTA_RULE, arguments)
+        call(self._library, qkv, arguments)
         return out
 
     def state_space_scan(
@@ -117,7 +117,7 @@ class RecurrentKernels:
             skip=skip.data_ptr(),
             out=out.data_ptr(),
         )
-        call(self._library, xbc, Operation.STATE_SPACE_SCAN, arguments)
+        call(self._library, xbc, arguments)
         return out
 
     def gated_rms_norm(
@@ -139,7 +139,7 @@ class RecurrentKernels:
             group=group,
             eps=eps,
         )
-        call(self._library, x, Operation.GATED_RMS_NORM, arguments)
+        call(self._library, x, arguments)
         return x
 
 
