@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,37 @@ DEEPSEEK_LLM = pre_tokenizers.Sequence(
     ]
 )
 
+_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+
+
+def split(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+VIKING = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(" ?[^(\\s|[.,!?…。，、।۔،])]+"), "isolated"),
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+KIMI_K2 = split(
+    "|".join(
+        [
+            r"[\p{Han}]+",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+            *(r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"),
+        ]
+    )
+)
+DIGITS = [
+    *("1", "12", "123", "1234", "12345", "123456", "1234567x89", "x1000 20000,300000.4000000", "١٢٣٤ ①②③④"),
+    *("12½1234", "½123", "½1234", "1234½12", "1" * 100, "2" * 119 + "a" + "3" * 120 + " " + "4" * 121),
+]
+
 
 def test_deepseeks_letters_are_those_that_its_tokenizer_lists() -> None:
     listed, (_, ours, *_) = Regex(f"[{CASED}]"), PRE_TOKENIZATIONS["deepseek-llm"].patterns
@@ -153,6 +185,12 @@ def test_deepseeks_letters_are_those_that_its_tokenizer_lists() -> None:
         ("refact", DIGITS_FIRST, None),
         ("deepseek-llm", DEEPSEEK_LLM, None),  # as DeepSeek V2's
         ("qwen2", QWEN2, normalizers.NFC()),  # as Qwen2's
+        # as llama.cpp quotes those of the models
+        ("seed-coder", split(_SPLIT % r"\p{N}{1}"), None),
+        ("viking", VIKING, None),
+        ("superbpe", split(r"\p{N}+", r"(?=(\d{3})+(?!\d))"), None),
+        ("minicpm5", split(r"\p{N}{1,3}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _WORDS % r"\p{N}+"), None),
+        ("kimi-k2", KIMI_K2, None),
     ],
 )
 def test_ids_are_those_of_the_models_own_tokenizer(file: Path, pre: str, cut: Any, normalizer: Any) -> None:
@@ -161,8 +199,33 @@ def test_ids_are_those_of_the_models_own_tokenizer(file: Path, pre: str, cut: An
     if normalizer is not None:
         own.normalizer = normalizer
     mine = load(file)
-    for text in [*TEXTS, "<s>a <think> b</s>  <|user|>\n"]:
+    assert own.pre_tokenizer is not None
+    cuts = PRE_TOKENIZATIONS[pre].pre_tokenizer()
+    for text in [*TEXTS, *DIGITS, "<s>a <think> b</s>  <|user|>\n"]:
         assert mine.encode(text, add_special_tokens=False) == ids(own, text), text
+        assert cuts.pre_tokenize_str(text) == own.pre_tokenizer.pre_tokenize_str(text), text
+
+
+@given(text=st.text(st.sampled_from("012 9½.a'SsLl日ǅÉe\u0301\r\n,|()٣"), max_size=40))
+@pytest.mark.parametrize(
+    ("pre", "cut"),
+    [
+        ("seed-coder", split(_SPLIT % r"\p{N}{1}")),
+        ("viking", VIKING),
+        ("superbpe", split(r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+        ("kimi-k2", KIMI_K2),
+    ],
+)
+def test_any_text_is_cut_as_by_the_models_own_pre_tokenizer(pre: str, cut: Any, text: str) -> None:
+    assert PRE_TOKENIZATIONS[pre].pre_tokenizer().pre_tokenize_str(text) == cut.pre_tokenize_str(text)
+
+
+def test_a_long_number_is_cut_in_time_that_grows_with_its_length() -> None:
+    """SuperBPE's own pattern needs minutes for it."""
+    cuts = PRE_TOKENIZATIONS["superbpe"].pre_tokenizer()
+    began = time.process_time()
+    assert len(cuts.pre_tokenize_str("7" * 200_000)) == 66_667
+    assert time.process_time() - began < 10
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZATIONS)

@@ -134,6 +134,28 @@ def test_scores_of_qwen2_are_those_of_transformers(tmp_path: Path):
         assert score == pytest.approx(model.eval()(torch.tensor([tokens])).logits.item(), abs=1e-4)
 
 
+@pytest.mark.parametrize("family", ["xlm_roberta", "roberta", "qwen3"])
+@pytest.mark.parametrize("native", [True, False])
+def test_tokens_of_padding_within_a_text_count_as_in_transformers(
+    family: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """They have no position in Roberta's table, and none ends a text that a language model classifies."""
+    model = SCORERS[family](config_of(family, num_labels=1))
+    folder = write_model(tmp_path / family, model)
+    pad = model.config.pad_token_id
+    if not native:
+        monkeypatch.setattr("penstock.native.library", lambda: None)
+    queries = ["word1", "word1 [PAD] word2", "[PAD] word1 [PAD][PAD] word3", "word5 [PAD]", "word4"]
+    documents = ["word7", "word8 [PAD]", "[PAD] word9 word8 [PAD][PAD]", "[PAD]", "[PAD] [PAD]"]
+    with open_llm(folder) as llm:
+        ours = llm.score(queries, documents, raw=True)
+        texts = [llm.tokenizer.backend.encode(*pair).ids for pair in zip(queries, documents, strict=True)]
+    assert [pad in text for text in texts] == [False, True, True, True, True]
+    with torch.inference_mode():
+        theirs = [model.eval()(torch.tensor([text])).logits.item() for text in texts]
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
 OTHER_HEADS = {
     "BertForMaskedLM": "bert",
     "XLMRobertaForMaskedLM": "xlm_roberta",

@@ -56,6 +56,15 @@ def gptq(m: Map, *, zero_less: int = 1) -> dict[str, Tensor]:
     }
 
 
+def auto_round(m: Map) -> dict[str, Tensor]:
+    """Without g_idx, as AutoRound writes it."""
+    return {part: tensor for part, tensor in gptq(m).items() if part != "g_idx"}
+
+
+def auto_round_zeros(m: Map) -> dict[str, Tensor]:
+    return {part: tensor for part, tensor in gptq_v2(m).items() if part != "g_idx"}
+
+
 def gptq_v2(m: Map) -> dict[str, Tensor]:
     return gptq(m, zero_less=0)
 
@@ -100,6 +109,20 @@ GPTQ_CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act":
 AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
 
+AUTO_ROUND_CONFIG = {
+    "quant_method": "auto-round",
+    "packing_format": "auto_round:auto_gptq",
+    "bits": 4,
+    "group_size": 128,
+    "sym": False,
+    "data_type": "int",
+    "autoround_version": "0.16.1",
+    "iters": 200,
+    "enable_quanted_input": True,
+    "block_name_to_quantize": "model.layers",
+}
+
+
 def compressed_config(form: str, **weights: Any) -> dict[str, Any]:
     group = {
         "targets": ["Linear"],
@@ -134,14 +157,16 @@ def write_int4(
     return maps
 
 
-def write_int8(folder: Path, config: dict[str, Any]) -> dict[str, Map]:
+def write_int8(folder: Path, config: dict[str, Any], *, per_tensor: bool = False) -> dict[str, Map]:
     """A tiny Llama with layers of 8 bits, by compressed-tensors."""
     rng = np.random.default_rng(0)
     maps: dict[str, Map] = {}
 
     def store(name: str, shape: tuple[int, int]) -> dict[str, Tensor]:
-        scale = torch.from_numpy(rng.uniform(0.0001, 0.002, (shape[0], 1))).to(torch.bfloat16)
+        rows = 1 if per_tensor else shape[0]
+        scale = torch.from_numpy(rng.uniform(0.0001, 0.002, (rows, 1))).to(torch.bfloat16)
         maps[name] = Map(rng.integers(-128, 128, shape), np.zeros((shape[0], 1), np.int64), scale)
+        scale = scale[0] if per_tensor else scale
         return {"weight": torch.from_numpy(maps[name].q).to(torch.int8), "weight_scale": scale}
 
     write_layers(folder, config, store)

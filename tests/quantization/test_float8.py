@@ -1,5 +1,7 @@
 """FP8 and MXFP4 checkpoints: every weight arrives as it was stored, bit for bit; other variants are refused by name."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from penstock.kernels.linear.quantized import dequantize
 from penstock.kernels.ops import make_ops, native_ops
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
-from penstock.quantization.scheme import Float8Scheme, MXFP4Scheme
+from penstock.quantization.scheme import Float8Scheme, MXFP4Scheme, QuantizedModules
 from penstock.quantization.stored_float8 import float8_rows
 from penstock.quantization.stored_mxfp4 import mxfp4_rows
 from penstock.weight_formats import FORMATS
@@ -47,6 +49,16 @@ def static_floats(**more: Any) -> dict[str, Any]:
     return config
 
 
+def targeted(*targets: str) -> dict[str, Any]:
+    config = floats("channel")
+    config["config_groups"]["group_0"]["targets"] = list(targets)
+    return config
+
+
+ASYMMETRIC = floats("channel") | {"format": "naive-quantized"}
+ASYMMETRIC["config_groups"]["group_0"]["input_activations"] = {**STATIC, "symmetric": False}
+MODELOPT = {"quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.0.mlp.router*"]}
+
 FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fp8, blocks": ("block", "weight_scale_inv", FP8),
     "fp8, a tensor": ("scalar", "weight_scale_inv", FP8 | {"weight_block_size": None}),
@@ -66,6 +78,15 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
         FP8 | {"weight_block_size": None, "activation_scheme": "static"},
     ),
     "compressed-tensors, rows": ("row", "weight_scale", floats("channel")),
+    "compressed-tensors, naive and asymmetric": ("row", "weight_scale", ASYMMETRIC),
+    "modelopt": (
+        *("scalar", "weight_scale"),
+        {"quant_method": "modelopt", **MODELOPT, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+    ),
+    "modelopt, static, nested": (
+        *("scalar", "weight_scale"),
+        {"quant_method": "modelopt", "quantization": MODELOPT | {"kv_cache_quant_algo": "FP8"}},
+    ),
     "compressed-tensors, blocks": ("block", "weight_scale", floats("block", block_structure=[128, 128])),
 }
 
@@ -152,7 +173,8 @@ def test_fp8_checkpoints_are_read_as_they_are(form: str, tmp_path: Path) -> None
     def store(name: str, shape: tuple[int, int]) -> dict[str, Tensor]:
         values, scales = random_float8(*shape, generator), random_scales(per, *shape, generator)
         wanted[name] = product(values, scales)
-        others = ("input_scale", "activation_scale", "output_scale", "k_scale") if "static" in form else ()
+        kinds = ("input_scale", "activation_scale", "output_scale", "k_scale", "input_zero_point", "v_zero_point")
+        others = kinds if "static" in form or "asymmetric" in form else ()
         return {"weight": values, scale_name: scales, **{one: torch.tensor(0.5) for one in others}}
 
     write_layers(tmp_path, config, store)
@@ -188,6 +210,52 @@ def _check_layers(folder: Path, wanted: dict[str, Tensor]) -> None:
         down = layer._feed_forward.down.weight
         held = down.lookup(torch.arange(down.rows))
         assert torch.equal(held, wanted[f"model.layers.{index}.mlp.down_proj"].to(held.dtype))
+
+
+def test_a_file_of_modelopt_beside_config_json_is_read(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted: dict[str, Tensor] = {}
+
+    def store(name: str, shape: tuple[int, int]) -> dict[str, Tensor]:
+        values, scales = random_float8(*shape, generator), random_scales("scalar", *shape, generator)
+        wanted[name] = product(values, scales)
+        return {"weight": values, "weight_scale": scales, "input_scale": torch.tensor(0.5)}
+
+    write_layers(tmp_path, {}, store)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": MODELOPT})
+    )
+    _check_layers(tmp_path, wanted)
+
+
+@pytest.mark.parametrize("targets", [["re:.*mlp.*"], ["re:.*\\.mlp\\.(gate|up|down)_proj$"], "names"])
+def test_layers_that_are_no_targets_are_read_as_floating_point(targets: list[str] | str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    named = [f"model.layers.{layer}.mlp.{one}_proj" for layer in range(2) for one in ("gate", "up", "down")]
+    wanted: dict[str, Tensor] = {}
+
+    def store(name: str, shape: tuple[int, int]) -> dict[str, Tensor]:
+        if ".mlp." not in name:
+            return {"weight": torch.zeros(shape)}
+        values, scales = random_float8(*shape, generator), random_scales("row", *shape, generator)
+        wanted[name] = product(values, scales)
+        return {"weight": values, "weight_scale": scales}
+
+    write_layers(tmp_path, targeted(*(named if targets == "names" else targets)), store)
+    formats = {one.name: one.format.name for one in read_facts(open_checkpoint(str(tmp_path))).matrices}
+    assert {name for name, format in formats.items() if format == "fp8"} == set(named)
+    _check_layers(tmp_path, wanted)
+
+
+def test_names_with_a_multimodal_checkpoints_prefixes_count() -> None:
+    prefixes = (("model.language_model.", "model."), ("language_model.model.", "model."))
+    for listed in ("model.language_model.layers.0.mlp", "language_model.model.layers.0.mlp"):
+        modules = QuantizedModules(None, re.compile(rf"{re.escape(listed)}(\..*)?\Z"), prefixes)
+        assert not modules.has("model.layers.0.mlp.up_proj")
+        assert modules.has("model.layers.1.mlp.up_proj")
 
 
 @pytest.mark.parametrize("listed", ["model.layers.*.mlp", "re:.*mlp.*", "model.layers.0.mlp.down_proj"])
@@ -227,7 +295,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "groups": (floats("group", group_size=64), "group"),
     "a slow pattern": (floats("channel") | {"ignore": ["re:(a+)+b"]}, "(a+)+b"),
     "no list of names": (FP8 | {"modules_to_not_convert": [3]}, "modules_to_not_convert"),
-    "modelopt": ({"quant_method": "modelopt"}, "modelopt"),
+    "modelopt without FP8": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
+    "a target that is no linear layer": (targeted("Embedding"), "targets 'Embedding'"),
+    "a slow target": (targeted("re:(a+)+b"), "(a+)+b"),
+    "sparse": (floats("tensor") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
 }
 
 

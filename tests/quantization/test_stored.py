@@ -19,10 +19,15 @@ from penstock.layers.linear import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
 from penstock.quantization.scheme import HINT
+from tests.checkpoints import write_random
+from tests.families import CASES, SHAPE
 from tests.quantization.stored import (
+    AUTO_ROUND_CONFIG,
     AWQ_CONFIG,
     GPTQ_CONFIG,
     Map,
+    auto_round,
+    auto_round_zeros,
     awq,
     compressed_config,
     gptq,
@@ -47,6 +52,10 @@ INT4 = {
     "gptq, groups of 32": (gptq, GPTQ_CONFIG | {"group_size": 32}, 4),
     "gptq, symmetric": (gptq_symmetric, GPTQ_CONFIG | {"sym": True}, 1),
     "gptq_v2, symmetric": (gptq_v2_symmetric, GPTQ_CONFIG | {"sym": True, "checkpoint_format": "gptq_v2"}, 1),
+    "auto-round": (auto_round, AUTO_ROUND_CONFIG, 1),
+    "auto-round, symmetric": (gptq_symmetric, AUTO_ROUND_CONFIG | {"sym": True}, 1),
+    "auto-round, own zeros": (auto_round_zeros, AUTO_ROUND_CONFIG | {"packing_format": "auto_round"}, 1),
+    "auto-round, awq": (awq, AUTO_ROUND_CONFIG | {"packing_format": "auto_round:auto_awq"}, 1),
     "awq": (awq, AWQ_CONFIG, 1),
     "awq, groups of 64": (awq, AWQ_CONFIG | {"group_size": 64}, 2),
     "packed, groups of 32": (packed, compressed_config("pack-quantized", **GROUPS_OF_32, symmetric=False), 4),
@@ -98,10 +107,83 @@ def test_weights_of_4_bits_arrive_as_they_were_stored(
     check(tmp_path, write_int4(tmp_path, form, config, groups))
 
 
-@pytest.mark.parametrize("status", ["compressed", "frozen"])
-def test_weights_of_8_bits_arrive_as_they_were_stored(tmp_path: Path, status: str) -> None:
-    config = compressed_config("int-quantized", **W8A8) | {"quantization_status": status}
-    check(tmp_path, write_int8(tmp_path, config))
+@pytest.mark.parametrize(
+    ("form", "status", "strategy"),
+    [
+        ("int-quantized", "compressed", "channel"),
+        ("int-quantized", "frozen", "channel"),
+        ("naive-quantized", "compressed", "channel"),
+        ("int-quantized", "compressed", "tensor"),
+    ],
+)
+def test_weights_of_8_bits_arrive_as_they_were_stored(tmp_path: Path, form: str, status: str, strategy: str) -> None:
+    config = compressed_config(form, **W8A8 | {"strategy": strategy}) | {"quantization_status": status}
+    config = changed(config, num_bits=8, type="int", dynamic=False, symmetric=False, strategy="tensor")
+    check(tmp_path, write_int8(tmp_path, config, per_tensor=strategy == "tensor"))
+
+
+KEPT = "model.layers.1.mlp"
+NOT_ALL: dict[str, tuple[Any, dict[str, Any]]] = {
+    "compressed-tensors": (packed_symmetric, compressed_config("pack-quantized", **GROUPED) | {"ignore": [KEPT]}),
+    "awq": (awq, AWQ_CONFIG | {"modules_to_not_convert": ["layers.1.mlp"]}),
+    "gptq": (gptq, GPTQ_CONFIG | {"dynamic": {rf"-:{KEPT}.*": {}}}),
+    "gptq, listed": (
+        gptq,
+        GPTQ_CONFIG
+        | {
+            "modules_in_block_to_quantize": [
+                ["self_attn"],
+                *([f"layers.0.mlp.{p}_proj"] for p in ("gate", "up", "down")),
+            ]
+        },
+    ),
+    "auto-round": (
+        auto_round,
+        AUTO_ROUND_CONFIG | {"extra_config": {f"{KEPT}.{p}_proj": {"bits": 16} for p in ("gate", "up", "down")}},
+    ),
+    "auto-round, by expression": (
+        auto_round,
+        AUTO_ROUND_CONFIG | {"extra_config": {r".*layers\.1\.mlp.*": {"bits": 16, "data_type": "float"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "config"), NOT_ALL.values(), ids=NOT_ALL)
+def test_layers_of_integer_checkpoints_that_are_not_quantized_are_read_as_floating_point(
+    tmp_path: Path, form: Callable[[Map], dict[str, Tensor]], config: dict[str, Any]
+) -> None:
+    maps = write_int4(tmp_path, form, config)
+    tensors = load_file(tmp_path / "model.safetensors")
+    kept = {name: maps.pop(name).weight() for name in list(maps) if name.startswith(KEPT)}
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{KEPT}.")}
+    save_file(tensors | {f"{name}.weight": weight for name, weight in kept.items()}, tmp_path / "model.safetensors")
+    model = load(tmp_path)
+    for name, stored in maps.items():
+        torch.testing.assert_close(rows_of(model, name, maps), stored.weight(), rtol=1e-6, atol=0.0)
+    down = model.layers[1]._feed_forward
+    assert isinstance(down, GatedMLP)
+    assert torch.equal(down.down.weight.lookup(torch.arange(128)), kept[f"{KEPT}.down_proj"])
+
+
+def test_settings_of_quantization_that_are_unknown_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_int4(tmp_path, gptq, GPTQ_CONFIG | {"adapter": {"rank": 8}, "damp_percent": 0.1})
+    load(tmp_path)
+    (line,) = (one for one in caplog.messages if "unknown and have no effect" in one)
+    assert line.endswith("quantization_config.adapter")
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_routers_of_quantized_mixtures_are_read_as_floating_point(tmp_path: Path, method: str) -> None:
+    family, changes = CASES["qwen3 moe, a layer without experts"]
+    write_random(tmp_path, family, **SHAPE | changes)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    config = {"gptq": GPTQ_CONFIG, "awq": AWQ_CONFIG}[method]
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
+    formats = {
+        one.name: one.format.name for one in read_facts(open_checkpoint(str(tmp_path)), with_weights=False).matrices
+    }
+    assert formats["model.layers.0.mlp.gate"] == "float"
+    assert formats["model.layers.0.mlp.experts.0.up_proj"] != "float"
 
 
 def test_tensors_that_belong_together_may_lie_in_different_files(tmp_path: Path) -> None:
@@ -139,8 +221,13 @@ def changed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' .* supported: 'gptq', 'awq', 'compressed-tensors'"),
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' .* supported: 'gptq', 'awq', 'auto-round', 'compr"),
         ({}, "lacks 'quant_method'"),
+        (AUTO_ROUND_CONFIG | {"packing_format": "auto_round:mlx"}, "packing_format 'auto_round:mlx'"),
+        (AUTO_ROUND_CONFIG | {"extra_config": {"a": {"bits": 8}}}, "extra_config of 'a'"),
+        (GPTQ_CONFIG | {"dynamic": {"+:.*": {"bits": 8}}}, "dynamic '\\+:"),
+        (GPTQ_CONFIG | {"dynamic": {"-:(a+)+b": {}}}, "dynamic 're:"),
+        (GPTQ_CONFIG | {"lm_head": True}, "lm_head True"),
         (GPTQ_CONFIG | {"bits": 3}, "bits 3 .* supported: 4"),
         ({"quant_method": "gptq"}, "lacks 'bits'"),
         (GPTQ_CONFIG | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
@@ -153,7 +240,7 @@ def changed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
         (compressed_config("pack-quantized", **GROUPED, actorder="group"), "actorder 'group'"),
         (compressed_config("int-quantized", **W8A8) | {"config_groups": {}}, "0 config_groups"),
         (compressed_config("int-quantized", **W8A8) | {"transform_config": {"R1": {}}}, "transform_config"),
-        (changed(compressed_config("int-quantized", **W8A8), symmetric=False), "symmetric False"),
+        (compressed_config("naive-quantized", num_bits=4, strategy="channel"), "num_bits 4"),
         (compressed_config("int-quantized", **W8A8) | {"quantization_status": "calibration"}, "'calibration'"),
     ],
 )

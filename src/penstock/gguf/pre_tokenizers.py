@@ -19,19 +19,25 @@ _OTHER_CASED = (
 )
 _CASED = rf"[[\p{{Lu}}\p{{Ll}}\p{{Lt}}]&&[^{_OTHER_CASED}]]"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# BLOOM's words: everything but spaces and these marks
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+# Thousands. SuperBPE's own pattern, the last one, takes quadratic time; the one before splits long numbers for it.
+_THOUSANDS = (r"\p{N}+", r"(?<!\d)\d{1,29}(?=(?>(?:\d{30})+)(?!\d))|\d{30}", r"(?=(\d{3})+(?!\d))")
 
 
-def _words(digits: str, letters: str = r"\p{L}") -> str:
-    """GPT-4's pattern: words of `letters`, digits, everything else."""
+def _words(digits: str, letters: str = r"\p{L}", *, ends: str = r"[\r\n]*") -> str:
+    """GPT-4's pattern: words of `letters`, digits, everything else, of which `ends` may follow signs."""
     word = rf"[^\r\n\p{{L}}\p{{N}}]?[{letters}]+"
-    return rf"{_CONTRACTIONS}|{word}|{digits}| ?[^\s{letters}\p{{N}}]+[\r\n]*|{_SPACES}"
+    return rf"{_CONTRACTIONS}|{word}|{digits}| ?[^\s{letters}\p{{N}}]+{ends}|{_SPACES}"
 
 
-def _cased_words(contractions: str, digits: str) -> str:
+def _cased_words(
+    contractions: str, digits: str, *, upper: str = _UPPER, lower: str = _LOWER, ends: str = r"[\r\n/]*"
+) -> str:
     """GPT-4o's pattern, which also splits words where a lower-case letter precedes an upper-case one."""
     before = r"[^\r\n\p{L}\p{N}]?"
-    words = f"{before}{_UPPER}*{_LOWER}+{contractions}|{before}{_UPPER}+{_LOWER}*{contractions}"
-    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    words = f"{before}{upper}*{lower}+{contractions}|{before}{upper}+{lower}*{contractions}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+{ends}|{_SPACES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,15 @@ _ONE_DIGIT = PreTokenization((r"\p{N}", _GPT2))
 _PLAIN = PreTokenization((_GPT2,))
 _QWEN2 = _words(r"\p{N}")
 _GPT4O = PreTokenization((_cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),))
+_NOT_HAN = {"upper": rf"[{_UPPER}&&[^\p{{Han}}]]", "lower": rf"[{_LOWER}&&[^\p{{Han}}]]", "ends": r"[\r\n]*"}
+_KIMI = _cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}", **_NOT_HAN)
+_DEEPSEEK_V3 = PreTokenization(
+    (
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
+    )
+)
 
 PRE_TOKENIZATIONS = {
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -68,11 +83,11 @@ PRE_TOKENIZATIONS = {
     "qwen35": PreTokenization((_words(r"\p{N}", r"\p{L}\p{M}"),), nfc=True),
     "glm4": PreTokenization(_LLAMA3.patterns, whole_words=True),
     "chatglm-bpe": PreTokenization(_LLAMA3.patterns),
-    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), PreTokenization((_QWEN2,))),
-    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion", "exaone4"), _PLAIN),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "solar-open", "f2llmv2"), PreTokenization((_QWEN2,))),
+    **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion", "exaone4", "gigachat"), _PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
     "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "deepseek-llm": PreTokenization(
         (
@@ -84,12 +99,11 @@ PRE_TOKENIZATIONS = {
             r"\p{N}",
         )
     ),
-    "deepseek-v3": PreTokenization(
-        (
-            r"\p{N}{1,3}",
-            "[一-龥぀-ゟ゠-ヿ]+",
-            r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
-        )
-    ),
+    **dict.fromkeys(("deepseek-v3", "joyai-llm"), _DEEPSEEK_V3),
     "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    "seed-coder": PreTokenization((_words(r"\p{N}", ends=""),)),
+    "viking": PreTokenization((_BLOOM, r"\p{N}")),
+    "superbpe": PreTokenization(_THOUSANDS),
+    "minicpm5": PreTokenization((r"\p{N}{1,3}", _words(r"\p{N}+"))),
+    "kimi-k2": PreTokenization((rf"\p{{Han}}+|{_KIMI}",)),
 }

@@ -17,8 +17,8 @@ class TableSpec:
     name: str
     """In the checkpoint, without `.weight`."""
     rows: int
-    offset: int = 0
-    """The row of the first position."""
+    padding: int | None = None
+    """A token that has no position and takes the row of its id; positions begin with the row after it. None: row 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class EncoderSpec:
     norm: NormSpec | None = None
     """Norm of the sum of all embeddings."""
     pooling: tuple[Pooling, ...] = ("mean",)
+    padding: int | None = None
+    """A token at which no text ends: texts are pooled without those at their end. None: there is none."""
     head: tuple[HeadPart, ...] = ()
 
     @property

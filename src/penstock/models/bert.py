@@ -30,7 +30,7 @@ _NAMES = AttentionNames(
 
 def bert_spec(config: HFConfig) -> ModelSpec:
     """Read a `BertModel`, or a `BertForSequenceClassification`."""
-    return _spec(config, "bert", position_offset=0, head=_bert_head(config))
+    return _spec(config, "bert", padding=None, head=_bert_head(config))
 
 
 def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
@@ -40,8 +40,7 @@ def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
         DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),
         DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
     )
-    offset = config.size("pad_token_id", 1, least=0) + 1  # positions begin after the padding token's id
-    return _spec(config, "roberta", position_offset=offset, head=head)
+    return _spec(config, "roberta", padding=config.size("pad_token_id", 1, least=0), head=head)
 
 
 def _bert_head(config: HFConfig) -> tuple[HeadPart, ...]:
@@ -63,7 +62,7 @@ def is_classifier(config: HFConfig) -> bool:
     return any("ForSequenceClassification" in str(name) for name in config.find("architectures", list) or [])
 
 
-def _spec(config: HFConfig, prefix: str, *, position_offset: int, head: tuple[HeadPart, ...]) -> ModelSpec:
+def _spec(config: HFConfig, prefix: str, *, padding: int | None, head: tuple[HeadPart, ...]) -> ModelSpec:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
     config.expect("add_cross_attention", False)
@@ -82,7 +81,7 @@ def _spec(config: HFConfig, prefix: str, *, position_offset: int, head: tuple[He
         dtype=config.dtype(),
         vocab_size=config.size("vocab_size"),
         hidden_size=hidden,
-        max_position=positions - position_offset,
+        max_position=positions if padding is None else positions - padding - 1,
         layers=layers,
         final_norm=final_norm,
         names=ModelNames(
@@ -96,7 +95,7 @@ def _spec(config: HFConfig, prefix: str, *, position_offset: int, head: tuple[He
         ),
         encoder=EncoderSpec(
             hidden_size=hidden,
-            positions=TableSpec(f"{prefix}.embeddings.position_embeddings", positions, position_offset),
+            positions=TableSpec(f"{prefix}.embeddings.position_embeddings", positions, padding),
             token_types=TableSpec(f"{prefix}.embeddings.token_type_embeddings", config.size("type_vocab_size", 2)),
             norm=layer_norm(f"{prefix}.embeddings.LayerNorm", hidden, eps),
             pooling=("cls",) if is_scored else ("mean",),

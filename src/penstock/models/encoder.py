@@ -56,7 +56,8 @@ class Encoder:
     ) -> Tensor:
         """The hidden states [num_tokens, hidden_size] of whole texts.
 
-        The first three arguments are [num_tokens] int64. `cache` holds the keys and values of the step's tokens for one
+        The first three arguments are [num_tokens] int64; `positions` are rows of the position table, if the model has
+        one. `cache` holds the keys and values of the step's tokens for one
         layer; each layer overwrites those of the previous one.
         """
         x = self.embedding(token_ids)
@@ -89,7 +90,7 @@ class Encoder:
 
 
 def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> Tensor | None:
-    return None if spec is None else factory.tensor(f"{spec.name}.weight", spec.rows, columns)[spec.offset :]
+    return None if spec is None else factory.tensor(f"{spec.name}.weight", spec.rows, columns)
 
 
 def _pool(hidden: Rows, modes: Sequence[Pooling]) -> Rows:

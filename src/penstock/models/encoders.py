@@ -106,7 +106,9 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
         head = r"(lm_head|output)\.weight"  # in folders, in GGUF files
         names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, head))
         if about.task == "score":
-            ends = replace(ends, pooling=("last",), head=(_score_head(spec, config, about, checkpoint),))
+            padding = config.find_size("pad_token_id", 0) if is_classifier(config) else None
+            head = (_score_head(spec, config, about, checkpoint),)
+            ends = replace(ends, pooling=("last",), padding=padding, head=head)
     if about.task == "embed":
         ends = replace(ends, pooling=about.pooling or ends.pooling, head=_dense_parts(ends, about, checkpoint))
     max_position = min(spec.max_position, about.max_length or spec.max_position)

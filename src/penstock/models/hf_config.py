@@ -162,11 +162,18 @@ class HFConfig:
         self._checkpoint = checkpoint
         self._values = checkpoint.config
         self._read: set[str] = set()
-        self._texts: list[HFConfig] = []
+        self._sections: list[tuple[str, HFConfig]] = []
 
-    def section(self, values: dict[str, Any]) -> "HFConfig":
-        """A nested object of the file, with the same checks."""
-        return HFConfig(replace(self._checkpoint, config=values))
+    def section(self, values: dict[str, Any], name: str | None = None) -> "HFConfig":
+        """A nested object of the file, with the same checks.
+
+        Args:
+            name: under which its unread keys are reported with this config's; None: they are not.
+        """
+        made = HFConfig(replace(self._checkpoint, config=values))
+        if name is not None:
+            self._sections.append((name, made))
+        return made
 
     def text(self, *towers: str) -> "HFConfig":
         """The config of a multimodal checkpoint's text model: `text_config`, or this config if that is absent.
@@ -181,8 +188,14 @@ class HFConfig:
         self._read.update(towers)
         outer = {key: self._values[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if self.has(key)}
         self._read.update(outer)
-        self._texts.append(self.section(_given(values) | outer))
-        return self._texts[-1]
+        text = self.section(_given(values) | outer, "text_config")
+        text.ignore("quantization_config")  # read where it matters
+        return text
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys of the object."""
+        return tuple(self._values)
 
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null."""
@@ -401,7 +414,7 @@ class HFConfig:
 
     def unread(self) -> list[str]:
         """Keys that were not read and may affect the computation."""
-        within = [f"text_config.{key}" for text in self._texts for key in text.unread()]
+        within = [f"{name}.{key}" for name, section in self._sections for key in section.unread()]
         return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT) + within
 
     def warn_of_unread(self) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.loading_progress import report_bytes
 from penstock.quantization.base import Parameter
+from penstock.quantization.parts import CheckedTensor
 
 MIN_PIECE_BYTES = 2**20
 PIECES = 48
@@ -65,13 +66,13 @@ def load_weights(
 ) -> None:
     """Load every parameter that is not `filled` from the checkpoint's tensor of the same name.
 
-    Tensors whose whole name matches `ignored` are skipped.
+    Optional tensors may be missing. Tensors whose whole name matches `ignored` are skipped.
 
     Raises:
         CheckpointError: a file is damaged, or a tensor is missing, unexpected, of the wrong shape or rejected by its
             parameter.
     """
-    missing = {name: None for name in parameters if name not in filled}
+    missing = {name: None for name, one in parameters.items() if name not in filled and not _is_optional(one)}
     sizes = [file.path.stat().st_size for file in files]
     for number, file in enumerate(files):
         for name in _load_file(file, parameters, ignored, filled, sum(sizes[:number]), sum(sizes)):
@@ -142,6 +143,10 @@ def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> 
                 batch, size = [], 0
     if batch:
         yield batch
+
+
+def _is_optional(parameter: Parameter) -> bool:
+    return isinstance(parameter, CheckedTensor) and parameter.is_optional
 
 
 def _some(names: list[str]) -> str:

@@ -53,7 +53,7 @@ from penstock.models.qwen3_next import qwen3_next_spec
 from penstock.models.smollm3 import smollm3_spec
 from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.models.stored_head import has_own_head
-from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme
+from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
 from penstock.settings import Settings
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
     scheme = read_scheme(config)
     if scheme is not None:
+        scheme = with_prefixes(scheme, spec.names.prefixes)
         spec = replace(spec, names=replace(spec.names, ignored=(*spec.names.ignored, SCALES_OF_OTHERS)))
     return replace(spec, quantization=scheme)
 

@@ -55,8 +55,13 @@ class _Gathered:
 class CheckedTensor:
     """An integer tensor that must equal the expected one; `otherwise` is the error message, after the tensor's name."""
 
-    def __init__(self, expected: Tensor, otherwise: str) -> None:
+    def __init__(self, expected: Tensor, otherwise: str, *, is_optional: bool = False) -> None:
+        """
+        Args:
+            is_optional: whether the checkpoint may lack it.
+        """
         self.shape: tuple[int, ...] = tuple(expected.shape)
+        self.is_optional = is_optional
         self._expected, self._otherwise = expected, otherwise
 
     def load(self, first: int, rows: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from penstock.recipes import EMBEDDINGS, ROUTERS, Recipe
@@ -13,10 +13,33 @@ HINT = "penstock_quantization"
 
 StoredFormat = Literal["gptq", "gptq_v2", "awq", "int-quantized", "pack-quantized"]
 
-SCALES_OF_OTHERS = r".*\.(input_scale|input_zero_point|activation_scale|[qkv]_scale|output_scale)"
+SCALES_OF_OTHERS = r".*\.(activation_scale|(input|output)_(scale|zero_point)|[qkv]_(scale|zero_point)|kv_scale)"
 """Stored scales of activations and of the KV cache, which the kernels compute themselves."""
 _NEVER_QUANTIZED = re.compile(f"{EMBEDDINGS}|{ROUTERS}")
 """Matrices that no FP8 or MXFP4 checkpoint quantizes, whether its config lists them or not: embeddings and routers."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedModules:
+    """The linear maps that a checkpoint quantizes. Its patterns are of names in the checkpoint."""
+
+    targets: re.Pattern[str] | None = None
+    """None: all of the layers."""
+    ignored: re.Pattern[str] | None = None
+    """Maps that it does not quantize, though they may be targets."""
+    prefixes: tuple[tuple[str, str], ...] = ()
+    """Replacements of name prefixes, as in `ModelNames`."""
+
+    def has(self, name: str) -> bool:
+        """Whether the matrix of this name in the model is quantized."""
+        stored = [there + name.removeprefix(here) for there, here in self.prefixes if name.startswith(here)]
+        names = [name, *stored]
+        if self.ignored is not None and any(map(self.ignored.match, names)):
+            return False
+        return self.targets is None or any(map(self.targets.match, names))
+
+
+ALL_MODULES = QuantizedModules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +51,13 @@ class Scheme:
     """Columns that share a scale; None: whole rows."""
     symmetric: bool = True
     """GPTQ, pack-quantized: whether every zero point is 8, whatever is stored for it."""
+    per_tensor: bool = False
+    """int-quantized: whether a matrix has a single scale instead of one per row."""
+    modules: QuantizedModules = ALL_MODULES
 
     def format_of(self, name: str) -> WeightFormat:
         """The kernel format of the matrix `name`; embedding and output projection are floating point."""
-        if re.fullmatch(EMBEDDINGS, name):
+        if re.fullmatch(EMBEDDINGS, name) or not self.modules.has(name):
             return FLOAT
         if self.format == "int-quantized":
             return FORMATS["int8"]
@@ -88,15 +114,15 @@ class Float8Scheme:
     """Granularity of the scales; a block is `BLOCK` rows by `BLOCK` columns."""
     scale_name: Literal["weight_scale", "weight_scale_inv"]
     """Name of the scales' tensor, below the matrix. In both cases values are multiplied by the scales."""
-    ignored: re.Pattern[str] | None = None
-    """Matrices that are stored in floating point, beside embeddings and routers."""
+    modules: QuantizedModules = ALL_MODULES
+    """Embeddings and routers are stored in floating point in any case."""
     format: str = "FP8"
 
     BLOCK: ClassVar[int] = 128
 
     def format_of(self, name: str) -> WeightFormat:
         """The kernel format of the matrix `name`."""
-        return FLOAT if _is_ignored(name, self.ignored) else FORMATS["fp8"]
+        return FLOAT if _is_float(name, self.modules) else FORMATS["fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +131,24 @@ class MXFP4Scheme:
 
     layout: Literal["blocks", "packed"]
     """blocks: gpt-oss; packed: compressed-tensors."""
-    ignored: re.Pattern[str] | None = None
-    """Matrices that are stored in floating point, beside embeddings and routers."""
+    modules: QuantizedModules = ALL_MODULES
+    """Embeddings and routers are stored in floating point in any case."""
     format: str = "MXFP4"
 
     def format_of(self, name: str) -> WeightFormat:
         """The kernel format of the matrix `name`."""
-        return FLOAT if _is_ignored(name, self.ignored) else FORMATS["mxfp4"]
+        return FLOAT if _is_float(name, self.modules) else FORMATS["mxfp4"]
 
 
-def _is_ignored(name: str, ignored: re.Pattern[str] | None) -> bool:
-    return bool(_NEVER_QUANTIZED.fullmatch(name) or (ignored is not None and ignored.match(name)))
+def _is_float(name: str, modules: QuantizedModules) -> bool:
+    return bool(_NEVER_QUANTIZED.fullmatch(name)) or not modules.has(name)
+
+
+def with_prefixes(scheme: "StoredScheme", prefixes: tuple[tuple[str, str], ...]) -> "StoredScheme":
+    """The scheme of a model whose names have other prefixes in the checkpoint; see `ModelNames`."""
+    if isinstance(scheme, (Scheme, Float8Scheme, MXFP4Scheme)):
+        return replace(scheme, modules=replace(scheme.modules, prefixes=prefixes))
+    return scheme
 
 
 StoredScheme = Scheme | PackedScheme | GGUFScheme | Float8Scheme | MXFP4Scheme

@@ -85,6 +85,7 @@ class _Form:
             torch.arange(self._columns, dtype=torch.int64) // self._group,
             "groups the columns in the order of their activations (desc_act), which is not supported; "
             "quantize without desc_act, or with static groups",
+            is_optional=True,  # absent, the columns are in order
         )
         qweight = TensorPart((self._columns // PER_WORD, self._rows), _INT32)
         return {"g_idx": order, **tensor_group({"qweight": qweight, **self._by_group()}, finish)}

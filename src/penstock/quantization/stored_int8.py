@@ -1,4 +1,4 @@
-"""Loads checkpoints in the int-quantized format of compressed-tensors: int8 with one scale per row."""
+"""Loads checkpoints in the int-quantized format of compressed-tensors: int8 with one scale per row or per matrix."""
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class StoredInt8:
             return {f"{name}.weight": FloatRows(weight, first, count)}
 
         def finish(tensors: dict[str, Tensor]) -> None:
-            scales = tensors[f"{name}.weight_scale"].float()
+            scales = tensors[f"{name}.weight_scale"].float().expand(count, 1)
             if not bool(scales.isfinite().all()):
                 raise CheckpointError("belongs to a matrix whose scales are not finite")
             values = tensors[f"{name}.weight"].view(torch.uint8) ^ 128
@@ -37,6 +37,6 @@ class StoredInt8:
 
         parts = {
             f"{name}.weight": TensorPart((count, weight.columns), (torch.int8,)),
-            f"{name}.weight_scale": TensorPart((count, 1), FLOATS),
+            f"{name}.weight_scale": TensorPart((1,) if self._scheme.per_tensor else (count, 1), FLOATS),
         }
         return tensor_group(parts, finish)

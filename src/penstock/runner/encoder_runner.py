@@ -10,6 +10,7 @@ from array import array
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint import Checkpoint
@@ -18,14 +19,17 @@ from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops, make_ops
+from penstock.layers.encoder_spec import TableSpec
 from penstock.model_facts import KVSpec
-from penstock.models.encoder import Encoder
+from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
 from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.settings import Settings
 
 log = logging.getLogger(__name__)
+
+Numbers = NDArray[np.int64]
 
 
 class EncoderRunner:
@@ -81,19 +85,19 @@ class EncoderRunner:
     @torch.inference_mode()
     def execute(self, plan: EncoderPlan) -> list[bytes | None]:
         """The vector of each text, float32; None if it is not finite."""
-        batch, types = self._lay_out(plan), _token_types(plan, self._num_types)
+        batch, types, ends = self._lay_out(plan), _token_types(plan, self._num_types), self._model.ends
+        positions = _positions(plan, batch, ends.positions)
         if self._recorded is None:
             hidden = self._model.forward(
                 batch.tensor("token_ids"),
-                batch.tensor("positions"),
+                torch.from_numpy(positions).to(self._device),
                 torch.from_numpy(types).to(self._device),
                 batch,
                 self._cache,
             )
         else:
-            hidden = self._recorded.run(batch, types)
-        ends = list(itertools.accumulate(plan.lengths, initial=0))
-        vectors = self._model.vectors(hidden, list(itertools.pairwise(ends))).cpu()
+            hidden = self._recorded.run(batch, positions, types)
+        vectors = self._model.vectors(hidden, _spans(plan, ends.padding)).cpu()
         finite = torch.isfinite(vectors).all(1).tolist()
         return [row.numpy().tobytes() if good else None for row, good in zip(vectors, finite, strict=True)]
 
@@ -115,7 +119,7 @@ class EncoderRunner:
             torch.cuda.empty_cache()
 
 
-def _token_types(plan: EncoderPlan, num_types: int) -> "np.typing.NDArray[np.int64]":
+def _token_types(plan: EncoderPlan, num_types: int) -> Numbers:
     """[num_tokens]: 1 for tokens of a pair's second text, else 0; all 0 if the model has one token type."""
     types = np.zeros(len(plan.token_ids), np.int64)
     end = 0
@@ -124,6 +128,27 @@ def _token_types(plan: EncoderPlan, num_types: int) -> "np.typing.NDArray[np.int
         if second and num_types > 1:
             types[end - length + second : end] = 1
     return types
+
+
+def _positions(plan: EncoderPlan, batch: Batch, table: TableSpec | None) -> Numbers:
+    """[num_tokens]: each token's position in its text; if tokens of padding have none, its row in the table."""
+    if table is None or table.padding is None:
+        return batch.positions.astype(np.int64)
+    has_position = np.frombuffer(plan.token_ids, np.int32) != table.padding
+    counts = np.cumsum(has_position)
+    firsts = np.array(list(itertools.accumulate(plan.lengths, initial=0)))[:-1]
+    before = np.repeat(counts[firsts] - has_position[firsts], plan.lengths)
+    return np.where(has_position, counts - before, 0) + table.padding
+
+
+def _spans(plan: EncoderPlan, padding: int | None) -> list[Span]:
+    """The tokens of each text that are pooled: without those of padding at its end, but for the first one."""
+    spans = []
+    for first, last in itertools.pairwise(itertools.accumulate(plan.lengths, initial=0)):
+        while last > first + 1 and plan.token_ids[last - 1] == padding:
+            last -= 1
+        spans.append((first, last))
+    return spans
 
 
 class _Recorded:
@@ -141,11 +166,11 @@ class _Recorded:
             raise CannotRecordError("a result that does not depend on the step's tokens")
         self._hidden = hidden
 
-    def run(self, batch: Batch, types: "np.typing.NDArray[np.int64]") -> Tensor:
+    def run(self, batch: Batch, positions: Numbers, types: Numbers) -> Tensor:
         """The hidden states [num_tokens, hidden_size]; the next call overwrites them."""
         count = batch.num_tokens
         self._token_ids.fill(batch.token_ids, count)
-        self._positions.fill(batch.positions, count)
+        self._positions.fill(positions, count)
         self._types.fill(types, count)
         self._batch.become(batch)
         self._library.run(self._program.segment(count))
