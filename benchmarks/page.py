@@ -1,57 +1,97 @@
 """Generates `docs/performance.md` from the results: python benchmarks/page.py > docs/performance.md."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import roofline
 from report import RESULTS
+from scenarios import Scenario
 
 INTRO = """\
 # Performance
 
-The latest results of each benchmark on each machine, from `benchmarks/results/`. This page is generated:
-`python benchmarks/page.py > docs/performance.md`.
+The newest results of each benchmark on each machine, from `benchmarks/results/`. This page is generated: `python
+benchmarks/page.py > docs/performance.md`.
+
+## Summary
+
+Penstock divided by another engine on the same machine, from the lowest to the highest of all models and weights that
+were compared ([the single results](#compared-with-other-engines)). For **speed, above 1 is better**: 2 is twice as
+many tokens per second. For load time and memory, **below 1 is better**: Penstock starts more slowly than llama.cpp,
+and needs more memory than it in most cases."""
+
+PLOT = """\
+![Tokens per second as a multiple of OpenVINO's and llama.cpp's, on zen4](performance.svg)
+
+`python benchmarks/peers_plot.py` draws this from the results of zen4: Qwen3-0.6B's shape in each kind of weights.
+llama.cpp reads the same GGUF file as Penstock, OpenVINO its own weights of as many bits.
+
+## Machines
 
 The machines are virtual, with 2 processors and 24 GiB. They share memory bandwidth and caches with other tenants, so
 their speed changes by the hour: compare within a table, not between tables. Python 3.11, PyTorch 2.13.0.
 
-- **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
 - **zen4**: AMD EPYC, family 25 (AVX-512 with VNNI and BF16, no AMX).
+- **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
 - **ice-lake**: Intel Xeon (AVX-512 with VNNI, neither BF16 nor AMX); results of older code.
 
 AMX kernels are tested in an emulator and have not been timed on hardware.
 
-Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by 128
-columns or a row. Today's smaller groups improve quality ([quantization.md](quantization.md)), and take more time where
-many tokens are multiplied.
+Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by
+128 columns or a row. Today's smaller groups improve quality ([quantization.md](quantization.md)), and take more time
+where many tokens are multiplied.
 
 ## Compared with other engines
 
-`python benchmarks/peers.py MODEL WEIGHTS PEER`. Random weights in the shapes `qwen3-0.6b` (28 layers of 1,024,
-vocabulary 151,936), `llama-1b` (16 layers of 2,048, heads of 64), `llama-8b-8l` (8 of Llama 8B's 32 layers) and `tiny`
-(4 layers of 256), and of `benchmarks/real_shapes.py`: `qwen3-30b-a3b-8l` and `-4l` (8 and 4 of its 48 layers, 8 of 128
-experts per token), `qwen3.5-0.8b` and `gemma3-1b`. Weights named `q4_k_m`, `q4_0` or `q8_0` are one GGUF file that
-both engines read; with `/avx2`, Penstock runs the kernels of processors without AVX-512 (`--isa avx2`), the peer its
-best. A scenario `NxIN:OUT` is N simultaneous requests with prompts of IN/2 to IN tokens and OUT output tokens each,
-greedy; with `shared=S` all prompts have the same first S tokens. Rates are output tokens per second, or all tokens per
-second for OUT = 1; medians of the rounds. OpenVINO caches keys and values in 8 bits, and so does Penstock here with
-quantized weights; "other cache" is Penstock with the other type of cache. `openvino-fp16` beside int8 and
-`openvino-int8` beside int4 are OpenVINO's weights that cost it no more quality than these cost Penstock
-([quantization.md](quantization.md#what-it-costs-in-quality)). The ratio is Penstock's rate divided by the
-peer's; for load time and memory, its seconds or bytes divided by the peer's."""
+`python benchmarks/peers.py MODEL WEIGHTS PEER`. The two engines take turns, and each figure is the median of the
+rounds.
+
+- **Scenarios**: "8 streams: 64 in, 64 out" is 8 simultaneous requests with prompts of 32 to 64 tokens and 64 output
+  tokens each, greedy; the rate is output tokens per second. With "384 shared" all prompts begin with the same 384
+  tokens. For "1,024-token prompt" one token is generated, and the rate is prompt tokens per second.
+- **Models**: random weights in the shapes of Qwen3-0.6B, of a Llama with 1 B parameters (`llama-1b`), of 8 of Llama
+  8B's 32 layers (`llama-8b-8l`), of 8 and 4 of Qwen3-30B-A3B's 48 layers, of Qwen3.5-0.8B and Gemma3-1B, and `tiny`
+  (4 layers of 256). `benchmarks/real_shapes.py` makes the last but `tiny`.
+- **Weights**: `q4_k_m`, `q4_0` and `q8_0` are one GGUF file that both engines read. With `/avx2` Penstock runs the
+  kernels of processors without AVX-512 (`--isa avx2`), the peer its best. `openvino-fp16` beside int8 and
+  `openvino-int8` beside int4 are OpenVINO's weights that lose no more accuracy than Penstock's do
+  ([quantization.md](quantization.md#what-it-costs-in-quality)).
+- **Caches**: OpenVINO stores keys and values in 8 bits, Penstock in 8 bits with quantized weights and 16 otherwise."""
 
 ROOFLINE = """\
 ## Compared with the machine's limits
 
-![Share of the machine's limit by scenario, qwen3-0.6b on zen5](performance.svg)
+`python benchmarks/roofline.py --machine zen5`: Penstock's rate as a share of a perfect engine's, in brackets
+OpenVINO's. A perfect engine computes prompts at the peak arithmetic rate, and decodes at that rate or as fast as it
+can read all weights, keys and values once per step. bfloat16 weights count as 12 bits
+([native-kernels.md](native-kernels.md#bfloat16-in-12-bits)). Limits and scenarios were not measured at the same time,
+so a share can exceed 1. Qwen3-0.6B's shape, higher is better:"""
 
-`python benchmarks/roofline.py --machine zen5 --plot docs/performance.svg`: the limit is that of a perfect engine, which
-computes prompts at the peak arithmetic rate, and decodes at that rate or as fast as it can read all weights, keys and
-values once per step. bfloat16 weights count as 12 bits ([native-kernels.md](native-kernels.md#bfloat16-in-12-bits)).
-Limits and scenarios were not measured at the same time, so a share can exceed 1."""
+ALONE = """\
+## Penstock alone
 
-UNITS = {"load_s": "load, s", "peak_rss_mib": "peak memory, MiB"}
-"""Names on the page for the rows of `peers.json` that are not scenarios."""
+Where the last column has a number, lower is better, and the benchmark fails above that number. Rows without one are for
+information."""
+
+PEERS = {
+    "llamacpp": "llama.cpp",
+    "openvino": "OpenVINO",
+    "openvino-fp16": "OpenVINO fp16",
+    "openvino-int8": "OpenVINO int8",
+    "vllm": "vLLM",
+}
+SPEEDS: dict[str, Callable[[Scenario], bool]] = {
+    "1 stream": lambda one: one.output > 1 and one.streams == 1,
+    "8 streams": lambda one: one.output > 1 and one.streams == 8,
+    "24 to 64 streams": lambda one: one.output > 1 and one.streams > 8 and not one.shared,
+    "long prompt": lambda one: one.output == 1,
+}
+"""Columns of the summary, of the rows of `peers.json` that are scenarios."""
+COSTS = {"load_s": "load time", "peak_rss_mib": "peak memory"}
+"""Columns of the summary, of the other rows."""
+NEWEST = "zen4"
+"""The machine with results of today's code."""
 
 OTHERS = {  # benchmark: (title, command, remark)
     "steps": (
@@ -108,8 +148,8 @@ OTHERS = {  # benchmark: (title, command, remark)
 
 
 def machines() -> list[str]:
-    """Machines with results, the newest first."""
-    return sorted((folder.name for folder in RESULTS.iterdir() if folder.is_dir()), reverse=True)
+    """Machines with results: that of today's code, then the newest first."""
+    return sorted((f.name for f in RESULTS.iterdir() if f.is_dir()), key=lambda name: (name == NEWEST, name))[::-1]
 
 
 def read(machine: str, name: str) -> dict[str, Any]:
@@ -119,27 +159,118 @@ def read(machine: str, name: str) -> dict[str, Any]:
 
 def page() -> str:
     """The whole page."""
-    lines = [INTRO]
+    lines = [INTRO, "", *summary_table(), "", PLOT]
     for machine in filter(lambda one: read(one, "peers"), machines()):
-        lines += ["", f"### {machine}", "", *peer_table(read(machine, "peers"))]
-    lines += ["", ROOFLINE, "", *ceiling_table()]
+        runs = read(machine, "peers")
+        lines += ["", f"### {machine}: tokens per second (higher is better)", "", *rate_table(runs)]
+        lines += ["", f"### {machine}: load time and memory (lower is better)", "", *cost_table(runs)]
+    lines += ["", ROOFLINE, "", *limit_table("zen5"), "", *ceiling_table()]
+    lines += ["", ALONE]
     for name, (title, command, remark) in OTHERS.items():
-        lines += ["", f"## {title}", "", f"`python benchmarks/{command}`. {remark}".rstrip(), "", *bar_table(name)]
+        lines += ["", f"### {title}", "", f"`python benchmarks/{command}`. {remark}".rstrip(), "", *bar_table(name)]
     return "\n".join(lines)
 
 
-def peer_table(runs: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
-    yield "| model | weights | peer | scenario | Penstock | other cache | peer | ratio |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for run, rows in sorted(runs.items(), key=lambda entry: (not entry[0].split()[2].startswith("openvino"), entry[0])):
+Runs = dict[str, dict[str, dict[str, float]]]
+
+
+def ratios(runs: Runs, peer: str, column: str, kernels: str = "") -> list[float]:
+    """Penstock's figures divided by a peer's, of all models and weights.
+
+    Args:
+        kernels: the lesser instruction set that Penstock ran on, if it did.
+    """
+    found = []
+    for run, rows in runs.items():
+        _, weights, other = run.split()
+        if other == peer and weights.partition("/")[2] == kernels:
+            for row, figures in rows.items():
+                is_wanted = row == column if row in COSTS else column in SPEEDS and SPEEDS[column](Scenario.parse(row))
+                if is_wanted and peer in figures and "penstock" in figures:
+                    found.append(figures["penstock"] / figures[peer])
+    return found
+
+
+def span(found: list[float]) -> str:
+    """From the lowest to the highest, to a tenth, or to a hundredth if that is little."""
+    low, high = (f"{one:.1f}" if one > 0.1 else f"{one:.2f}" for one in (min(found), max(found)))
+    return low if low == high else f"{low} to {high}"
+
+
+def summary_table() -> Iterator[str]:
+    yield f"| compared with, on | {' | '.join([*SPEEDS, *COSTS.values()])} |"
+    yield f"|---|{'---|' * (len(SPEEDS) + len(COSTS))}"
+    kinds = {
+        (run.split()[2], machine, run.split()[1].partition("/")[2])
+        for machine in machines()
+        for run in read(machine, "peers")
+    }
+    ranks = [*PEERS, *machines()]
+    for peer, machine, kernels in sorted(kinds, key=lambda kind: (ranks.index(kind[0]), ranks.index(kind[1]), kind[2])):
+        if "-" not in peer:
+            cells = (ratios(read(machine, "peers"), peer, column, kernels) for column in (*SPEEDS, *COSTS))
+            name = f"{PEERS[peer]}, {machine}{', Penstock on AVX2' if kernels else ''}"
+            yield f"| {name} | {' | '.join(span(found) if found else '' for found in cells)} |"
+
+
+def claims() -> list[str]:
+    """What the README says of speed, in the README's words."""
+    runs = read(NEWEST, "peers")
+    single, batch = (span(ratios(runs, "llamacpp", column)) for column in ("1 stream", "8 streams"))
+    beside = span(ratios(runs, "openvino", "1 stream") + ratios(runs, "openvino", "8 streams"))
+    return [
+        f"{single} times as fast as llama.cpp with one stream and {batch} times with eight",
+        f"{beside} times as fast as OpenVINO",
+    ]
+
+
+def in_order(runs: Runs) -> Iterator[tuple[str, str, str, dict[str, dict[str, float]]]]:
+    """Model, weights, peer and rows."""
+    order = list(PEERS)
+    for run in sorted(runs, key=lambda run: (order.index(run.split()[2]), run)):
         model, weights, peer = run.split()
-        for row, rates in sorted(rows.items(), key=lambda entry: entry[0] in UNITS):
-            ours, theirs = rates.get("penstock"), rates.get(peer)
-            other = next((rate for engine, rate in rates.items() if engine.startswith("penstock,")), None)
-            scenario = UNITS.get(row, row.partition("  ")[0])
-            ratio = f"{ours / theirs:.2f}" if ours and theirs else ""
-            cells = (model, weights, peer, scenario, _number(ours), _number(other), _number(theirs), ratio)
+        yield model, weights, peer, runs[run]
+
+
+def rate_table(runs: Runs) -> Iterator[str]:
+    yield "| model | weights | peer | scenario | Penstock | peer | times as fast |"
+    yield "|---|---|---|---|---|---|---|"
+    for model, weights, peer, rows in in_order(runs):
+        scenarios = {Scenario.parse(row): rates for row, rates in rows.items() if row not in COSTS}
+        for one in sorted(scenarios, key=lambda one: (one.output == 1, one.streams, one.shared)):
+            ours, theirs = (scenarios[one].get(engine) for engine in ("penstock", peer))
+            cells = (model, weights, PEERS[peer], one.words, _number(ours), _number(theirs), _times(ours, theirs))
             yield f"| {' | '.join(cells)} |"
+
+
+def _times(ours: float | None, theirs: float | None) -> str:
+    """The ratio, in bold if it is good."""
+    if not (ours and theirs):
+        return ""
+    return f"**{ours / theirs:.2f}**" if ours > theirs else f"{ours / theirs:.2f}"
+
+
+def cost_table(runs: Runs) -> Iterator[str]:
+    yield "| model | weights | peer | load, s: Penstock | peer | peak memory, MiB: Penstock | peer |"
+    yield "|---|---|---|---|---|---|---|"
+    for model, weights, peer, rows in in_order(runs):
+        cells = [model, weights, PEERS[peer]]
+        for row in COSTS:
+            pair = [rows.get(row, {}).get(engine) for engine in ("penstock", peer)]
+            least = min((one for one in pair if one is not None), default=None)
+            cells += [f"**{_number(one)}**" if one is not None and one == least else _number(one) for one in pair]
+        yield f"| {' | '.join(cells)} |"
+
+
+def limit_table(machine: str) -> Iterator[str]:
+    tables = roofline.tables(machine)
+    yield f"| scenario | {' | '.join(tables)} |"
+    yield f"|---|{'---|' * len(tables)}"
+    for index, (scenario, _, _) in enumerate(next(iter(tables.values()))):
+        found = [rows[index] for rows in tables.values()]
+        shares = [(rates["penstock"] / most, rates["openvino"] / most) for _, rates, most in found]
+        cells = (f"{ours:.2f} ({theirs:.2f})" for ours, theirs in shares)
+        yield f"| {Scenario.parse(scenario).words} | {' | '.join(cells)} |"
 
 
 def ceiling_table() -> Iterator[str]:
@@ -166,7 +297,7 @@ def _linear_shares(machine: str) -> dict[str, float]:
 
 def bar_table(name: str) -> Iterator[str]:
     having = [machine for machine in machines() if read(machine, name)]
-    yield f"| | {' | '.join(having)} | target |"
+    yield f"| | {' | '.join(having)} | at most |"
     yield f"|---|{'---|' * (len(having) + 1)}"
     results = {machine: read(machine, name) for machine in having}
     for row in dict.fromkeys(row for rows in results.values() for row in rows):

@@ -1,6 +1,6 @@
 """The plot of docs/quantization.md: perplexity against size and speed of Penstock's and its peers' forms.
 
-    python benchmarks/quality_plot.py [--measure MODEL]
+    python benchmarks/quality_plot.py [--measure MODEL] [--machine zen4]
 
 Perplexity and bits are those of SmolLM2-135M-Instruct: results/<machine>/quality.json (`benchmarks/quality.py`) and, of
 peers that did not run there, the kit's README. Speed, where it was measured, is that of random weights in MODEL, which
@@ -16,49 +16,55 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import results_file, save
+from report import RESULTS, machine_name, save
 
 KIT = Path(__file__).parents[2] / "shared" / "peers" / "compare.py"
 TARGET = Path(__file__).parents[1] / "docs" / "quality.svg"
 LEAST = 0.04  # per cent, the lowest point of the logarithmic axis
 SCENARIOS = {"batch 1": "1x32:24", "batch 8": "8x32:24"}
+STREAMS = {"batch 1": "1 stream", "batch 8": "8 streams"}
+
+
+COLOURS = {"Penstock": "#2a9d5c", "llama.cpp": "#d9822b", "OpenVINO": "#3b6fb6"}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """One way to store a model."""
 
+    engine: str
     label: str
-    ours: bool
     mib: float
     """Of SmolLM2-135M-Instruct."""
     quality: str | float
     """Row of quality.json, or per cent of perplexity over float32's."""
-    engine: str | None = None
+    timed_as: str | None = None
     """The kit's name, where speed is measured."""
-    raised: int = 0
-    """Points by which the label is above its dot."""
+    beside: tuple[int, int] = (7, 0)
+    """Points from the dot to its label: to the right, or to the left if negative; and upwards."""
+    beside_speed: tuple[int, int] | None = None
+    """The same in the panels of speed, if it differs there."""
 
 
 FORMS = (
-    Form("bfloat16", True, 257, "penstock bf16", "penstock"),
-    Form("int8", True, 146, "penstock quantization=int8", "penstock-quantization=int8"),
-    Form("int4", True, 80, "penstock quantization=int4", "penstock-quantization=int4"),
-    Form("quantize int4", True, 79, "penstock q-int4"),
-    Form("quantize int6", True, 98, "penstock q-int6"),
-    Form("the package's Q4_1", True, 94, "penstock SmolLM2-135M-Instruct.Q4_1"),
-    Form("llama.cpp, the package's Q4_1", False, 94, "llama.cpp SmolLM2-135M-Instruct.Q4_1", raised=-10),
-    Form("llama.cpp Q8_0", False, 138, 0.70, "llamacpp-q8_0", 6),
-    Form("llama.cpp Q4_K_M", False, 101, 4.5, "llamacpp-q4_k_m"),
-    Form("llama.cpp Q4_0", False, 88, 28.0, raised=4),
-    Form("OpenVINO int8", False, 131, 0.61, "openvino-int8", -1),
-    Form("OpenVINO int4 by 32", False, 88, 23.0, "openvino-int4", -4),
+    Form("Penstock", "bfloat16", 257, "penstock bf16", "penstock", (-7, 0), (7, 0)),
+    Form("Penstock", "int8", 146, "penstock quantization=int8", "penstock-quantization=int8"),
+    Form("Penstock", "int4", 80, "penstock quantization=int4", "penstock-quantization=int4", (-7, 3), (-7, 0)),
+    Form("Penstock", "int4 by penstock quantize", 79, "penstock q-int4", beside=(7, -4)),
+    Form("Penstock", "int6 by penstock quantize", 98, "penstock q-int6"),
+    Form("Penstock", "SmolLM2's own\nQ4_1 file", 94, "penstock SmolLM2-135M-Instruct.Q4_1", beside=(-7, 0)),
+    Form("llama.cpp", "SmolLM2's own\nQ4_1 file", 94, "llama.cpp SmolLM2-135M-Instruct.Q4_1", beside=(-7, 0)),
+    Form("llama.cpp", "Q8_0", 138, 0.70, "llamacpp-q8_0", (7, 6)),
+    Form("llama.cpp", "Q4_K_M", 101, 4.5, "llamacpp-q4_k_m"),
+    Form("llama.cpp", "Q4_0", 88, 28.0, beside=(7, 5)),
+    Form("OpenVINO", "int8", 131, 0.61, "openvino-int8", (7, -7)),
+    Form("OpenVINO", "int4", 88, 23.0, "openvino-int4", (7, -6), (-7, 0)),
 )
 
 
 def measure(model: str) -> None:
     """Tokens a second of every form that has an engine: medians of two rounds that take turns."""
-    engines = [form.engine for form in FORMS if form.engine is not None]
+    engines = [form.timed_as for form in FORMS if form.timed_as is not None]
     with tempfile.TemporaryDirectory() as folder:
         medians = Path(folder) / "medians.json"
         command = [sys.executable, str(KIT), "--model", model, "--engines", ";".join(engines), "--rounds", "2"]
@@ -77,47 +83,60 @@ def points(perplexity: dict[str, dict[str, float]]) -> list[tuple[Form, float]]:
     return found
 
 
-def draw() -> None:
+def draw(machine: str) -> None:
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "penstock"
     from matplotlib import pyplot
 
-    perplexity = json.loads(results_file("quality").read_text())
-    file = results_file("quality-speed")
+    perplexity = json.loads((RESULTS / machine / "quality.json").read_text())
+    file = RESULTS / machine / "quality-speed.json"
     speed = json.loads(file.read_text()) if file.exists() else {}
     placed = points(perplexity)
-    panels = {"MiB of weights": [(form, form.mib, loss) for form, loss in placed]}
+    panels = {"MiB of weights (smaller is better)": [(form, form.mib, loss) for form, loss in placed]}
     for name, rates in speed.items():
-        panels[f"tokens per second, {name}"] = [
-            (form, rates[form.engine], loss) for form, loss in placed if form.engine in rates
+        panels[f"tokens per second, {STREAMS[name]} (more is better)"] = [
+            (form, rates[form.timed_as], loss) for form, loss in placed if form.timed_as in rates
         ]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(14, 4.6), sharey=True, squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(14, 5), sharey=True, squeeze=False, width_ratios=[1.5, *[1] * (len(panels) - 1)]
+    )
     for axis, (unit, dots) in zip(axes[0], panels.items(), strict=True):
-        widest = max(x for _, x, _ in dots)
         for form, x, loss in dots:
-            colour, left = ("tab:blue" if form.ours else "tab:red"), x > 0.6 * widest
-            axis.plot(x, max(loss, LEAST), "o", color=colour, markersize=5)
-            axis.annotate(form.label, (x, max(loss, LEAST)), (-7 if left else 7, form.raised), color=colour, fontsize=8,
-                          textcoords="offset points", ha="right" if left else "left", va="center")  # fmt: skip
+            colour = COLOURS[form.engine]
+            right, up = form.beside_speed if axis is not axes[0][0] and form.beside_speed else form.beside
+            axis.plot(x, max(loss, LEAST), "o", color=colour, markersize=6)
+            axis.annotate(form.label, (x, max(loss, LEAST)), (right, up), color=colour, fontsize=9,
+                          textcoords="offset points", ha="left" if right > 0 else "right", va="center")  # fmt: skip
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g} %")
-        axis.set_xlim(0, 1.08 * widest)
+        axis.set_xlim(0, 1.2 * max(x for _, x, _ in dots))
         axis.set_xlabel(unit)
         axis.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("perplexity above float32's")
-    figure.tight_layout()
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    axes[0][0].set_ylabel("perplexity above float32's (lower is better)")
+    figure.text(0.012, 0.975, "Accuracy lost by the formats of", fontsize=12, va="top")
+    for engine, x in zip(COLOURS, (0.204, 0.274, 0.344), strict=True):
+        figure.text(x, 0.975, engine, color=COLOURS[engine], fontsize=12, fontweight="bold", va="top")
+    rates = next(iter(speed.values()), {})
+    untimed = ", ".join(dict.fromkeys(form.label.replace("\n", " ") for form in FORMS if form.timed_as not in rates))
+    note = "Perplexity and size: SmolLM2-135M-Instruct. Speed: Qwen3-0.6B's shape, two cores of an AMD Zen 4"
+    note += f" (not measured: {untimed})." if untimed else "."
+    figure.text(0.012, 0.925, note, fontsize=8, color="#666666", va="top")
+    figure.tight_layout(rect=(0, 0, 1, 0.91))
     figure.savefig(TARGET, metadata={"Date": None})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", metavar="MODEL")
+    parser.add_argument("--machine", default=machine_name(), help="a folder of results")
     args = parser.parse_args()
     if args.measure is not None:
         measure(args.measure)
-    draw()
+    draw(args.machine)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def main() -> int:
     step = statistics.median(steps)
     print(f"a step at batch {BATCH}, {args.quantization}: {step:.1f} ms")
     rows = {
-        f"sampling for a batch of {BATCH}, {name} rows, ms; the bar is {share:g} % of a step": (
+        f"sampling for a batch of {BATCH}, {name} rows, ms; at most {share:g} % of a step": (
             statistics.median(times[name]),
             share / 100 * step,
         )

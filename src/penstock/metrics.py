@@ -128,6 +128,7 @@ def _histogram(
 class Metrics:
     """All metrics of a server: each one's name, help, and vLLM's names for it."""
 
+    model_info: Gauge = _gauge("penstock_model_info", "Always 1; the label is the served model's name.", label="model")
     running: Gauge = _gauge("penstock_num_requests_running", "Running sequences.", "num_requests_running")
     waiting: Gauge = _gauge(
         "penstock_num_requests_waiting", "Requests waiting to be scheduled.", "num_requests_waiting"
@@ -156,10 +157,7 @@ class Metrics:
     stored_blocks: Gauge = _gauge("penstock_stored_blocks", "KV blocks in the engines' files (`--kv-disk`).")
     block_transfers: Counter = _counter(
         "penstock_block_transfers",
-        "KV blocks transferred between the pool and files: written; unwritten (writing failed, or evicted before); "
-        "loaded; pulled (those loaded from another engine); pulled_nixl (those pulled by NIXL); missed (damaged, "
-        "overwritten, unreadable, or of an engine that is gone: recomputed). late counts sequences that continued "
-        "without waiting for a load.",
+        "KV blocks transferred between memory and files, by what happened to them (values of `what`: see below).",
         label="what",
     )
     preemptions: Counter = _counter("penstock_num_preemptions", "Preempted sequences.", "num_preemptions")
@@ -173,34 +171,34 @@ class Metrics:
     step_update: Histogram = _histogram(
         "penstock_step_update_seconds", "Time to process the results of a step.", bounds=STEP_BUCKETS
     )
-    restarts: Counter = _counter("penstock_engine_restarts", "Engines that died or hung, and were replaced.")
-    place_up: Gauge = _gauge("penstock_place_up", "1 while the place's engine is up, else 0.", label="place")
-    place_running: Gauge = _gauge("penstock_place_requests_running", "Running sequences of the place.", label="place")
+    restarts: Counter = _counter("penstock_engine_restarts", "Times that an engine died or hung, and was replaced.")
+    place_up: Gauge = _gauge("penstock_place_up", "1 while the engine is up, else 0.", label="place")
+    place_running: Gauge = _gauge("penstock_place_requests_running", "Running sequences of the engine.", label="place")
     place_waiting: Gauge = _gauge(
-        "penstock_place_requests_waiting", "Requests waiting to be scheduled in the place's engine.", label="place"
+        "penstock_place_requests_waiting", "Requests waiting to be scheduled in the engine.", label="place"
     )
     place_kv_usage: Gauge = _gauge(
         "penstock_place_kv_cache_usage_ratio",
-        "Share of the place's KV blocks held by sequences, 0 to 1.",
+        "Share of the engine's KV blocks held by sequences, 0 to 1.",
         label="place",
     )
-    place_steps: Counter = _counter("penstock_place_steps", "Forward passes of the place.", label="place")
+    place_steps: Counter = _counter("penstock_place_steps", "Forward passes of the engine.", label="place")
     place_prefix_queries: Counter = _counter(
         "penstock_place_prefix_cache_queries",
-        "Prompt tokens that were looked up in the place's prefix cache.",
+        "Prompt tokens that were looked up in the engine's prefix cache.",
         label="place",
     )
     place_prefix_hits: Counter = _counter(
-        "penstock_place_prefix_cache_hits", "Prompt tokens that were found in the place's prefix cache.", label="place"
+        "penstock_place_prefix_cache_hits", "Prompt tokens that were found in the engine's prefix cache.", label="place"
     )
     place_restarts: Counter = _counter(
-        "penstock_place_restarts", "Engines of the place that died or hung, and were replaced.", label="place"
+        "penstock_place_restarts", "Times that the engine died or hung, and was replaced.", label="place"
     )
     fleet_queued: Gauge = _gauge(
         "penstock_fleet_requests_queued", "Requests waiting for room in an engine; 0 with a single engine."
     )
     fleet_moved: Counter = _counter(
-        "penstock_fleet_requests_moved", "Requests that moved to another place because theirs died or was drained."
+        "penstock_fleet_requests_moved", "Requests that moved to another engine because theirs died or was drained."
     )
     fleet_handed_on: Counter = _counter(
         "penstock_fleet_requests_handed_on",
@@ -212,8 +210,7 @@ class Metrics:
     journal_write_errors: Counter = _counter("penstock_journal_write_errors", "Failed attempts to write the journal.")
     journal_damaged: Counter = _counter(
         "penstock_journal_damaged",
-        "Requests with damaged journal rows: request (lost), result (lost) or tokens (recomputed); response: a stored "
-        "response (lost).",
+        "Requests with damaged journal rows, by the kind of row (values of `what`: see below).",
         label="what",
     )
     stored_responses: Gauge = _gauge("penstock_stored_responses", "Responses stored for `previous_response_id`.")
@@ -234,7 +231,7 @@ class Metrics:
     )
     accepted_tokens: Counter = _counter(
         "penstock_spec_decode_num_accepted_tokens",
-        "Drafted tokens that were accepted: each saved a step.",
+        "Drafted tokens that were accepted; each saved a step.",
         "spec_decode_num_accepted_tokens",
     )
     prompt_tokens: Counter = _counter("penstock_prompt_tokens", "Prompt tokens of accepted requests.", "prompt_tokens")
@@ -252,8 +249,8 @@ class Metrics:
     failures: Counter = _counter("penstock_request_failures", "Failed calls, by reason.", label="reason")
     ignored_fields: Counter = _counter(
         "penstock_ignored_fields",
-        "Fields of requests that were accepted without effect, by name; unknown: those that docs/dialects.md does not "
-        "list.",
+        "Fields of requests that were accepted without effect, by name; `unknown` counts fields that "
+        "docs/dialects.md does not list.",
         label="field",
     )
     time_to_first_token: Histogram = _histogram(
@@ -354,7 +351,25 @@ multi-modal inputs, KV connectors, sleep modes and reasons for waiting are not e
 `process_*` describe the server process (CPU, memory, open files, start time), `penstock_engine_process_*` all engine
 processes together (with the start time of the newest). Both are read from `/proc`, and absent on systems without it.
 
-With several engines (`--engines`), metrics without the label `place` are totals over all of them."""
+The label `place` is the engine's number: 0, or 0 to N - 1 with `--engines N`. Its replacement after a crash keeps the
+number. Metrics without this label are totals over all engines.
+
+`penstock_block_transfers_total` counts KV blocks (`--kv-disk`, `--prefill-engines`) by `what` happened:
+
+| `what` | blocks |
+|---|---|
+| `written` | written to an engine's file |
+| `unwritten` | not written: the disk failed, or the block was evicted from memory first |
+| `loaded` | loaded into memory, from the engine's own file or from another engine |
+| `pulled` | the part of `loaded` that came from another engine |
+| `pulled_nixl` | the part of `pulled` that came by NIXL |
+| `missed` | not loaded (damaged, overwritten, unreadable, or of an engine that is gone) and therefore recomputed |
+| `late` | sequences, not blocks: those that went on without waiting for a load |
+
+`penstock_journal_damaged_total` counts damaged rows of the journal: `tokens` are computed again; a `request`, `result`
+or `response` (stored for `previous_response_id`) is lost.
+
+[monitoring.md](monitoring.md) has a scrape configuration, the Grafana dashboard and alert rules."""
 
 
 def describe(metrics: Metrics) -> str:

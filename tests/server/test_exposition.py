@@ -126,6 +126,11 @@ def test_vllms_names_are_not_there_unless_they_are_asked_for(server):
     assert not any(name.startswith("vllm:") for name in families_of(server))
 
 
+def test_the_served_model_is_named_so_that_a_dashboard_can_choose_servers_by_it(server):
+    (sample,) = families_of(server)["penstock_model_info"].samples
+    assert (sample.labels, sample.value) == ({"model": "tiny"}, 1)
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are read from /proc")
 def test_the_server_and_its_engine_tell_what_their_processes_use(server):
     found = families_of(server)

@@ -68,6 +68,7 @@ def create_app(
     app.state.admin_without_key = config.admin
     add_health(app, engine, model_names[0])
     add_docs(app)
+    engine.metrics.model_info.set(1, model_names[0])
     collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]
     if config.metrics_names == "vllm":
         collectors.append(VllmNames(engine.metrics, model_names[0], lambda: engine.info, engine.adapter_use))
