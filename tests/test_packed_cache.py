@@ -179,6 +179,34 @@ def test_a_changed_byte_anywhere_sets_it_aside(offset: int, tmp_path: Path) -> N
     assert find(cache, KEY) is not None
 
 
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 511), (256, 511), (64, 192), (3, 512)])
+def test_two_words_that_changed_places_set_it_aside(one: int, other: int, tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path)
+    tmp_path.chmod(0o700)
+    assert write(cache)
+    path = tmp_path / f"{KEY}.packed"
+    content = bytearray(path.read_bytes())
+    words = np.frombuffer(content, np.uint64)[2 * 2**20 // 8 :]
+    words[[one, other]] = words[[other, one]]
+    path.write_bytes(content)
+    assert find(cache, KEY) is None
+    assert path.with_suffix(".damaged").exists()
+
+
+def test_a_file_of_an_earlier_version_is_packed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = PackedCache(tmp_path)
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(packed_cache, "_VERSION", packed_cache._VERSION - 1)
+    assert write(cache)
+    monkeypatch.undo()
+    assert find(cache, KEY) is None
+    assert "is of another version" in caplog.text
+    assert write(cache)
+    assert find(cache, KEY) is not None
+
+
 @pytest.mark.parametrize("size", [0, 7, 40, 4096, 2 * 2**20, 2 * 2**20 + 8192])
 def test_one_that_was_cut_short_is_set_aside(size: int, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
