@@ -17,7 +17,7 @@ import httpx
 
 from tests import fetch
 
-READY = re.compile(r"serving (\S+) at (https?://[^\s\"]+)")
+READY = re.compile(r"serving (\S+) at ((?:https?://|unix:)[^\s\"]+)")
 
 
 def memory_mib(pid: int, field: str = "VmRSS") -> float:
@@ -33,8 +33,9 @@ class RunningServer:
     def __init__(self, *flags: str) -> None:
         self.log: list[str] = []
         self.started = time.monotonic()
+        address = () if "--uds" in flags or "--port" in flags else ("--port", "0")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", "penstock.cli", "serve", *address, *flags],
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,  # as a terminal's foreground job has its own group

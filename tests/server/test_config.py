@@ -23,6 +23,10 @@ from penstock.server.config import ServerConfig
         ({"engines": "3", "prefill_engines": "3"}, r"from 0 to 2,"),
         ({"cluster": "auto", "engines": "2", "prefill_engines": "1"}, "set kv_transfer to nixl"),
         ({"engines": "2", "kv_transfer": "nixl"}, "kv_transfer nixl needs prefill_engines"),
+        ({"uds": "/x.sock", "port": 80}, "leave out port or uds"),
+        ({"uds": "/x.sock", "host": "0.0.0.0"}, "leave out host or uds"),
+        ({"uds": ""}, "uds names no file"),
+        *(({"root_path": path}, "root_path must be a path such as") for path in ("x", "//", "/a//b", "/a b", "/a?b")),
         (
             {"cluster": "auto", "engines": 2, "prefill_engines": 1, "kv_transfer": "nixl", "max_engines": 3},
             "max_engines does not work with prefill_engines",

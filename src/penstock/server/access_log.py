@@ -160,9 +160,11 @@ class AccessLog:
 
 
 def _client_of(scope: Scope) -> str | None:
-    """Address and port of the connection; behind a proxy, the proxy's."""
+    """Address and port of the connection; of a proxy on this machine that names its client, that client's address."""
     client = scope.get("client")
-    return None if client is None else f"{bracketed(client[0])}:{client[1]}"
+    if client is None:
+        return None
+    return f"{bracketed(client[0])}:{client[1]}" if client[1] else str(client[0])
 
 
 def _failure_of(status: int | None, outputs: list[RequestOutput]) -> str | None:

@@ -10,6 +10,7 @@ from penstock.errors import ConfigError
 from penstock.frontend.client import AsyncEngine
 from penstock.server import admin, calls, request_account
 from penstock.server.access_log import AccessLog, HeadRequests, RequestId
+from penstock.server.call_context import PUBLIC_PATHS
 from penstock.server.call_limits import CallLimits
 from penstock.server.client_paths import ClientPaths
 from penstock.server.config import ServerConfig
@@ -77,11 +78,22 @@ def create_app(
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)
-    app.add_middleware(ClientPaths)
+    app.add_middleware(ClientPaths, prefix=config.prefix)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 
+    _check_prefix(app, config.prefix)
     return app
+
+
+def _check_prefix(app: FastAPI, prefix: str) -> None:
+    """
+    Raises:
+        ConfigError: a path with the prefix could also be one of this server's own without it.
+    """
+    for path in sorted({*app.openapi()["paths"], *PUBLIC_PATHS}) if prefix else ():
+        if f"{path}/".startswith(f"{prefix}/"):
+            raise ConfigError(f"root_path {prefix} begins paths of this server itself ({path}): choose another")

@@ -22,7 +22,7 @@ _LONGEST_HEADER = 1000
 _TOKEN = re.compile(r"[\w.-]+", re.ASCII)
 UNKNOWN_FIELD = "unknown"
 """Metrics label of the ignored fields that the documentation does not list: a caller chooses their names."""
-_PUBLIC_PATHS = frozenset(
+PUBLIC_PATHS = frozenset(
     {"/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/openapi.json"} | DOCS_PATHS
 )
 
@@ -95,4 +95,4 @@ ContextOf = Annotated[CallContext, Depends(_context)]
 
 def is_public(scope: Scope) -> bool:
     """Whether a path needs no API key and no log line: health, metrics, documentation."""
-    return scope["path"] in _PUBLIC_PATHS and scope["method"] in ("GET", "HEAD")
+    return scope["path"] in PUBLIC_PATHS and scope["method"] in ("GET", "HEAD")

@@ -10,16 +10,26 @@ _WITHOUT_VERSION = re.compile(r"/(chat/completions|completions|embeddings|messag
 class ClientPaths:
     """ASGI middleware: accepts a slash at a path's end, `/v1` twice, and OpenAI's and Anthropic's paths without `/v1`.
 
-    A client's base URL may end with `/v1` or not, and what its documentation says is easily missed.
+    A client's base URL may end with `/v1` or not, and what its documentation says is easily missed. A proxy may
+    publish the server under a prefix, which it removes or not: further in, `path` never has it, and `root_path` is it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, prefix: str = "") -> None:
         self._app = app
+        self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "path": usual_path(scope["path"])}
+            prefix = self._prefix or scope.get("root_path", "").rstrip("/")
+            scope = {**scope, "root_path": prefix, "path": usual_path(without_prefix(scope["path"], prefix))}
         await self._app(scope, receive, send)
+
+
+def without_prefix(path: str, prefix: str) -> str:
+    """The path within the server."""
+    if prefix and path == prefix:
+        return "/"
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
 def usual_path(path: str) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast, get_args
@@ -13,6 +14,7 @@ from penstock.frontend.router import ROUTERS
 from penstock.sampling_params import DEFAULTABLE, SamplingParams
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+_PREFIX = re.compile(r"/|(/[A-Za-z0-9._~-]+)+/?")
 MAX_ENGINES = 1024
 """Maximum engines of a server."""
 
@@ -67,6 +69,12 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all interfaces")
     port: int = option(8000, "port to listen on; 0: any free port")
+    uds: str | None = option(
+        None, "Unix socket to listen on instead of host and port; its user and group may connect (mode 0660)"
+    )
+    root_path: str | None = option(
+        None, "path at which a proxy publishes the server, such as /penstock, whether the proxy removes it or not"
+    )
     served_model_name: str | None = option(
         None,
         "the model's name for clients, or several separated by commas, the first of which answers have by default; "
@@ -183,6 +191,9 @@ class ServerConfig:
             if getattr(self, name) is not None and self.tls_cert is None:
                 raise ConfigError(f"{name} needs tls_cert")
         _parse_sampling(self.default_sampling)
+        if self.root_path and not _PREFIX.fullmatch(self.root_path):
+            raise ConfigError(f"root_path must be a path such as /penstock, not {self.root_path!r}")
+        self._check_uds()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
         for name in ("cluster_host", "resources", "max_engines"):
@@ -222,6 +233,20 @@ class ServerConfig:
             raise ConfigError(f"max_stored_response_bytes must be at least 0, not {self.max_stored_response_bytes}")
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
+
+    def _check_uds(self) -> None:
+        if self.uds is None:
+            return
+        if not self.uds:
+            raise ConfigError("uds names no file: give the path of the Unix socket")
+        for f in fields(self):
+            if f.name in ("host", "port") and getattr(self, f.name) != f.default:
+                raise ConfigError(f"uds listens on a Unix socket instead of a host and port: leave out {f.name} or uds")
+
+    @property
+    def prefix(self) -> str:
+        """`root_path` without a slash at its end; empty: there is none."""
+        return (self.root_path or "").rstrip("/")
 
     @property
     def served_model_names(self) -> list[str]:

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.server.access_log import REQUEST_ID
 from penstock.server.call_context import context_of
+from penstock.server.client_paths import usual_path, without_prefix
 from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import shape_of
 from penstock.server.errors import ErrorReply
@@ -162,6 +163,7 @@ class BoundedProtocol(H11Protocol):
         limits: CallLimitsConfig,
         idle: "dict[BoundedProtocol, None]",
         refused: Callable[[ErrorReply], None],
+        prefix: str,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -169,11 +171,13 @@ class BoundedProtocol(H11Protocol):
         Args:
             idle: the server's connections without a call, shared by all; the longest idle first.
             refused: called with each reply that is sent before there is a call.
+            prefix: with which a proxy may send paths.
         """
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._idle = idle
         self._on_refusal = refused
+        self._prefix = prefix
         self._parser = self.conn = BoundedConnection(limits)
         self._owed: Owed | None = None
         self._owed_timer: asyncio.TimerHandle | None = None
@@ -321,7 +325,7 @@ class BoundedProtocol(H11Protocol):
         self.cycle.message_event.set()
 
     def _answer(self, reply: ErrorReply) -> Iterator[bytes]:
-        status, body = shape_of(self._parser.path)(reply)
+        status, body = shape_of(usual_path(without_prefix(self._parser.path, self._prefix)))(reply)
         content, request_id = msgspec.json.encode(body), uuid.uuid4().hex
         headers = [
             ("content-type", "application/json"),
@@ -343,12 +347,14 @@ class BoundedProtocol(H11Protocol):
                 timer.cancel()
 
 
-def protocol_within(limits: CallLimitsConfig, refused: Callable[[ErrorReply], None]) -> type[asyncio.Protocol]:
+def protocol_within(
+    limits: CallLimitsConfig, refused: Callable[[ErrorReply], None], prefix: str = ""
+) -> type[asyncio.Protocol]:
     """The protocol for the connections of one server."""
     idle: dict[BoundedProtocol, None] = {}
 
     class ProtocolWithinLimits(BoundedProtocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(limits, idle, refused, *args, **kwargs)
+            super().__init__(limits, idle, refused, prefix, *args, **kwargs)
 
     return ProtocolWithinLimits

@@ -62,7 +62,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     reply = reply_to_error(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         words = {
-            404: f"there is nothing at {path}; /docs lists what there is",
+            404: f"there is nothing at {path}; {request.scope.get('root_path', '')}/docs lists what there is",
             405: f"{path} does not take {request.method}",
         }
         headers = {"allow": _methods_at(request)} if reply.status == 405 else reply.headers

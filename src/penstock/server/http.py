@@ -30,7 +30,7 @@ class HttpServer(uvicorn.Server):
 
         settings = uvicorn.Config(
             app,
-            http=protocol_within(config.call_limits, count_refusal),
+            http=protocol_within(config.call_limits, count_refusal, config.prefix),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -38,6 +38,8 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=config.call_limits.keep_alive_timeout,
             timeout_graceful_shutdown=closing_seconds,
             server_header=False,
+            # Who may open the Unix socket is trusted like a proxy on 127.0.0.1: it names the client and the scheme.
+            forwarded_allow_ips=None if config.uds is None else "*",
             ssl_certfile=config.tls_cert,
             ssl_keyfile=config.tls_key,
             ssl_ca_certs=config.tls_client_ca,

@@ -45,6 +45,7 @@ def home_page(request: Request, model: str, *, embeds: bool, trouble: str | None
         model=html.escape(model),
         state=html.escape(f"not healthy now: {trouble}" if trouble else "ready"),
         url=html.escape(str(request.base_url).rstrip("/")),
+        base=html.escape(f"{root}/" if (root := request.scope.get("root_path", "")) else ""),
         route=route,
         body=html.escape(body, quote=False),
     )

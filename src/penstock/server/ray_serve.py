@@ -30,7 +30,7 @@ from penstock.server.logs import logging_to
 
 OF_SERVE = "is Ray Serve's affair: set it in its own configuration"
 REFUSED = {
-    **dict.fromkeys(("host", "port", "tls_cert", "tls_key", "tls_client_ca"), OF_SERVE),
+    **dict.fromkeys(("host", "port", "uds", "root_path", "tls_cert", "tls_key", "tls_client_ca"), OF_SERVE),
     **dict.fromkeys(("resources", "max_engines", "upscale_delay", "downscale_delay"), OF_SERVE),
     **dict.fromkeys(
         ("cluster", "cluster_host", "nodes_per_engine"),

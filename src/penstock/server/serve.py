@@ -27,11 +27,13 @@ from penstock.frontend.cluster.resources import resources_for
 from penstock.frontend.launch import launch_engines, with_roles
 from penstock.frontend.link import Link
 from penstock.server.config import ServerConfig
+from penstock.server.listener import address_of, bound, is_open_to_others
 
 if TYPE_CHECKING:
     from penstock.frontend.client import AsyncEngine
     from penstock.frontend.fleet import Fleet
     from penstock.server.http import HttpServer
+    from penstock.server.keys import KeyRing
     from penstock.server.tracing import CallTracer
 
 T = TypeVar("T")
@@ -42,7 +44,6 @@ RELOAD, GROW, SHRINK = signal.SIGUSR1, signal.SIGTTIN, signal.SIGTTOU
 SHUTTING_DOWN = "the server is shutting down"
 RETRY_AFTER = 5.0
 """Seconds after which another server may be expected at this address."""
-SEND_BUFFER = 256 * 1024
 OTHER_FILES = 256
 """File descriptors besides connections: sockets to the engine, the journal, pipes of helper processes."""
 CLOSING_SECONDS = 5
@@ -67,8 +68,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         signal.signal(number, stop.on_signal)
     _allow_files(server_config.call_limits.max_connections + OTHER_FILES)
     _check_tls_files(server_config)
-    listener = _bind(server_config)
-    with _launched(engine_config, server_config, stop) as links:
+    with bound(server_config) as listener, _launched(engine_config, server_config, stop) as links:
         return _run(links, engine_config, server_config, listener, stop)
 
 
@@ -129,23 +129,6 @@ def _check_tls_files(config: ServerConfig) -> None:
         raise ConfigError(f"the TLS files cannot be used ({given}): {error}") from None
 
 
-def _bind(config: ServerConfig) -> socket.socket:
-    """Bind the port first: a server that cannot listen should not load a model."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # Because its protocol is given, asyncio sets TCP_NODELAY on each connection; else a token may wait 40 ms for an
-    # ACK.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # At the kernel's automatic size, the buffers of a thousand slow readers would take gigabytes.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-    try:
-        listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error.strerror}") from None
-    return listener
-
-
 def _run(
     links: Sequence[Link],
     engine_config: EngineConfig,
@@ -162,11 +145,11 @@ def _run(
     from penstock.server.logs import logging_to
 
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
-    shared = keys.num_sharing if engine_config.cache.enable_prefix_caching else 0
+    warnings = list(_access_warnings(engine_config, config, listener, keys))
 
     def make_server(engine: AsyncEngine) -> HttpServer:
         app = create_app(engine, config, keys, tracer)
-        announce = functools.partial(_announce, engine, app.state.serving.model_names[0], listener, config, shared)
+        announce = functools.partial(_announce, engine, app.state.serving.model_names[0], listener, config, warnings)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
     with (
@@ -217,22 +200,33 @@ def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
         tracer.close()
 
 
+def _access_warnings(
+    engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, keys: "KeyRing"
+) -> Iterator[str]:
+    """What the operator should know of who may use the server."""
+    if is_open_to_others(listener) and not keys and config.tls_client_ca is None:
+        yield (
+            "no API key is set, so anyone who can reach this address may use the model: set one with --api-key (or "
+            f"PENSTOCK_API_KEY), or listen on 127.0.0.1 instead of {config.host}"
+        )
+    if keys.num_sharing > 1 and engine_config.cache.enable_prefix_caching:
+        yield (
+            f"{keys.num_sharing} API keys share one prefix cache: a short time to the first token reveals that another "
+            "key has sent the same beginning of a prompt; --private-cache gives each key its own"
+        )
+
+
 def _announce(
-    engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, num_sharing: int
+    engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, warnings: Sequence[str]
 ) -> None:
-    """Log the memory plan, the model and its address, and the number of API keys that share the prefix cache."""
-    host, port = listener.getsockname()[:2]
-    address = f"[{host}]" if ":" in host else host
+    """Log the memory plan, the warnings, and the model with its address."""
     for place in engine.fleet.places.values():
         logger.info("%s", place.info.memory_plan)
-    if num_sharing > 1:
-        logger.warning(
-            "%d API keys share one prefix cache: a short time to the first token reveals that another key has sent the "
-            "same beginning of a prompt; --private-cache gives each key its own",
-            num_sharing,
-        )
-    scheme = "http" if config.tls_cert is None else "https"
-    logger.info("serving %s at %s://%s:%d (its API: /docs)", model_name, scheme, address, port)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    address, prefix = address_of(listener, tls=config.tls_cert is not None), config.prefix
+    proxied = f"; behind a proxy at {prefix}" if prefix else ""
+    logger.info("serving %s at %s (its API: %s/docs%s)", model_name, address, prefix, proxied)
 
 
 async def _serve(
