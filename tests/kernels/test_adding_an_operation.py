@@ -14,7 +14,7 @@ from tools.native_structs import digest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/adding-an-operation.md").read_text()
 STEP = re.compile(
-    r"^(?:New file `(?P<new>[^`]+)`|In `(?P<file>[^`]+)`, before `(?P<anchor>[^`]+)`):\n\n```\w+\n(?P<block>.*?)```",
+    r"^(?:New file (?P<new>[^`:]+)|In `(?P<file>[^`]+)`, before `(?P<anchor>[^`]+)`):\n\n```\w+\n(?P<block>.*?)```",
     re.M | re.S,
 )
 STUBS = """
