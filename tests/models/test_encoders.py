@@ -143,6 +143,9 @@ def test_tokens_of_padding_within_a_text_count_as_in_transformers(
     model = SCORERS[family](config_of(family, num_labels=1))
     folder = write_model(tmp_path / family, model)
     pad = model.config.pad_token_id
+    if family == "qwen3":  # so that a text may end with it
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
     if not native:
         monkeypatch.setattr("penstock.native.library", lambda: None)
     queries = ["word1", "word1 [PAD] word2", "[PAD] word1 [PAD][PAD] word3", "word5 [PAD]", "word4"]

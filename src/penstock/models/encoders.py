@@ -107,8 +107,8 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
         names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, head))
         if about.task == "score":
             padding = config.find_size("pad_token_id", 0) if is_classifier(config) else None
-            head = (_score_head(spec, config, about, checkpoint),)
-            ends = replace(ends, pooling=("last",), padding=padding, head=head)
+            scores = (_score_head(spec, config, about, checkpoint),)
+            ends = replace(ends, pooling=("last",), padding=padding, head=scores)
     if about.task == "embed":
         ends = replace(ends, pooling=about.pooling or ends.pooling, head=_dense_parts(ends, about, checkpoint))
     max_position = min(spec.max_position, about.max_length or spec.max_position)
