@@ -21,7 +21,7 @@ import torch
 
 from ceilings import measure
 from penstock.core.plan import ForwardPlan, NewBlocks
-from penstock.kernels.attention import CacheShape, LayerCache
+from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCache, RopeOptions
 from penstock.kernels.ops import make_ops
 from penstock.runner.forward import build_batch
 from report import save
@@ -67,7 +67,7 @@ def filled_cache(parts: list[tuple[int, int]], dtype: torch.dtype) -> LayerCache
     batch = build_batch(*plan(whole, seed=0), BLOCK, OPS, CPU)
     qkv = torch.randn(batch.num_tokens, (HEADS + 2 * KV_HEADS) * WIDTH).bfloat16()
     angles = torch.cat([torch.ones(len(qkv), 1, WIDTH // 2), torch.zeros(len(qkv), 1, WIDTH // 2)], 1)
-    cache.rope_and_cache(qkv, HEADS, None, angles, batch)
+    cache.rope_and_cache(qkv, RopeOptions(HEADS), angles, batch)
     return cache
 
 
@@ -79,7 +79,7 @@ def rate(case: str, cache: LayerCache) -> float:
     best = float("inf")
     for _ in range(10):
         start = time.perf_counter()
-        cache.attend(query, HEADS, batch, scale=WIDTH**-0.5)
+        cache.attend(query, AttentionOptions(HEADS, WIDTH**-0.5), batch)
         best = min(best, time.perf_counter() - start)
     if all(count == 1 for _, count in parts):
         return cache.nbytes / best

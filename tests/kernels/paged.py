@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import CacheShape, HeadNorms
+from penstock.kernels.attention import AttentionOptions, CacheShape, HeadNorms, RopeOptions
 from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.batch import Batch
@@ -96,34 +96,36 @@ class Sequences:
         angles = torch.stack((phases.cos(), phases.sin()), 1)
         factors = torch.cat([self.factors[start : start + count] for _, start, count in parts])
         features = self.features
-        return self.cache.rope_and_cache(
-            qkv,
+        options = RopeOptions(
             self.shape.num_heads,
             self.norms,
-            None if features.angles is None else angles,
-            self.batch(parts),
-            gated=features.gated,
-            interleaved=features.interleaved,
-            query_factors=factors if features.factors else None,
             parts=self._parts,
             value_norm=features.value_norm and self.norms is not None and not features.latent,
+            gated=features.gated,
+            interleaved=features.interleaved,
+        )
+        return self.cache.rope_and_cache(
+            qkv,
+            options,
+            None if features.angles is None else angles,
+            self.batch(parts),
+            query_factors=factors if features.factors else None,
         )
 
     def attend(self, parts: list[Part], window: int | None = None, cap: float | None = None) -> dict[int, Tensor]:
         """Store and attend: what each sequence of the parts gives, [tokens, num_heads * head_dim]."""
         query = self.put(parts)
-        out = self.cache.attend(
-            query,
+        options = AttentionOptions(
             self.shape.num_heads,
-            self.batch(parts),
-            scale=self.shape.head_dim**-0.5,
-            sliding_window=window,
+            self.shape.head_dim**-0.5,
+            window=window,
             chunk=self.features.chunk,
             soft_cap=cap,
             sinks=self.sinks,
             gated=self.features.gated,
             bidirectional=self.features.bidirectional,
         )
+        out = self.cache.attend(query, options, self.batch(parts))
         counts = [count for _, _, count in parts]
         return dict(zip((seq for seq, _, _ in parts), out.split(counts), strict=True))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import CacheShape, reference
+from penstock.kernels.attention import AttentionOptions, CacheShape, reference
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.batch import Batch
 from tests.kernels.paged import Sequences, Shape, random_division
@@ -69,7 +69,7 @@ class Case:
 
     def attend(self, scale: float, window: int | None = None, cap: float | None = None) -> Tensor:
         query, num_heads = self.query.flatten(1), self.query.shape[1]
-        out = self.cache.attend(query, num_heads, self.batch(), scale=scale, sliding_window=window, soft_cap=cap)
+        out = self.cache.attend(query, AttentionOptions(num_heads, scale, window=window, soft_cap=cap), self.batch())
         return out.view(self.query.shape)
 
     def expected(self, scale: float, window: int | None, cap: float | None) -> Tensor:
@@ -123,7 +123,7 @@ def test_decodes_are_gathered_in_groups_within_the_limit() -> None:
 def test_queries_may_be_the_first_columns_of_a_fused_projection() -> None:
     case = Case([(5, 6), (9, 1), (3, 1)], 4, 2, 8, seed=1)
     fused = torch.cat([case.query.flatten(1), torch.randn(len(case.query), 4 * 8)], dim=1)
-    out = case.cache.attend(fused, 4, case.batch(), scale=0.3)
+    out = case.cache.attend(fused, AttentionOptions(4, 0.3), case.batch())
     torch.testing.assert_close(out, case.expected(0.3, None, None).flatten(1), atol=2e-5, rtol=1e-5)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import native
-from penstock.kernels.attention import CacheShape, HeadNorms
+from penstock.kernels.attention import AttentionOptions, CacheShape, HeadNorms, RopeOptions
 from penstock.kernels.attention.native import PackedCache, can_pack
 from penstock.kernels.attention.reference import hadamard, hadamard_size, to_int8
 from tests.kernels.paged import Features, Sequences, Shape, random_division
@@ -283,7 +283,7 @@ def test_queries_are_rounded_as_the_keys_that_they_meet(packed: bool, coarse: to
         if rounding:
             query[:, :4] = rounded(query[:, :4])
         batch = sequences.batch([(0, 0, 40)])
-        return sequences.cache.attend(query.flatten(1), 4, batch, scale=1.0)
+        return sequences.cache.attend(query.flatten(1), AttentionOptions(4, 1.0), batch)
 
     def difference(cache_dtype: torch.dtype) -> float:
         return float((attend(cache_dtype, rounding=True) - attend(cache_dtype, rounding=False)).abs().max())
@@ -335,9 +335,10 @@ def test_queries_alone_see_what_another_layer_stored_and_store_nothing(packed: b
     assert norms is not None
     batch, angles = sequences.batch(whole_step), torch.stack((phases.cos(), phases.sin()), 1)
     alone = sequences.qkv[0][:, :64].contiguous()
-    query = sequences.cache.rope_and_cache(alone, 4, HeadNorms(norms.query, None, norms.eps), angles, batch, parts=1)
+    options = RopeOptions(4, HeadNorms(norms.query, None, norms.eps), parts=1)
+    query = sequences.cache.rope_and_cache(alone, options, angles, batch)
     for _ in range(2):  # the first did not overwrite what the second sees
-        seen = sequences.cache.attend(query, 4, batch, scale=16**-0.5)
+        seen = sequences.cache.attend(query, AttentionOptions(4, 16**-0.5), batch)
         torch.testing.assert_close(seen, expected, atol=1e-6, rtol=0)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import HeadNorms
+from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.elementwise import Columns
@@ -20,7 +20,7 @@ class Attention:
 
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.share(factory.ranks.size), factory.ops
-        names, hidden, self._parts = spec.names, spec.hidden_size, spec.parts
+        names, hidden = spec.names, spec.hidden_size
         self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
         self.output = Linear(
             (names.output,),
@@ -32,7 +32,25 @@ class Attention:
             gives_all=True,
         )
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
-        self._sinks = factory.float32(names.sinks, spec.num_heads) if spec.sinks else None
+        own, whole = self._spec, spec.qk_norm_whole
+        self._rope = RopeOptions(
+            own.num_heads,
+            None if whole else self._norms,
+            parts=spec.parts,
+            value_norm=spec.value_norm,
+            gated=spec.output_gate,
+            interleaved=spec.interleaved_rope,
+        )
+        self._attention = AttentionOptions(
+            own.num_heads,
+            spec.scale,
+            window=spec.window,
+            chunk=spec.chunk,
+            soft_cap=spec.soft_cap,
+            sinks=factory.float32(names.sinks, spec.num_heads) if spec.sinks else None,
+            gated=spec.output_gate,
+            bidirectional=spec.bidirectional,
+        )
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert cache is not None
@@ -43,31 +61,14 @@ class Attention:
             assert norms.key is not None, "such a layer has keys of its own"
             self._norm_whole(qkv, 0, self._all.sizes[0], norms.query, norms.eps)
             self._norm_whole(qkv, spec.sizes[0], self._all.sizes[1], norms.key, norms.eps)
-            norms = None
         query = cache.rope_and_cache(
             qkv,
-            spec.num_heads,
-            norms,
+            self._rope,
             None if spec.rope is None else step.angles[spec.rope],
             batch,
-            gated=spec.output_gate,
-            interleaved=spec.interleaved_rope,
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
-            parts=self._parts,
-            value_norm=spec.value_norm,
         )
-        seen = cache.attend(
-            query,
-            spec.num_heads,
-            batch,
-            scale=spec.scale,
-            sliding_window=spec.window,
-            chunk=spec.chunk,
-            soft_cap=spec.soft_cap,
-            sinks=self._sinks,
-            gated=spec.output_gate,
-            bidirectional=spec.bidirectional,
-        )
+        seen = cache.attend(query, self._attention, batch)
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 
     def _norm_whole(self, qkv: Tensor, first: int, total: int, weight: Tensor, eps: float) -> None:

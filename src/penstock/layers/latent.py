@@ -8,6 +8,7 @@ output of a head    the latent columns of the attention output times the head's 
 import torch
 from torch import Tensor
 
+from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.elementwise import Columns
@@ -50,6 +51,8 @@ class LatentAttention:
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
         self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
+        self._rope = RopeOptions(self._spec.num_heads, parts=2)
+        self._attention = AttentionOptions(self._spec.num_heads, spec.scale)
         names, hidden, bias = spec.names, spec.hidden_size, spec.bias
         self._down: Linear | None = None
         if spec.query_rank is None:
@@ -77,8 +80,8 @@ class LatentAttention:
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
         made = self._queries_and_key(x, step.adapters)
-        query = cache.rope_and_cache(made, spec.num_heads, None, step.angles[spec.rope], batch, parts=2)
-        return cache.attend(query, spec.num_heads, batch, scale=spec.scale)
+        query = cache.rope_and_cache(made, self._rope, step.angles[spec.rope], batch)
+        return cache.attend(query, self._attention, batch)
 
     def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`mixed`, the result of `mix` -> [num_tokens, hidden_size]."""

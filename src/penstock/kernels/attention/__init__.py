@@ -28,6 +28,47 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeOptions:
+    """How a layer's queries and keys become those that attend and are cached."""
+
+    num_heads: int
+    """Number of query heads."""
+    norms: HeadNorms | None = None
+    """None: no normalization."""
+    parts: int = 3
+    """Number of parts in the projection. 2: queries and keys; the values are the keys before their norm (for a latent
+    cache: the keys as stored). 1: queries only; the cache belongs to another layer, and nothing is written."""
+    value_norm: bool = False
+    """Divide each value head by its root mean square, with the epsilon of `norms`."""
+    gated: bool = False
+    """Each query head is followed by a gate of the same size, which is left unchanged."""
+    interleaved: bool = False
+    """RoPE rotates adjacent elements; see `reference_cache`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How a layer's queries attend to the cached keys."""
+
+    num_heads: int
+    """Number of query heads."""
+    scale: float
+    """Factor on the scores."""
+    window: int | None = None
+    """A query at position p attends to the keys p - window < k <= p; None: to all k <= p."""
+    chunk: int | None = None
+    """A query attends to the keys from the last multiple of `chunk` on."""
+    soft_cap: float | None = None
+    """Scores become soft_cap * tanh(score / soft_cap)."""
+    sinks: Tensor | None = None
+    """[num_heads] float32, the score of an additional key of each head, whose value is 0."""
+    gated: bool = False
+    """As in `RopeOptions`."""
+    bidirectional: bool = False
+    """Queries also attend to later keys, k < p + window; for texts computed whole."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """The parameters of a layer's cache."""
 
@@ -62,63 +103,31 @@ class LayerCache(Protocol):
     def rope_and_cache(
         self,
         qkv: Tensor,
-        num_heads: int,
-        norms: HeadNorms | None,
+        options: RopeOptions,
         angles: Tensor | None,
         batch: Batch,
         *,
-        gated: bool = False,
-        interleaved: bool = False,
         query_factors: Tensor | None = None,
-        parts: int = 3,
-        value_norm: bool = False,
     ) -> Tensor:
         """Normalize queries and keys, apply RoPE, and write keys and values to the cache.
 
         Args:
-            qkv: [num_tokens, columns], contiguous, may be overwritten: `num_heads` query heads, then the key heads and
-                the value heads of the cache.
-            norms: None: no normalization.
-            parts: number of parts in `qkv`. 2: queries and keys; the values are the keys before their norm (for a
-                latent cache: the keys as stored). 1: queries only; the cache belongs to another layer, and nothing is
-                written.
-            value_norm: divide each value head by its root mean square, with the epsilon of `norms`.
+            qkv: [num_tokens, columns], contiguous, may be overwritten: query heads, then the key heads and the value
+                heads of the cache.
             angles: [num_tokens, 2, num_angles] float32: cosines, then sines, as in `apply_rotary`; None: no RoPE.
-            gated: each query head is followed by a gate of the same size, which is left unchanged.
-            interleaved: RoPE rotates adjacent elements; see `reference_cache`.
             query_factors: [num_tokens] float32, multiplied with the queries at the end.
 
         Returns the queries, in the first columns of a tensor with the shape of `qkv`.
         """
         ...
 
-    def attend(
-        self,
-        query: Tensor,
-        num_heads: int,
-        batch: Batch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        chunk: int | None = None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-        gated: bool = False,
-        bidirectional: bool = False,
-    ) -> Tensor:
-        """Attention of each query over its own sequence, causal unless `bidirectional`.
+    def attend(self, query: Tensor, options: AttentionOptions, batch: Batch) -> Tensor:
+        """Attention of each query over its own sequence, causal unless the options say otherwise.
 
         The cache already holds this step's keys and values. Returns [num_tokens, num_heads * head_dim].
 
         Args:
             query: [num_tokens, num_heads * head_dim or more], with the queries in the first columns.
-            scale: factor on the scores.
-            sliding_window: a query at position p attends to the keys p - sliding_window < k <= p; None: to all k <= p.
-            chunk: a query attends to the keys from the last multiple of `chunk` on.
-            soft_cap: scores become soft_cap * tanh(score / soft_cap).
-            sinks: [num_heads] float32, the score of an additional key of each head, whose value is 0.
-            gated: as in `rope_and_cache`.
-            bidirectional: queries also attend to later keys, k < p + sliding_window; for texts computed whole.
         """
         ...
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock import native, reserve
-from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference_cache
+from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference_cache
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
@@ -55,16 +55,11 @@ class PackedCache:
     def rope_and_cache(
         self,
         qkv: Tensor,
-        num_heads: int,
-        norms: HeadNorms | None,
+        options: RopeOptions,
         angles: Tensor | None,
         batch: Batch,
         *,
-        gated: bool = False,
-        interleaved: bool = False,
         query_factors: Tensor | None = None,
-        parts: int = 3,
-        value_norm: bool = False,
     ) -> Tensor:
         """See `LayerCache`; returns `qkv` itself."""
         arguments = structs.RopeArgs(
@@ -72,56 +67,43 @@ class PackedCache:
             batch=batch.handle,
             qkv=qkv.data_ptr(),
             dtype=native.dtype_code(qkv.dtype),
-            parts=parts,
-            value_norm=value_norm,
-            num_heads=num_heads,
-            query_step=self._head_dim * (1 + gated),
-            interleaved=interleaved,
+            parts=options.parts,
+            value_norm=options.value_norm,
+            num_heads=options.num_heads,
+            query_step=self._head_dim * (1 + options.gated),
+            interleaved=options.interleaved,
             query_factors=native.address(query_factors),
         )
         if angles is not None:
             arguments.angles, arguments.num_angles = angles.data_ptr(), angles.shape[2]
-        if norms is not None:
+        if (norms := options.norms) is not None:
             arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), native.address(norms.key)
             arguments.norm_dtype, arguments.eps = native.dtype_code(norms.query.dtype), norms.eps
         call(self._library, qkv, arguments)
         return qkv
 
-    def attend(
-        self,
-        query: Tensor,
-        num_heads: int,
-        batch: Batch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        chunk: int | None = None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-        gated: bool = False,
-        bidirectional: bool = False,
-    ) -> Tensor:
+    def attend(self, query: Tensor, options: AttentionOptions, batch: Batch) -> Tensor:
         """See `LayerCache`.
 
         Raises:
             MemoryError: allocating a thread's score buffer failed.
         """
-        out = empty_rows(query, (num_heads * self._head_dim,), query.dtype)
+        out = empty_rows(query, (options.num_heads * self._head_dim,), query.dtype)
         arguments = structs.AttentionArgs(
             cache=self._handle,
             batch=batch.handle,
             query=query.data_ptr(),
             query_stride=query.stride(0),
-            query_step=self._head_dim * (1 + gated),
+            query_step=self._head_dim * (1 + options.gated),
             dtype=native.dtype_code(query.dtype),
             out=out.data_ptr(),
-            num_heads=num_heads,
-            window=sliding_window or 0,
-            bidirectional=bidirectional,
-            chunk=chunk or 0,
-            scale=scale,
-            soft_cap=soft_cap or 0.0,
-            sinks=native.address(sinks),
+            num_heads=options.num_heads,
+            window=options.window or 0,
+            bidirectional=options.bidirectional,
+            chunk=options.chunk or 0,
+            scale=options.scale,
+            soft_cap=options.soft_cap or 0.0,
+            sinks=native.address(options.sinks),
         )
         call(self._library, query, arguments)
         return out

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock import reserve
-from penstock.kernels.attention import CacheShape, HeadNorms, LayerCaches, reference
+from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import GatheredBytes
 from penstock.kernels.elementwise.reference import rms_norm
@@ -46,60 +46,44 @@ class ReferenceCache:
     def rope_and_cache(
         self,
         qkv: Tensor,
-        num_heads: int,
-        norms: HeadNorms | None,
+        options: RopeOptions,
         angles: Tensor | None,
         batch: Batch,
         *,
-        gated: bool = False,
-        interleaved: bool = False,
         query_factors: Tensor | None = None,
-        parts: int = 3,
-        value_norm: bool = False,
     ) -> Tensor:
         kv_heads, head_dim = self.key.shape[2:]
+        gates, norms = 1 + options.gated, options.norms
         heads = qkv.view(len(qkv), -1, head_dim)
-        query, *stored = torch.split(heads, [num_heads * (1 + gated), kv_heads, kv_heads][:parts], dim=1)
-        if parts == 2 and not self._latent:
+        sizes = [options.num_heads * gates, kv_heads, kv_heads][: options.parts]
+        query, *stored = torch.split(heads, sizes, dim=1)
+        if options.parts == 2 and not self._latent:
             stored.append(stored[0].clone())
-        query = query[:, :: 1 + gated]
+        query = query[:, ::gates]
         rotated = [query, *stored[:1]]
         if norms is not None:
             query.copy_(rms_norm(query, norms.query, norms.eps))
             if norms.key is not None:
                 stored[0].copy_(rms_norm(stored[0], norms.key, norms.eps))
-            if value_norm:
+            if options.value_norm:
                 ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
                 stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:
             for part in rotated:
-                apply_rotary(part, *angles.unbind(1), interleaved=interleaved)
+                apply_rotary(part, *angles.unbind(1), interleaved=options.interleaved)
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
         if stored:
             store_kv(stored[0], stored[-1], self, batch.tensor("slots"))
         return qkv
 
-    def attend(
-        self,
-        query: Tensor,
-        num_heads: int,
-        batch: Batch,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        chunk: int | None = None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-        gated: bool = False,
-        bidirectional: bool = False,
-    ) -> Tensor:
+    def attend(self, query: Tensor, options: AttentionOptions, batch: Batch) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
-        seen = reference.Seen(sliding_window, chunk, bidirectional)
+        seen = reference.Seen(options.window, options.chunk, options.bidirectional)
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
-        head_dim = self.key.shape[3]
-        queries = query[:, : num_heads * (1 + gated) * head_dim].view(len(query), -1, head_dim)[:, :: 1 + gated]
-        return reference.paged_attention(queries, stored, plan, scale, seen, soft_cap, sinks)
+        gates, head_dim = 1 + options.gated, self.key.shape[3]
+        queries = query[:, : options.num_heads * gates * head_dim].view(len(query), -1, head_dim)[:, ::gates]
+        return reference.paged_attention(queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the cache, each [num_blocks, ...]."""
