@@ -63,7 +63,7 @@ class RankForward:
         plan = plan_of([(self._computed, tokens)], tables, range(len(tokens))).forward
         self._computed = end
         with torch.inference_mode():
-            return self.forward(plan, [tables for _ in self.cache.groups]).clone()
+            return self.forward.run(plan, [tables for _ in self.cache.groups]).clone()
 
 
 def logits(folder: Path, exchange: Exchange | None, pieces: Sequence[Sequence[int]], **options: Any) -> Tensor:

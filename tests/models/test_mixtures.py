@@ -168,7 +168,7 @@ def test_steps_of_a_mixture_are_recorded(tmp_path: Path, family: str) -> None:
             tables = [array("i", range(8))]
             plan = plan_of([(start, list(range(start, start + count)))], tables, [count - 1]).forward
             each = [tables] * len(caches[0].groups)
-            assert torch.equal(recorded(plan, each), eager(plan, each))
+            assert torch.equal(recorded.run(plan, each), eager.run(plan, each))
 
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])

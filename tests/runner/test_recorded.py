@@ -39,7 +39,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
             # None, as many as there is memory for, and more, some of them twice.
             for rows in ([], [sum(counts) - 1], [0, 0, sum(counts) - 1, 0], [0] * 5):
                 plan = plan_of(parts, tables, rows).forward
-                assert torch.equal(recorded(plan, [tables]), eager(plan, [tables]))
+                assert torch.equal(recorded.run(plan, [tables]), eager.run(plan, [tables]))
             for rows in ([sum(counts) - 1, 0], [0] * 7):
                 assert torch.equal(recorded.logits(rows), eager.logits(rows))
         for left, right in zip(*(kept(cache) for cache in caches), strict=True):
@@ -74,6 +74,6 @@ def test_the_layers_of_every_family_are_recorded_and_give_the_same_bits_however_
         logits = []
         for forward, cuts in zip(forwards, ((0, 49), (0, 17, 18, 40, 49)), strict=True):
             for first, last in itertools.pairwise(cuts):
-                forward(plan_of([(first, text[first:last])], tables[0], [last - first - 1]).forward, tables)
-            logits.append(forward(plan_of([(49, text[49:])], tables[0], [0]).forward, tables).clone())
+                forward.run(plan_of([(first, text[first:last])], tables[0], [last - first - 1]).forward, tables)
+            logits.append(forward.run(plan_of([(49, text[49:])], tables[0], [0]).forward, tables).clone())
     assert torch.equal(*logits)

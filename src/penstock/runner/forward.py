@@ -148,7 +148,7 @@ def build_batch(
 class Forward(Protocol):
     """A model over its cache."""
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         """Compute a step's tokens and store their keys and values; returns the `logits` of the sampled rows.
 
         `block_tables`: per cache group, those of the plan's sequences.
@@ -207,7 +207,7 @@ class EagerForward:
         self._kept, self._adapters = kept, PassAdapters(loaded)
         self._hidden: Sequence[Tensor] = ()
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         batches = [
             build_batch(plan, tables, self._cache.block_size, self._ops, self._device, group)
             for group, tables in enumerate(block_tables)
@@ -292,7 +292,7 @@ class RecordedForward:
         self._rows = self._head.tensor((), torch.int64)
         self._logits = _recorded(model.lm_head(self._hidden, self._rows, self._adapters.in_head))
 
-    def __call__(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         cpu = torch.device("cpu")
         batches = [
             build_batch(plan, tables, self._cache.block_size, self._ops, cpu, group)

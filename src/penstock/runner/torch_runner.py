@@ -152,7 +152,7 @@ class TorchRunner:
                 self.hidden.copy_blocks(pairs)
         if not forward.query_lens:
             return None
-        return self._forward(forward, self._block_tables.of(forward.slots))
+        return self._forward.run(forward, self._block_tables.of(forward.slots))
 
     def _chunks(self, count: int) -> Iterator[slice]:
         """Chunks of `count` rows of logits, of the size in the memory plan."""
