@@ -1,16 +1,16 @@
-"""From the form that a request asks for to a grammar of the library, or to words that say why it cannot be had.
+"""Compiles a request's schema, regular expression or grammar for llguidance, or explains why it cannot.
 
     JSON schema ──json_schema.rewrite──> schema ─┐
-    Lark's notation, with %json inside ──────────┼──> library ──> Grammar
-    regular expression, choices ─────────────────┘       what it lets write twice ──> Uniqueness
+    Lark grammar, with %json inside ─────────────┼──> llguidance ──> Grammar
+    regular expression, choices ─────────────────┘    unique keys and items ──> Uniqueness
 
-Reasoning may stand before the form and the header of its message, and calls of tools in their place.
+The answer may begin with reasoning, then with the header of its message; tool calls may take the place of the rest.
 
-A schema that is enforced only if possible (`%json_if_possible`, of a tool that is not strict) is left out where it is
-refused, or where the library does not compile it. If the whole does not compile then, all of them are left out.
+A schema that is enforced only if possible (`%json_if_possible`, of a tool that is not strict) is dropped if it cannot
+be enforced or compiled. If the whole grammar still does not compile, all such schemas are dropped.
 
-Documents of JSON are written in one line, with a space after each colon and comma, as `json.dumps` and chat templates
-write them: whitespace that could be any would leave a grammar nothing to force, and a small model a way never to end.
+JSON is written in one line, with a space after each colon and comma, as `json.dumps` and chat templates write it. With
+free whitespace fewer tokens could be forced, and a small model might never stop writing blanks.
 """
 
 import json
@@ -33,7 +33,7 @@ MAX_PATTERN = 2**13
 """Characters of a regular expression."""
 MAX_REASON = 500
 LIMITS = LLParserLimits(max_items_in_row=4096, verbose_errors=False)
-"""The library's own on how much work one mask may be; these fail only the sequence that it was for."""
+"""llguidance's limits for one mask; exceeding them fails only that sequence."""
 _ANYWHERE = (
     "that no key or item comes twice is held where the whole answer is JSON. Objects in %json need "
     '"additionalProperties": false, and lists cannot have uniqueItems'
@@ -42,21 +42,21 @@ _ANYWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What answers of a form may be."""
+    """The compiled grammar of a request."""
 
     start: LLMatcher
-    """At its beginning, to be copied for each sequence."""
+    """The matcher in its initial state, copied for each sequence."""
     uniqueness: Uniqueness | None
-    """None if nothing could be written twice that must not be."""
+    """None if the grammar itself excludes repeated keys and items."""
 
 
 def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
     """
-    It may take long: seconds of one core for some schemas of a few hundred bytes, hours for a few.
+    Compile a request's grammar. Some schemas of a few hundred bytes take seconds of one core, a few take hours.
 
     Raises:
-        InvalidRequestError: the form is too large, malformed, satisfied by nothing, or asks for what the library cannot
-            do; the message says which.
+        InvalidRequestError: the grammar is too large, malformed, unsatisfiable, or uses a feature that llguidance does
+            not support; the message says which.
     """
     check_size(structured)
     if not has_optional_schemas(structured.text) and not has_optional_schemas(structured.calls):
@@ -83,7 +83,7 @@ def _compile_if_possible(vocabulary: Vocabulary, structured: Structured, keep: K
 def _compile(vocabulary: Vocabulary, structured: Structured, keep: Keep) -> Grammar:
     """
     Args:
-        keep: which of the schemas are kept that are enforced only if possible.
+        keep: whether a schema that is enforced only if possible is kept.
 
     Raises:
         InvalidRequestError: as `compile_grammar`.
@@ -105,7 +105,7 @@ def _uniqueness(
 ) -> Uniqueness | None:
     """
     Raises:
-        InvalidRequestError: it is unknown where in an answer the JSON is.
+        InvalidRequestError: the position of the JSON in the answer is unknown.
     """
     documents = structured.documents
     if structured.kind == "grammar" and any(map(_may_repeat, schemas)) and (documents is None or structured.calls):
@@ -127,7 +127,7 @@ def _may_repeat(schema: Rewritten) -> bool:
 def check_size(structured: Structured) -> None:
     """
     Raises:
-        InvalidRequestError: the form, or the calls in its place, are too large to be compiled.
+        InvalidRequestError: the grammar, or that of the tool calls, is too large to be compiled.
     """
     size = len(structured.text) + sum(map(len, structured.choices))
     most = MAX_PATTERN if structured.kind == "regex" else MAX_FORM_CHARACTERS
@@ -140,7 +140,7 @@ def check_size(structured: Structured) -> None:
 
 
 def _form(structured: Structured, keep: Keep) -> tuple[str, list[Rewritten]]:
-    """A form in the library's notation, and the schemas in it."""
+    """The grammar in llguidance's notation, and its schemas."""
     text = structured.text
     if structured.kind == "regex":
         return LLMatcher.grammar_from_regex(text), []
@@ -156,12 +156,12 @@ def _form(structured: Structured, keep: Keep) -> tuple[str, list[Rewritten]]:
 
 
 def _quoted(text: str) -> str:
-    """A string in Lark's notation, which is JSON's but for one character."""
+    """A string literal of Lark: JSON's, except for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _within(structured: Structured, form: str, calls: str) -> str:
-    """A form after what may stand before it, or calls in its place."""
+    """The grammar preceded by reasoning and header, with the tool calls as an alternative."""
     before, header = structured.before, structured.header
     if not (before or header or calls):
         return form
@@ -172,7 +172,7 @@ def _within(structured: Structured, form: str, calls: str) -> str:
 
 
 def refusal(structured: Structured, reason: str) -> InvalidRequestError:
-    """The error message for its caller."""
+    """The error for the caller, with the first line of the reason."""
     kinds = {"json_schema": "JSON schema", "json_object": "form", "regex": "regular expression"}
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
     summary = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]

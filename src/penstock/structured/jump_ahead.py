@@ -1,7 +1,7 @@
-"""Drafts from grammars: the text that must come next, as a tokenizer would write it.
+"""Drafts from grammars: the text that a grammar forces next, as the tokenizer encodes it.
 
-Names of properties, quotes and colons, the rest of a choice once its first letters are there. Other tokens may spell
-the same text, and the model decides: each is still sampled under its mask.
+Such text is property names, quotes, colons, and the rest of a choice after its first letters. Other tokens may spell
+the same text, so the model still decides: each draft is verified by sampling under its mask.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from penstock.structured.masks import Grammars
 
 
 class JumpAhead:
-    """A `Drafter` for the answers that have a form."""
+    """A `Drafter` for answers with a grammar."""
 
     free = True
 

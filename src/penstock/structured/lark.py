@@ -1,8 +1,8 @@
-"""The JSON schemas inside of a grammar in Lark's notation.
+"""The JSON schemas embedded in a Lark grammar.
 
-%json {schema}               a document of the schema
-%json_if_possible {schema}   the same if the schema can be enforced, else any document of its type
-%json {schema} // name       refusals name it
+%json {schema}               JSON that satisfies the schema
+%json_if_possible {schema}   the same if the schema can be enforced, else any JSON of its type
+%json {schema} // name       errors mention the name
 """
 
 import json
@@ -24,7 +24,7 @@ _LEXEME = re.compile(
 _NAME = re.compile(r"[^\S\n]*//\s*([^\n]*)")
 
 Keep = Callable[[Rewritten], bool]
-"""Whether a schema stays that is enforced only if possible."""
+"""Whether to keep a schema that is enforced only if possible."""
 
 
 def has_optional_schemas(grammar: str) -> bool:
@@ -33,10 +33,10 @@ def has_optional_schemas(grammar: str) -> bool:
 
 
 def rewrite_schemas(grammar: str, keep: Keep = lambda schema: True) -> tuple[str, list[Rewritten]]:
-    """A grammar in which each schema is one that the library obeys to the letter, and what they leave to others.
+    """The grammar with schemas that llguidance enforces exactly, and their rewritten forms with the checks left to us.
 
     Raises:
-        SchemaError: one cannot be obeyed.
+        SchemaError: a schema cannot be enforced.
     """
     pieces: list[str] = []
     schemas: list[Rewritten] = []
@@ -60,7 +60,7 @@ def rewrite_schemas(grammar: str, keep: Keep = lambda schema: True) -> tuple[str
 
 
 def _kept(text: str, keep: Keep) -> Rewritten | None:
-    """A schema; None if it cannot be obeyed, or must not be kept."""
+    """The rewritten schema; None if it cannot be enforced or `keep` rejects it."""
     try:
         made = rewrite(text)
     except SchemaError:
@@ -69,7 +69,7 @@ def _kept(text: str, keep: Keep) -> Rewritten | None:
 
 
 def _of_type(value: Any) -> Rewritten:
-    """A schema reduced to its type."""
+    """A schema that checks only the type."""
     try:
         return rewrite(json.dumps({"type": value.get("type")} if isinstance(value, dict) else True))
     except SchemaError:
@@ -77,10 +77,10 @@ def _of_type(value: Any) -> Rewritten:
 
 
 def _named(grammar: str, at: int, end: int) -> Rewritten:
-    """The schema between two places; if it is refused, the error begins with the name after it.
+    """The schema in `grammar[at:end]`; an error begins with the name that follows it.
 
     Raises:
-        SchemaError: it cannot be obeyed.
+        SchemaError: the schema cannot be enforced.
     """
     try:
         return rewrite(grammar[at:end])

@@ -1,11 +1,11 @@
-"""Which tokens the grammars of a step allow, found out by a thread while the forward pass runs.
+"""Computes a step's grammar bitmasks in a thread while the forward pass runs.
 
     schedule() ──> Grammars.begin(samples) ──Masks──> execute(plan) ──> Masks.result()     in the sampler
                               │                            │
                               └── a thread: follow, mask ──┘
 
-A sequence's state is a function of its tokens. It is kept from step to step; where it is missing, as after preemption
-or in a new engine, it is made again from them.
+A sequence's matcher is a function of its tokens. It is kept from step to step, and rebuilt from them where it is
+missing, as after preemption or in a new engine.
 """
 
 import logging
@@ -31,7 +31,7 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 
 class _LazyMatcher:
-    """A sequence's matcher, made when it is first needed."""
+    """A sequence's matcher, created on first use."""
 
     def __init__(self, grammar: "Future[Grammar]") -> None:
         self._grammar = grammar
@@ -57,11 +57,11 @@ class _Job(NamedTuple):
     position: int
     stop_ids: tuple[int, ...]
     drafted: bool
-    """Whether the tokens before it may be guesses."""
+    """Whether the preceding tokens are drafts that may be rejected."""
 
 
 class Masks:
-    """A `PendingMask`, and which rows get no token."""
+    """A `PendingMask`, and the rows that get no token."""
 
     def __init__(self, rows: list[int], jobs: list[_Job], vocab_size: int, thread: ThreadPoolExecutor) -> None:
         self.rows = rows
@@ -117,7 +117,7 @@ class Masks:
 
 
 class Grammars:
-    """The grammars of the requests in an engine, and where each sequence is in its own.
+    """The grammars of an engine's requests, and each sequence's matcher.
 
     All calls come from one thread, the engine's.
     """
@@ -125,9 +125,9 @@ class Grammars:
     def __init__(self, load: Callable[[], Vocabulary], vocab_size: int, max_num_seqs: int) -> None:
         """
         Args:
-            load: gives the vocabulary; called once, in a thread, when there is a first grammar.
-            vocab_size: how many logits there are.
-            max_num_seqs: how many sequences run at most.
+            load: loads the vocabulary; called once, in a thread, for the first grammar.
+            vocab_size: number of logits.
+            max_num_seqs: maximum number of running sequences.
         """
         self._load = load
         self._vocab_size = vocab_size
@@ -201,7 +201,7 @@ class Grammars:
         return self._latest is not None and self._latest.done
 
     def forget_sequence(self, sequence_id: int) -> None:
-        """The sequence has ended."""
+        """Drop the matcher of a sequence that has ended."""
         self._matchers.pop(sequence_id, None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar."""
+"""A sequence's state in its grammar."""
 
 from array import array
 
@@ -11,22 +11,22 @@ _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
 
 class Matcher:
-    """Follows the tokens of one answer, also backwards, and computes which tokens are allowed next."""
+    """Consumes the tokens of one answer, rolls back, and computes the mask of the next token."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._state = grammar.start.deep_copy()
         self._uniqueness = grammar.uniqueness
         self._followed: array[int] = array("i")
         self._scanned = [] if grammar.uniqueness is None else [grammar.uniqueness.scanner.start()]
-        """Before the first token and after each, if there is anything to keep apart."""
+        """The scanner's state before the first token and after each; empty without a uniqueness check."""
 
     @property
     def error(self) -> str:
-        """Why the library gave up on it; empty if it did not."""
+        """llguidance's error message; empty if there is none."""
         return self._state.get_error() if self._state.is_error() else ""
 
     def follow(self, answer: "array[int]") -> bool:
-        """Be where these tokens lead, whatever was followed before; False if they lead nowhere."""
+        """Reset the matcher to the state after the tokens of `answer`; False if the grammar rejects them."""
         kept = len(self._followed)
         if self._followed != answer[:kept]:
             kept = next(i for i, token in enumerate(self._followed) if i == len(answer) or token != answer[i])
@@ -39,7 +39,10 @@ class Matcher:
         return count == len(new)
 
     def _scan(self, tokens: "array[int]") -> int:
-        """Go on by tokens that the library has taken; how many of them write nothing twice, others it gives back."""
+        """Advance the uniqueness check by tokens that llguidance accepted.
+
+        Returns the number of tokens that pass; llguidance is rolled back over the others.
+        """
         if self._uniqueness is None:
             return len(tokens)
         for place, token in enumerate(tokens):
@@ -51,10 +54,10 @@ class Matcher:
         return len(tokens)
 
     def allowed(self, row: NDArray[np.uint32], end: int) -> bool:
-        """Write which tokens may come next; returns whether the answer may end here.
+        """Fill the bitmask of the next token; returns whether the answer may end here.
 
         Args:
-            row: a bit a token; the bit `end`, which stands for the end, is cleared.
+            row: one bit per token; bit `end`, which stands for the end, is cleared.
         """
         self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._state.is_error():
@@ -68,12 +71,12 @@ class Matcher:
         return may_end
 
     def forced(self) -> list[int]:
-        """The tokens of the text that must come next, as a tokenizer would write it."""
+        """The tokens of the text that the grammar forces next, as the tokenizer encodes it."""
         return self._state.compute_ff_tokens()
 
 
 def set_tokens(row: NDArray[np.uint32], tokens: "tuple[int, ...]", allowed: bool) -> None:
-    """Allow or forbid some tokens in a row of bits."""
+    """Allow or forbid tokens in a row of the bitmask."""
     for token in tokens:
         word, bit = divmod(token, 32)
         row[word] = row[word] | _BITS[bit] if allowed else row[word] & ~_BITS[bit]

@@ -1,7 +1,7 @@
-"""Follows the JSON in an answer byte by byte, to know which keys an object has and which items a list.
+"""Tracks the JSON in an answer byte by byte: the keys of open objects and the items of open lists.
 
-What it is shown is JSON already, as the grammar has it; so it looks at quotes, brackets and commas only. States are
-immutable: to try a token out is to keep the state before it.
+The grammar guarantees valid JSON, so only quotes, brackets and commas matter. States are immutable: a token is tried
+by computing the next state and dropping it.
 """
 
 import enum
@@ -16,18 +16,18 @@ from penstock.structured.json_schema.spots import Spot
 
 
 class Mode(enum.Enum):
-    """Where an answer is."""
+    """The scanner's position in an answer."""
 
     THINKING = enum.auto()
-    """In the reasoning before it."""
+    """In the reasoning that precedes the answer."""
     BEGIN = enum.auto()
-    """At its very beginning, where reasoning may stand or not."""
+    """At the first token, before it is known whether the answer begins with reasoning."""
     TEXT = enum.auto()
     """Outside JSON."""
     DOCUMENT = enum.auto()
-    """Where JSON begins."""
+    """At the beginning of a JSON document."""
     VALUE = enum.auto()
-    """Before a value, in a list or after a key."""
+    """Before a value: in a list, or after a key."""
     KEY = enum.auto()
     STRING = enum.auto()
     SCALAR = enum.auto()
@@ -43,11 +43,11 @@ class Level(NamedTuple):
     outer: "Level | None"
     is_object: bool
     schemas: frozenset[str]
-    """What may apply to it, by their pointers."""
+    """JSON pointers of the schemas that may apply to it."""
     used: frozenset[Hashable] = frozenset()
-    """The keys, or, where all must differ, the items so far."""
+    """The keys so far, or the items so far of a list with `uniqueItems`."""
     unique: bool = False
-    """Whether the items must differ; keys always must."""
+    """Whether the items must be unique; keys always are."""
     key: bytes = b""
     """The latest."""
     commas: int = 0
@@ -58,7 +58,7 @@ class State(NamedTuple):
     mode: Mode
     level: Level | None = None
     text: bytes = b""
-    """The part of a key, an item or a mark read so far; in text that is not JSON, its end."""
+    """The current key, item or tag so far; outside JSON, the tail of the text."""
     escaped: bool = False
     """Whether the next character follows a backslash."""
 
@@ -75,7 +75,7 @@ _Step = tuple[State, int]
 
 
 def _bytes_of(mark: str) -> bytes:
-    """A mark in Lark's notation, a row of texts and special tokens, as the scanner is shown it."""
+    """The bytes of a tag in Lark's notation: literals and special tokens, in the form that the scanner reads."""
     parts = _MARK.finditer(mark)
     return b"".join(
         _special(int(part["token"])) if part["token"] else str(json.loads(part["text"])).encode() for part in parts
@@ -83,12 +83,12 @@ def _bytes_of(mark: str) -> bytes:
 
 
 def _special(token: int) -> bytes:
-    """Bytes that stand for a special token; no text has them."""
+    """Bytes that represent a special token; no text contains them."""
     return b"\xff<[%d]>" % token
 
 
 class Scanner:
-    """Knows where documents begin in an answer, and which lists have no item twice."""
+    """Finds the JSON documents of an answer and the lists with unique items in them."""
 
     def __init__(self, documents: Documents, spots: Mapping[str, Spot]) -> None:
         self._documents = documents
@@ -99,20 +99,20 @@ class Scanner:
         self._root = self._with_others([""]) if spots else frozenset()
 
     def start(self) -> State:
-        """Before the first token."""
+        """The state before the first token."""
         if self._documents.thinks_first:
             return State(Mode.THINKING)
         return State(Mode.BEGIN) if self._documents.thinking else self._answer()
 
     def _answer(self) -> State:
-        """Where the answer begins, after its reasoning."""
+        """The state at the beginning of the answer, after any reasoning."""
         return State(Mode.DOCUMENT if "" in self._documents.after else Mode.TEXT)
 
     def follow(self, state: State, token: int, text: bytes) -> State | None:
-        """The state after a token; None if it would write a key or an item twice.
+        """The state after a token; None if the token repeats a key or an item.
 
         Args:
-            text: of the token; none of a special one.
+            text: the token's bytes; empty for a special token.
         """
         if not text:
             if state.mode not in _OUTSIDE:
@@ -129,7 +129,7 @@ class Scanner:
     # ── outside of documents ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, state: State, text: bytes, at: int) -> _Step:
-        """Whether reasoning comes first shows in the first characters."""
+        """Decide by the first characters whether the answer begins with reasoning."""
         read = state.text + text[at : at + 1]
         if read == self._open:
             return State(Mode.THINKING), at + 1
@@ -188,7 +188,7 @@ class Scanner:
         return State(Mode.SCALAR, level), at
 
     def _string(self, state: State, text: bytes, at: int) -> _Step | None:
-        """A string, up to its end or a backslash. Only what must differ from others is kept."""
+        """Read a string up to its end or a backslash. The text is kept only if it must be unique."""
         kept = state.mode is Mode.KEY or (state.level is not None and state.level.unique)
         if state.escaped:
             return state._replace(escaped=False, text=state.text + text[at : at + 1] if kept else b""), at + 1
@@ -252,14 +252,14 @@ class Scanner:
     # ── which schemas apply ──────────────────────────────────────────────────────────────────────────────────────────
 
     def values(self, level: Level) -> frozenset[bytes] | None:
-        """All items that a list may have, as they are written; None if they are too many."""
+        """All allowed items of a list, as written; None if there are too many."""
         listed = [self._spots[name].values for name in level.schemas if self._spots[name].unique]
         if not listed or None in listed:
             return None
         return frozenset(item for items in listed for item in items or ())
 
     def _inside(self, level: Level | None) -> frozenset[str]:
-        """The schemas that may apply to the value that begins."""
+        """The schemas that may apply to the value that begins here."""
         if level is None or not self._spots:
             return self._root
         found: list[str] = []
@@ -272,7 +272,7 @@ class Scanner:
         return self._with_others(found)
 
     def _with_others(self, pointers: list[str]) -> frozenset[str]:
-        """Schemas, and those that apply where they do."""
+        """The schemas, and all that apply to the same value."""
         seen: set[str] = set()
         pending = list(pointers)
         while pending:
@@ -284,7 +284,7 @@ class Scanner:
 
 
 def scalar(written: bytes) -> Hashable:
-    """What is equal for equal numbers, as 1 and 1.0 are, and for the same word."""
+    """A key that is equal for equal numbers (1 and 1.0) and for equal words."""
     try:
         return Decimal(written.decode())
     except InvalidOperation:  # it is a word, or its exponent has more digits than memory has bytes
@@ -296,7 +296,7 @@ def _decoded(key: bytes) -> str:
 
 
 def _end_of_mark(marks: list[bytes], before: bytes, text: bytes, at: int) -> int:
-    """Where in a text the first of some marks ends that may have begun before it; 0 if there is none."""
+    """End position in `text` of the first tag, which may begin in the preceding text; 0 if there is none."""
     whole = before + text[at:]
     ends = [whole.find(mark) + len(mark) for mark in marks if mark in whole]
     return max(min(ends) - len(before), 0) + at if ends else 0

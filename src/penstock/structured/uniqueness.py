@@ -1,9 +1,9 @@
-"""Keys that an object has no two of, and lists without an item twice: what the grammar library has no notion of.
+"""Enforces unique object keys and `uniqueItems`, which llguidance does not support.
 
-    mask of the library ──> less the tokens that would write a key or an item again ──> mask
+    llguidance's mask ──> minus tokens that would repeat a key or an item ──> mask
 
-A token is struck out where it ends a key that is there already, or leads to where no other could be written. Keys have
-one spelling: strings are written without escapes by number.
+A token is removed if it completes a key that the object already has, or if only such keys could follow it. Keys have
+one spelling, since strings are written without numeric escapes.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -17,33 +17,33 @@ from penstock.structured.scanner import Mode, Scanner, State, scalar
 from penstock.structured.vocabulary import Pieces
 
 _LEADS = (b'"', b' "', b', "')
-"""How a token that begins a string begins."""
+"""Beginnings of a token that opens a string."""
 _IN_STRINGS = (Mode.KEY, Mode.STRING)
 _OUTSIDE = (Mode.TEXT, Mode.THINKING)
 
 
 @dataclass(frozen=True, slots=True)
 class Uniqueness:
-    """The rule of one grammar."""
+    """The uniqueness check of one grammar."""
 
     scanner: Scanner
     pieces: Pieces
     few: bool
-    """Whether keys or items may be used up, so that some of their beginnings lead nowhere."""
+    """Whether all allowed keys or items may be used, so that a prefix of one may have no completion."""
 
     def follow(self, state: State, token: int) -> State | None:
-        """The state after a token; None if it writes a key or an item twice."""
+        """The state after a token; None if the token repeats a key or an item."""
         return self.scanner.follow(state, token, self.pieces.texts[token])
 
     def strike(self, row: NDArray[np.uint32], state: State, library: LLMatcher) -> None:
-        """Take the tokens out of a mask that the rule forbids next."""
+        """Clear the bits of tokens that would break uniqueness."""
         if state.mode in _OUTSIDE:
             return
         for token in [*self._repeating(row, state), *self._stranded(row, state, library)]:
             row[token >> 5] &= ~np.uint32(1 << (token & 31))
 
     def _repeating(self, row: NDArray[np.uint32], state: State) -> Iterator[int]:
-        """Tokens that end a key or an item which is there already."""
+        """Tokens that complete a repeated key or item."""
         yield from (token for rest in self._rests(state) for token in self.pieces.beginning_with(rest + b'"'))
         if state.mode in _IN_STRINGS:
             tokens = _allowed(row, self.pieces.past_quotes)
@@ -54,7 +54,7 @@ class Uniqueness:
         yield from (token for token in tokens.tolist() if self.follow(state, token) is None)
 
     def _rests(self, state: State) -> list[bytes]:
-        """What the key or item that is being written lacks to be one that is there already."""
+        """The suffixes that would complete the current key or item to one already used."""
         level = state.level
         if level is None or not (state.mode is Mode.KEY or (state.mode is Mode.STRING and level.unique)):
             return []
@@ -80,7 +80,7 @@ class Uniqueness:
                     yield token
 
     def _without_value(self, row: NDArray[np.uint32], state: State, values: Iterable[bytes]) -> Iterator[int]:
-        """Tokens that begin none of the values of a list that are left."""
+        """Tokens that begin none of the remaining values of a list."""
         for token in np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist():
             after = self.follow(state, token)
             if after is None or after.level is None or after.mode not in (Mode.STRING, Mode.SCALAR):
@@ -93,7 +93,7 @@ class Uniqueness:
                 yield token
 
     def _goes_on(self, library: LLMatcher, token: int) -> bool:
-        """Whether a string need not end after a token."""
+        """Whether a string can continue after a token."""
         ahead = library.deep_copy()
         ahead.consume_token(token)
         row = np.zeros_like(self.pieces.ending)
@@ -102,12 +102,12 @@ class Uniqueness:
 
 
 def _allowed(row: NDArray[np.uint32], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of some tokens that a mask allows."""
+    """The tokens that a mask allows."""
     bits = row[tokens >> 5] >> (tokens & 31).astype(np.uint32)
     chosen: NDArray[np.int64] = tokens[(bits & np.uint32(1)).astype(np.bool_)]
     return chosen
 
 
 def _item(value: bytes) -> Hashable:
-    """A value as a level keeps it: strings without the quote at their end."""
+    """A value as stored in `Level.used`: strings without the closing quote."""
     return value[:-1] if value.startswith(b'"') else scalar(value)

@@ -1,4 +1,4 @@
-"""A tokenizer in the grammar library's form: the bytes of each token, and which tokens are not text."""
+"""The tokenizer in llguidance's form: the bytes of each token, and the special tokens."""
 
 import bisect
 import functools
@@ -13,17 +13,17 @@ from penstock.tokenizer import Tokenizer
 
 
 class Vocabulary:
-    """What each of a model's token ids stands for, for grammars to be built on.
+    """The text of each token id, as grammars use it.
 
-    One id more than the model has stands for the end of the answer: it is allowed where a grammar is complete. Which of
-    the model's own tokens end an answer, and whether any does, is a matter of each request. Special tokens are no text:
-    a grammar allows one only where it names it. Ids without a text are never allowed.
+    An additional id, after the model's, stands for the end of the answer and is allowed where a grammar is complete;
+    each request has its own stop tokens. A special token is allowed only where a grammar names it, an id without text
+    never.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         """
         Args:
-            size: how many ids the model samples from; it may be more than the tokenizer knows.
+            size: number of ids that the model samples from, which may exceed the tokenizer's.
         """
         self.size = size  # also the id of the end
         self._wrapped = _Wrapped(tokenizer, size)
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def of_checkpoint(cls, path: str | Path, size: int) -> "Vocabulary":
-        """The vocabulary of the checkpoint in a folder; it may take a second.
+        """Load the vocabulary of the checkpoint in a folder, which may take a second.
 
         Raises:
             CheckpointError: there is no tokenizer, or it is damaged.
@@ -40,18 +40,18 @@ class Vocabulary:
 
     @functools.cached_property
     def pieces(self) -> "Pieces":
-        """What the tokens write; made when it is first asked for, in a fraction of a second."""
+        """The tokens' texts, computed on first use in a fraction of a second."""
         special = set(self._wrapped.special_token_ids)
         return Pieces([b"" if token in special else text for token, text in enumerate(self._wrapped.tokens)])
 
 
 class Pieces:
-    """The texts of a vocabulary's tokens, and which of them hold quotes and ends of values."""
+    """The texts of the tokens, with indexes of those that contain quotes or end values."""
 
     def __init__(self, texts: list[bytes]) -> None:
         """
         Args:
-            texts: of each token; none of one that is no text.
+            texts: the text of each token; empty for those without one.
         """
         self.texts = texts
         self._order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -60,9 +60,9 @@ class Pieces:
         self.past_quotes = self._tokens(lambda text: b'"' in text[:-1])
         """Tokens that continue after a quote."""
         self.past_scalars = self._tokens(lambda text: b"," in (start := text.partition(b'"')[0]) or b"]" in start)
-        """Those that may end a number, true, false or null in a list."""
+        """Tokens that may end a number, true, false or null in a list."""
         self.ending = np.zeros((len(texts) + 31) // 32, dtype=np.uint32)
-        """A bit for each token that begins with a quote: one that ends a string."""
+        """Bitmask of the tokens that begin with a quote, and so end a string."""
         for token in self._tokens(lambda text: text.startswith(b'"')).tolist():
             self.ending[token >> 5] |= np.uint32(1 << (token & 31))
 
@@ -70,20 +70,20 @@ class Pieces:
         return np.array([token for token, text in enumerate(self.texts) if choose(text)], dtype=np.int64)
 
     def beginning_with(self, text: bytes) -> list[int]:
-        """Tokens whose text begins with a prefix."""
+        """The tokens whose text begins with a prefix."""
         first = last = bisect.bisect_left(self._sorted, text)
         while last < len(self._sorted) and self._sorted[last].startswith(text):
             last += 1
         return self._order[first:last]
 
     def equal_to(self, text: bytes) -> NDArray[np.int64]:
-        """The tokens that are a text."""
+        """The tokens whose text equals `text`."""
         first, last = bisect.bisect_left(self._sorted, text), bisect.bisect_right(self._sorted, text)
         return np.array(self._order[first:last], dtype=np.int64)
 
 
 class _Wrapped:
-    """What `TokenizerWrapper` reads."""
+    """The interface that llguidance's `TokenizerWrapper` expects."""
 
     bos_token_id: int | None = None
 

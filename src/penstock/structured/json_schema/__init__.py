@@ -1,4 +1,4 @@
-"""JSON schemas that the grammar library enforces exactly; others are refused, with the place in the schema.
+"""Rewrites JSON schemas to ones that llguidance enforces exactly; others are refused with a JSON pointer.
 
-text ──parse──> values ──rewrite──> a schema for the library, and which items must differ ──> masks
+text ──parse──> values ──rewrite──> a schema for llguidance, and the lists with unique items ──> masks
 """

@@ -1,4 +1,4 @@
-"""Parses JSON exactly: numbers keep every digit, and what parsers disagree on, such as repeated keys, is refused."""
+"""Parses JSON exactly: numbers keep every digit, and input on which parsers disagree (repeated keys) is refused."""
 
 import json
 from collections import Counter
