@@ -1,1 +1,1 @@
-"""Parsers of a chat model's output: its reasoning, its text and its calls of tools, as they come."""
+"""Incremental parsers of a chat model's output: reasoning, text and tool calls."""

@@ -1,10 +1,10 @@
 """A conversation with tools: the template's input, the grammar of its answers, and their parsing.
 
-    messages, tools ──chat template──> prompt ──engine──> text ──parser──> reasoning, text, calls of tools
+    messages, tools ──chat template──> prompt ──engine──> text ──parser──> reasoning, text, tool calls
 
-A grammar enforces calls that are required or must validate; other calls are up to the model. `format_of` detects
-the format of answers from the chat template, which renders the calls of earlier turns, or instructs the model how to
-write them, with the marks that the model was trained to write.
+A grammar enforces calls that are required or must validate; the model decides about others. `format_of` detects the
+format from the chat template, which renders the calls of earlier turns, or describes calls to the model, with the tags
+that the model was trained to write.
 """
 
 import json
@@ -59,25 +59,25 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """A notation of answers that consist of messages, each of them reasoning, text or a call."""
+    """A format whose answers are messages, each one reasoning, text or a call."""
 
     reasoning: Callable[[Mark], str]
-    """The rule `before` of reasoning before the text of an answer or its calls."""
+    """The rule `before`: reasoning that precedes text or calls."""
     header: Callable[[Mark], str]
-    """What precedes the text of an answer."""
+    """The header of the message that holds the answer's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A notation of tool calls."""
+    """A format of tool calls."""
 
     name: str
     read: Callable[[Reading], Reader[None]]
     grammar: Grammar
     marks: tuple[str, ...]
-    """Marks that may be special tokens, which the detokenizer hides by default."""
+    """Tags that may be special tokens, which the detokenizer hides by default."""
     messages: Messages | None = None
-    """None: `read` reads what follows the reasoning."""
+    """None: `read` parses the text after the reasoning."""
 
 
 HERMES = ToolFormat("hermes", hermes.read, hermes.GRAMMAR, (hermes.OPEN, hermes.CLOSE))
@@ -115,11 +115,11 @@ class ChatFormat:
     reasoning_fields: tuple[str, ...] = (REASONING,)
     """Names under which the template reads the reasoning of earlier turns."""
     shows_tools: bool = True
-    """Whether the template shows tools, calls and results; False: `described_tools` does."""
+    """Whether the template renders tools, calls and results; if not, `described_tools` does."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Marks that may be special tokens and that the parser must see."""
+        """Tags that may be special tokens and that the parser must see."""
         tools = self.tools.marks
         return tools if self.thinks is None else (*tools, self.thinks.open, self.thinks.close)
 
@@ -127,7 +127,7 @@ class ChatFormat:
         """A parser for one answer.
 
         Args:
-            functions: the tools that may be called; without any, there are no calls.
+            functions: tools that the answer may call; without any, nothing is parsed as a call.
             prompt_end: the end of the prompt, which may open reasoning.
         """
         if self.messages is not None:
@@ -139,9 +139,9 @@ class ChatFormat:
         return Reading(lambda reading: reasoning.read(reading, marks, opened, read), functions)
 
     def effort(self, wanted: str) -> dict[str, Any] | None:
-        """The template's variables for an effort of reasoning: "none" turns it off, "on" only turns it on.
+        """The template's variables for a reasoning effort: "none" turns reasoning off, "on" turns it on.
 
-        None if it has no effect: the model cannot reason, or not less.
+        None if the effort has no effect on this model.
         """
         if wanted != "on" and wanted != "none" and "reasoning_effort" in self.switches:
             return {"reasoning_effort": wanted}
@@ -152,25 +152,25 @@ class ChatFormat:
         return {} if reasons == (wanted != "none") and wanted in ("on", "none") else None
 
     def grammar(self, tools: Tools, mark: Mark) -> str:
-        """The grammar, in Lark notation, of answers that call tools as `tools` demands."""
+        """The Lark grammar of answers that call tools as `tools` requires."""
         return lark(self.tools.grammar, tools, mark)
 
     def calls(self, tools: Tools, mark: Mark) -> str:
-        """The rule `calls`, in Lark notation, of answers that are calls."""
+        """The Lark rule `calls`: answers that consist of calls."""
         return calls(self.tools.grammar, tools, mark)
 
     @property
     def marks_calls(self) -> bool:
-        """Whether a mark distinguishes calls from other answers that begin with a brace."""
+        """Whether a tag distinguishes calls from other answers that begin with a brace."""
         return self.tools.grammar.documents is not None
 
     @property
     def messages(self) -> Messages | None:
-        """The notation of answers as messages; None if they are text after reasoning."""
+        """The format of answers as messages; None if they are text after reasoning."""
         return self.tools.messages
 
     def reasoning_rule(self, prompt_end: str, mark: Mark) -> str:
-        """The rule `before`, in Lark notation, of reasoning before an answer; empty without reasoning."""
+        """The Lark rule `before`: reasoning that precedes an answer; empty without reasoning."""
         if self.messages is not None:
             return self.messages.reasoning(mark)
         if self.thinks is None:
@@ -178,11 +178,11 @@ class ChatFormat:
         return thought(self.thinks, self.thinks.opened_by(prompt_end), mark)
 
     def documents(self, calls: Sequence[Function], form: bool, prompt_end: str, mark: Mark) -> Documents:
-        """Where the JSON is in an answer that the grammar of calls, of a form, or of either, enforces.
+        """The positions of JSON in an answer with a grammar of calls, of a requested structure, or of either.
 
         Args:
-            calls: the functions that it may be calls of.
-            form: whether it may be one document of JSON.
+            calls: functions that the answer may call.
+            form: whether the answer may be one JSON document.
         """
         documents = self._documents_of_text(prompt_end, mark)
         if not calls:
@@ -194,7 +194,7 @@ class ChatFormat:
         return replace(documents, after=(*beginning, *grammar.documents(calls, mark)), key=grammar.key)
 
     def _documents_of_text(self, prompt_end: str, mark: Mark) -> Documents:
-        """Where the JSON is in an answer that is a document."""
+        """The position of the JSON in an answer that is one document."""
         thinks = self.thinks
         if self.messages is not None:
             return Documents(after=(self.messages.header(mark),))
@@ -205,7 +205,7 @@ class ChatFormat:
 
 
 def format_of(template: str) -> ChatFormat:
-    """The format of a checkpoint, by its chat template (the text of all, if it has several)."""
+    """Detect a checkpoint's format from its chat template (from the text of all, if it has several)."""
     thinks = next((marks for marks in reasoning.KINDS if marks.shown_by(template)), None)
     tools = _tool_format(template)
     fields = reasoning_fields_of(template)
@@ -235,7 +235,7 @@ def _text(reading: Reading) -> Reader[None]:
 
 
 _MARK_TOKENS = 8
-"""Tokens at the prompt's end that are searched for a mark that opens reasoning."""
+"""Number of tokens at the end of the prompt that are searched for a tag that opens reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +247,9 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
     prefill: str = ""
-    """The start of the answer, given by the caller."""
+    """The beginning of the answer, given by the caller (prefill)."""
     ignored: tuple[str, ...] = ()
-    """Fields of the body that have no effect on this model."""
+    """Fields of the body without effect on this model."""
 
     def template_messages(self, known: ChatFormat) -> list[dict[str, Any]]:
         """The messages as the chat template receives them."""
@@ -257,7 +257,7 @@ class Conversation:
         return messages if known.shows_tools else describe(messages, self._offered())
 
     def template_tools(self, known: ChatFormat) -> list[dict[str, Any]] | None:
-        """The tools as the chat template receives them; None without tools, or if the template does not show them."""
+        """The tools as the chat template receives them; None without tools, or if the template does not render them."""
         return self._offered() or None if known.shows_tools else None
 
     def _offered(self) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ class Conversation:
 
 
 class Delta(Protocol):
-    """New text of one of the answers to a prompt."""
+    """New text of one choice."""
 
     index: int
     text: str
@@ -273,13 +273,13 @@ class Delta(Protocol):
 
 
 class Parsers:
-    """Parsers of the answers to one prompt."""
+    """The parsers of a prompt's choices."""
 
     def __init__(self, known: ChatFormat, tokenizer: Tokenizer, token_ids: Sequence[int], tools: Tools) -> None:
         """
         Args:
             token_ids: the prompt.
-            tools: those offered.
+            tools: the offered tools.
         """
         self._known = known
         self._tokenizer = tokenizer
@@ -301,7 +301,7 @@ class Parsers:
         return put_together([*parser.feed_text(answer.text), *parser.finish()])
 
     def reasoning_tokens(self, answer: CompletionOutput) -> int:
-        """Number of an answer's tokens that are reasoning, marks included."""
+        """Number of reasoning tokens of an answer, tags included."""
         marks, token_ids = self._known.thinks, answer.token_ids
         if marks is None:
             return 0
@@ -344,7 +344,7 @@ def _end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured | None:
-    """The grammar that enforces calls, or the structure that was asked for, or either; after the reasoning."""
+    """The grammar of the part after the reasoning: tool calls, the requested structure, or either."""
     before = known.reasoning_rule(prompt_end, mark)
     if asked is not None and tools.choice != "required":
         header = "" if known.messages is None else known.messages.header(mark)
@@ -358,7 +358,7 @@ def _structured(
 def _form_or_calls(
     known: ChatFormat, tools: Tools, form: Structured, prompt_end: str, mark: Callable[[str], str]
 ) -> Structured:
-    """A form, or calls in its place where there are tools."""
+    """The requested structure, with tool calls as an alternative where there are tools."""
     is_json = form.kind in ("json_schema", "json_object")
     if not tools.offered:
         place = None if form.kind == "grammar" else known.documents((), True, prompt_end, mark)
@@ -374,6 +374,6 @@ def _form_or_calls(
 
 
 def _in_lark(tokenizer: Tokenizer, mark: str) -> str:
-    """A mark in Lark notation; a special token by its id, as no text matches it."""
+    """A tag in Lark notation. A special token is named by its id, since no text matches it."""
     token_id = tokenizer.special_token(mark)
     return json.dumps(mark) if token_id is None else f"<[{token_id}]>"

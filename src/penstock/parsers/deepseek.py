@@ -8,7 +8,7 @@
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>...
 
-The marks are special tokens; the one after the list may be missing.
+The tags are special tokens; the one that closes the list may be missing.
 """
 
 from penstock.parsers.grammar import Grammar, Mark, document_after
@@ -39,7 +39,7 @@ def read(reading: Reading) -> Reader[None]:
 
 
 def _call(reading: Reading) -> Reader[bool]:
-    """One call of either format, while its text is held back."""
+    """Parse one call of either format; its text is held back meanwhile."""
     if not (yield from expect(reading, CALL)):
         return False
     name = yield from name_of_tool(reading)

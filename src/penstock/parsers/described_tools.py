@@ -1,7 +1,7 @@
-"""Tools for models whose chat template shows none: text describes the tools, their calls and their results.
+"""Tools for models whose chat template renders none: text describes the tools, their calls and their results.
 
-The notation is that of Hermes (`penstock.parsers.hermes`). A model that was not trained on tools follows the
-description as well as it can; calls that are required validate all the same, as a grammar enforces them.
+The format is that of Hermes (`penstock.parsers.hermes`). A model without training on tools follows the description as
+well as it can; required calls are valid all the same, since a grammar enforces them.
 """
 
 import json
@@ -27,7 +27,7 @@ def describe(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
 
 
 def _add_result(messages: list[dict[str, Any]], text: str) -> None:
-    """Add a result as the user's words; results of several calls are one message."""
+    """Add a result to the user's message; the results of several calls are one message."""
     last = messages[-1] if messages else {}
     if last.get("role") == "user" and last["content"].startswith(_RESULT_OPEN):
         messages[-1] = {**last, "content": f"{last['content']}\n{text}"}

@@ -1,8 +1,8 @@
-"""Calls as Gemma 4 writes them: an object without quotes, whose strings stand between marks.
+"""Gemma 4's calls: an object without quotes, its strings between tags.
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,units:[<|"|>C<|"|>]}<tool_call|>
 
-The marks are special tokens.
+The tags are special tokens.
 """
 
 import json
@@ -36,7 +36,7 @@ def read(reading: Reading) -> Reader[None]:
 
 
 def _value(reading: Reading, depth: int) -> Reader[bool]:
-    """A value as JSON; whether it ended, and well."""
+    """Parse a value as JSON; returns whether it is complete and valid."""
     character = yield from skip_spaces()
     if character == "{" and depth:
         return (yield from _items(reading, "}", lambda: _pair(reading, depth - 1)))

@@ -1,7 +1,7 @@
-"""Grammars that make a model call tools, and call them well: in Lark's notation, as llguidance takes it.
+"""Lark grammars, for llguidance, that force well-formed tool calls.
 
-Forced, an answer is calls. Not forced, it is any text; but a call that it begins it writes to the end, of a tool that
-there is and with arguments that validate. Beside a form, it is calls or a text of the form.
+If calls are forced, the answer consists of calls. Otherwise it is any text, but a call in it is complete, names an
+offered tool and has valid arguments. With a requested structure, the answer is either calls or that structure.
 """
 
 import itertools
@@ -15,32 +15,32 @@ from penstock.parsers.tools import Function, Tools
 from penstock.sampling_params import MAX_FORM_CHARACTERS, check_exact
 
 Mark = Callable[[str], str]
-"""A format's mark in a grammar: a special token, or its text."""
+"""A tag in a grammar: a special token, or its text."""
 
 _MAX_ROOM = MAX_FORM_CHARACTERS // 2
-"""Maximum characters of the rules of tools that are not strict: those that would take more are not enforced."""
+"""Maximum characters of the rules of tools that are not strict; the arguments of further ones are not enforced."""
 _REST = 2**12
-"""Characters for the rules of text and reasoning."""
+"""Characters reserved for the rules of text and reasoning."""
 TEXT = "TEXT: /(?s:.*)/"
 _NOT_JSON = r"TEXT: /([^{\s](?s:.*))?/"
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The structure of a format's calls."""
+    """The grammar of a format's calls."""
 
     opening: str | None
-    """The mark before a call; None if an answer that is a call begins with it."""
+    """The tag before a call; None if a call begins the answer."""
     item: Callable[[str, str, Mark], str]
-    """One call, of a name and the rule for its arguments."""
+    """The rule of one call, from its name and the rule of its arguments."""
     call: Callable[[str, str, Mark, bool], str]
-    """Calls from the opening to their end, of a rule for the opening and one for items; the last says if several."""
+    """The rule of all calls, from the rules of the opening and of one call, and whether several are allowed."""
     between: str | None
-    """The separator of calls with an opening each; None if there is one opening at most."""
+    """The separator of calls that each have an opening; None if there is one opening at most."""
     documents: Callable[[Sequence[Function], Mark], Sequence[str]] | None
-    """What precedes the JSON in calls of these functions; None if an answer that is a call begins with it."""
+    """Text that precedes the JSON of a tool call; None if the call starts with the JSON."""
     key: str = ""
-    """The property of that JSON that holds the arguments; empty if it is the arguments, or a part of them."""
+    """The property of that JSON with the arguments; empty if the JSON is the arguments, or a part of them."""
     arguments: "Callable[[Function, int, bool, Mark], list[str]] | None" = None
     """The rule `arguments_N` of a function's arguments, by its place N, and whether they validate; None: JSON.
 
@@ -48,7 +48,7 @@ class Grammar:
     Further rules that functions share are the same text, and are written once.
     """
     start: Callable[[Mark], list[str]] | None = None
-    """The rule `start` of answers of text or calls, and those that it needs; None: text up to the mark of a call."""
+    """The rule `start` of answers of text or calls, with the rules that it uses; None: text up to the tag of a call."""
 
 
 def document_after(text: str) -> Callable[[Sequence[Function], Mark], Sequence[str]]:
@@ -76,7 +76,7 @@ def lark(grammar: Grammar, tools: Tools, mark: Mark) -> str:
 
 
 def calls(grammar: Grammar, tools: Tools, mark: Mark) -> str:
-    """A rule `calls` of an answer that is calls and no text."""
+    """The rule `calls` of an answer of calls without text."""
     return _lines(f"calls: {_calls(grammar, tools)}", *_alone(grammar, mark), *_call(grammar, tools, mark))
 
 
@@ -85,7 +85,7 @@ def _lines(*rules: str) -> str:
 
 
 def _text_or_calls(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
-    """The rule `start` of text in which calls may stand, and those that it needs but for `call`."""
+    """The rule `start` of text that may contain calls, with the rules that it uses except `call`."""
     many = tools.parallel and grammar.between is not None
     return [
         f"start: {'call* TEXT' if many else 'TEXT | call'}",
@@ -99,7 +99,7 @@ def _calls(grammar: Grammar, tools: Tools) -> str:
 
 
 def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
-    """The rule `call`, and those that it needs but for `opening`."""
+    """The rule `call`, with the rules that it uses except `opening`."""
     functions = tools.callable
     items = [
         f"call_{index}: {grammar.item(one.name, f'arguments_{index}', mark)}" for index, one in enumerate(functions)
@@ -116,10 +116,10 @@ def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
 def _arguments_of_all(
     grammar: Grammar, functions: Sequence[Function], forced: bool, taken: int, mark: Mark
 ) -> list[list[str]]:
-    """The rules of each function's arguments: a strict one's validate; if calls are forced, others' where they can.
+    """The rules of each function's arguments: enforced if it is strict, and where possible if calls are forced.
 
     Args:
-        taken: characters of other rules.
+        taken: number of characters of the other rules.
     """
     arguments = grammar.arguments or _json_arguments
     made = [arguments(one, index, one.strict, mark) for index, one in enumerate(functions)]
@@ -146,12 +146,12 @@ def _size(rules: Iterable[str]) -> int:
 
 
 def _alone(grammar: Grammar, mark: Mark) -> Sequence[str]:
-    """The rule `opening` of calls before which nothing stands."""
+    """The rule `opening` of calls that begin the answer."""
     return [] if grammar.opening is None else [f"opening: {mark(grammar.opening)}"]
 
 
 def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
-    """The rule `opening` of calls before which text may stand."""
+    """The rule `opening` of calls that may follow text."""
     if grammar.opening is None:
         return []
     opening = mark(grammar.opening)
@@ -165,7 +165,7 @@ def _json_arguments(function: Function, index: int, valid: bool, mark: Mark) -> 
 
 
 def schema_rule(function: Function, schema: object) -> str:
-    """JSON of a schema within a function's; if the function is not strict, only as far as it can be enforced.
+    """The rule of JSON that satisfies a schema; if the function is not strict, only as far as it can be enforced.
 
     Raises:
         InvalidRequestError: a number of the schema was rounded; `param` is "tools".
@@ -176,7 +176,7 @@ def schema_rule(function: Function, schema: object) -> str:
 
 
 def thought(marks: Marks, opened: bool, mark: Mark) -> str:
-    """A rule `before` for reasoning between two marks; `opened` if the prompt holds the first one."""
+    """The rule `before` of reasoning between two tags; `opened`: the prompt ends with the first one."""
     spaces = r"/\n{0,2}/"
     label = f" {json.dumps(marks.label)}" if marks.label else ""
     begun = f"thinking {spaces}" if opened else f"({mark(marks.open)}{label} thinking {spaces})?"
@@ -184,5 +184,5 @@ def thought(marks: Marks, opened: bool, mark: Mark) -> str:
 
 
 def thinking(end: str) -> str:
-    """A rule `thinking` for text up to a mark."""
+    """The rule `thinking` of text up to a tag."""
     return f"thinking: /(?s:.*)/ {end}" if end.startswith("<") else f"thinking[lazy]: /(?s:.*)/ {end}"

@@ -1,10 +1,10 @@
-"""Answers as gpt-oss writes them ("harmony"): messages in channels; those to a function are calls.
+"""gpt-oss's answers ("harmony"): messages in channels; a message to a function is a call.
 
     <|channel|>analysis<|message|>The user wants ...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Paris"}<|call|>
     <|start|>assistant<|channel|>final<|message|>It is sunny.<|return|>
 
-The marks are special tokens; the first message's `<|start|>assistant` is the prompt's. The channel `analysis` is
+The tags are special tokens; the prompt ends with the first `<|start|>assistant`. The channel `analysis` is
 reasoning; `final`, and `commentary` without a recipient, is text. Adjacent messages of text, or of reasoning, are
 separated by a line break.
 """
@@ -62,7 +62,7 @@ def read(reading: Reading) -> Reader[None]:
 
 
 def _header(reading: Reading) -> Reader[str | None]:
-    """The header before a message, from the text held; None if there is none."""
+    """The header of a message, from the held text; None if there is none."""
     begun = yield
     reading.back(begun)
     if begun == "t" and (yield from expect(reading, "to=")):
@@ -79,7 +79,7 @@ def _header(reading: Reading) -> Reader[str | None]:
 
 
 def _arguments(reading: Reading) -> Reader[None]:
-    """The message of a call; in the strings of a JSON object, marks are text."""
+    """Parse the message of a call; inside JSON strings, tags are text."""
     character = yield from skip_spaces()
     reading.back(character)
     if character == "{":
@@ -88,7 +88,7 @@ def _arguments(reading: Reading) -> Reader[None]:
 
 
 def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
-    """A message, up to its end or the start of the next."""
+    """Parse a message, up to its end or the start of the next."""
     while (yield from read_until(take, "<|")):
         for mark in _ENDS:
             if (yield from expect(reading, mark[2:])):
@@ -101,7 +101,7 @@ def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
 
 
 def thoughts(mark: Mark) -> str:
-    """A rule `before` for messages of reasoning."""
+    """The rule `before` of messages with reasoning."""
     return "\n".join(["before: thought*", _message("thought", '"analysis"', mark), thinking(mark(END))])
 
 
@@ -111,7 +111,7 @@ def header(mark: Mark) -> str:
 
 
 def _message(rule: str, kind: str, mark: Mark) -> str:
-    """A rule for a message of a kind that another message follows."""
+    """The rule of a message that is not the last."""
     return f'{rule}: {mark(CHANNEL)} {kind} {mark(MESSAGE)} thinking {mark(START)} "assistant"'
 
 
@@ -128,7 +128,7 @@ def _messages(mark: Mark) -> list[str]:
 
 
 def _item(name: str, arguments: str, mark: Mark) -> str:
-    """A call, whose recipient stands after the channel or before it. It ends the turn, so `<|call|>` may stay out."""
+    """The rule of a call, with the recipient after or before the channel; `<|call|>` is optional, as a call ends it."""
     recipient, channel = f" to=functions.{name}", mark(CHANNEL)
     headers = f'{channel} "commentary{recipient} "', f'"{recipient}" {channel} "commentary "'
     return f'({" | ".join(headers)}) {mark(CONSTRAIN)}? "json" {mark(MESSAGE)} {arguments}'

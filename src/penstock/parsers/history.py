@@ -1,4 +1,4 @@
-"""Earlier turns of a conversation, as a checkpoint's chat template reads them."""
+"""Prepares earlier turns of a conversation for a checkpoint's chat template."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _BILLING_LINE = re.compile(r"x-anthropic-billing-header:[^\n]*(?:\n+|$)")
 
 
 def placeholder(kind: str) -> str:
-    """The text that takes the place of content which is not text."""
+    """The text that replaces content other than text."""
     return f"[{kind} omitted: this model reads text]"
 
 
@@ -25,7 +25,7 @@ def switches_of(template: str) -> frozenset[str]:
 
 
 def reasoning_fields_of(template: str) -> tuple[str, ...]:
-    """The fields of a message in which a chat template looks for reasoning; the usual one if it reads none."""
+    """The message fields from which a chat template reads reasoning; the usual one if it reads none."""
     read = (name for name in _REASONING_FIELDS if re.search(rf"\.{name}\b|[\[(]\s*['\"]{name}['\"]", template))
     return tuple(read) or (REASONING,)
 

@@ -1,9 +1,9 @@
-"""Calls as Llama 3 writes them: JSON that is the whole answer, or that follows a special token.
+"""Llama 3's calls: JSON that is the whole answer, or that follows a special token.
 
 {"name": "get_weather", "parameters": {"city": "Paris"}}
 <|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
 
-Without the token only an offered tool's name makes it a call: other JSON is an answer.
+Without the token, only JSON with the name of an offered tool is a call.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
-"""Calls as Mistral's models write them: all in a list, or, since 2025, each after its name.
+"""Mistral's calls: in one list, or, since 2025, each after its name.
 
     [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": ...}]
     [TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]...
 
-The marks are special tokens; of the newer form, some models leave out `[ARGS]`, and some put `[CALL_ID]` and an id
-before it.
+The tags are special tokens. In the newer format some models omit `[ARGS]`, and some insert `[CALL_ID]` and an id before
+it.
 """
 
 from penstock.parsers.grammar import Grammar, Mark, document_after, json_call

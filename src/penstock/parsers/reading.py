@@ -1,7 +1,7 @@
 """Incremental parsing of answers: a format is a generator that receives single characters, then "" at the end.
 
-The result therefore cannot depend on how the text was split into deltas. A format reports to its `Reading` as soon as a
-character's meaning is settled, so no piece waits for text that cannot change it.
+So the result cannot depend on how the text was split into deltas. A format reports to its `Reading` as soon as the
+meaning of a character is known, so no piece is delayed without need.
 """
 
 import json
@@ -28,7 +28,7 @@ class Reading:
         """
         Args:
             program: the format to parse.
-            functions: the tools that are offered; without any, there are no calls.
+            functions: the offered tools; without any, nothing is parsed as a call.
         """
         self._functions = {function.name: function for function in functions}
         self._pieces: list[Piece] = []
@@ -88,7 +88,7 @@ class Reading:
         return name in self._functions
 
     def may_call(self, name: str) -> bool:
-        """Whether text marked as a call of this name is one: the model may invent a tool, where there are any."""
+        """Whether tagged text with this name is a call: a model may invent a tool, if the request offers any."""
         valid = 0 < len(name) <= LONGEST_NAME and _NAME_CHARACTERS.issuperset(name)
         return valid and bool(self._functions)
 
@@ -118,19 +118,19 @@ class Reading:
             self._put(kind, character)
 
     def turn(self) -> None:
-        """Marks the start or end of reasoning."""
+        """Records the start or end of reasoning."""
         self._has_other_parts = True
         self._held = None
         self._spaces.clear()
         self._spoke = False
 
     def separate(self) -> None:
-        """Puts a line break before what is said or thought next, if something was before."""
+        """Inserts a line break before the next text or reasoning, unless it is the first."""
         if self._spoke:
             self._spaces.append("\n")
 
     def call(self, name: str) -> None:
-        """Starts a call; held text belongs to it."""
+        """Starts a call; the held text belongs to it."""
         self._has_other_parts = True
         self._held = None
         self._spaces.clear()

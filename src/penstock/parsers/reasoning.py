@@ -1,4 +1,4 @@
-"""Reasoning before the answer, between two marks at its start.
+"""Reasoning between two tags at the beginning of an answer.
 
     <think>
     The user wants ...
@@ -6,7 +6,7 @@
 
     The answer is ...
 
-Some templates write the opening mark at the prompt's end: then the answer begins inside.
+If the prompt ends with the opening tag, the answer begins inside the reasoning.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from penstock.parsers.reading import Reader, Reading, expect, read_until, skip_s
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks around reasoning."""
+    """The tags around reasoning."""
 
     open: str
     close: str
     label: str = ""
-    """Text after the opening mark that is not part of the reasoning."""
+    """Text after the opening tag that is not part of the reasoning."""
 
     def shown_by(self, template: str) -> bool:
-        """Whether a chat template has these marks; some name the closing one alone."""
+        """Whether a chat template has these tags; some have only the closing one."""
         return self.close in template and (not self.label or self.open in template)
 
     def opened_by(self, prompt_end: str) -> bool:
-        """Whether an answer to a prompt that ends so begins with reasoning."""
+        """Whether the answer to a prompt with this end begins inside reasoning."""
         return prompt_end.rstrip().endswith(self.open + self.label)
 
 
@@ -42,7 +42,7 @@ KINDS = (
 
 
 def read(reading: Reading, marks: Marks, opened: bool, rest: Callable[[Reading], Reader[None]]) -> Reader[None]:
-    """Read an answer; what follows the reasoning is read as `rest` says."""
+    """Parse an answer; `rest` parses the text after the reasoning."""
     if not opened:
         reading.hold("")
         reading.back((yield from skip_spaces()))

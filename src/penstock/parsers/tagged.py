@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, each as plain text: Qwen3-Coder's and Qwen3.5's, and GLM's.
+"""Calls with each argument as plain text between tags: Qwen3-Coder's, Qwen3.5's and GLM's.
 
     <tool_call>                              <tool_call>get_weather
     <function=get_weather>                   <arg_key>city</arg_key>
@@ -8,8 +8,8 @@
     </function>
     </tool_call>
 
-Whether a value is a string or JSON shows in the tool's schema. A value that may be either, as all values of a tool that
-is not offered, is JSON where it reads as JSON of a type that the schema allows and that is no string, else a string.
+The tool's schema decides whether a value is a string or JSON. A value that may be either (as any value of a tool that
+is not offered) is JSON if it parses as JSON of an allowed type other than string, else a string.
 """
 
 import json
@@ -23,7 +23,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _LONGEST_KEY = 256
 DEPTH = 16
-"""Maximum references and alternatives that are followed to find a value's type."""
+"""Maximum number of references and alternatives followed to find a value's type."""
 _MOST_ALTERNATIVES = 256
 """Maximum number of schemas that are searched for a property, the whole among them."""
 _AS_PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -31,19 +31,19 @@ _AS_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """A notation: what stands around the function, the keys and the values."""
+    """The tags of a format: around the function, the keys and the values."""
 
     before_name: str
     after_name: str
     """Without white space, as `before_key` and `before_value`."""
     end: str
-    """After the last value; empty if that is the call's end."""
+    """Tag after the last value; empty if the call's end follows."""
     before_key: str
     after_key: str
     before_value: str
     after_value: str
     own_lines: bool
-    """Whether a value has a line break before and after it that is not part of it."""
+    """Whether a line break that is not part of the value precedes and follows it."""
 
 
 QWEN = Tags("<function=", ">", "</function>", "<parameter=", ">", "", "</parameter>", own_lines=True)
@@ -51,7 +51,7 @@ GLM = Tags("", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 
 
 def reader(tags: Tags) -> Callable[[Reading], Reader[None]]:
-    """The parser of answers in this notation."""
+    """The parser of answers in this format."""
 
     def read(reading: Reading) -> Reader[None]:
         while (yield from read_until(reading.say, OPEN)):
@@ -71,13 +71,13 @@ def reader(tags: Tags) -> Callable[[Reading], Reader[None]]:
 
 
 def _skip(reading: Reading, text: str) -> Reader[bool]:
-    """White space, then this text, if it comes."""
+    """Skip white space, then consume `text` if it follows."""
     reading.back((yield from skip_spaces()))
     return (yield from expect(reading, text))
 
 
 def _name(reading: Reading, tags: Tags) -> Reader[str | None]:
-    """The name of the called tool, up to the first key or the end; None if there is none."""
+    """Parse the name of the called tool, up to the first key or the end; None if there is none."""
     if not (yield from _skip(reading, tags.before_name)):
         return None
     name = yield from name_of_tool(reading)
@@ -89,7 +89,7 @@ def _name(reading: Reading, tags: Tags) -> Reader[str | None]:
 
 
 def _parameters(reading: Reading, tags: Tags, name: str) -> Reader[bool]:
-    """The keys and values of a call; whether they are complete."""
+    """Parse the keys and values of a call; returns whether they are complete."""
     between = ""
     while (yield from _skip(reading, tags.before_key)):
         key = yield from _key(tags.after_key)
@@ -112,7 +112,7 @@ def _key(end: str) -> Reader[str | None]:
 
 
 def _value(reading: Reading, tags: Tags, types: frozenset[str]) -> Reader[bool]:
-    """A value, up to its end: a string piece by piece, any other once it is complete. Whether it ended."""
+    """Parse a value up to its end: a string piece by piece, any other at once. Returns whether the end was found."""
     if types == {"string"}:
         reading.argue('"')
         text = _Unwrapped(lambda character: reading.argue(_escaped(character)), tags.own_lines)
@@ -129,7 +129,7 @@ def _value(reading: Reading, tags: Tags, types: frozenset[str]) -> Reader[bool]:
 
 
 class _Unwrapped:
-    """Passes text on, less a line break at its beginning and one at its end."""
+    """Passes text on without a line break at the beginning and one at the end."""
 
     def __init__(self, take: Callable[[str], None], wrapped: bool) -> None:
         self._pass, self._first, self._wrapped, self._break = take, wrapped, wrapped, False
@@ -152,7 +152,7 @@ def _escaped(character: str) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value as JSON: as it was written where that is JSON of a type among these, else as a string."""
+    """The value as JSON: unchanged if it is JSON of one of these types, else as a string."""
     written = text.strip()
     if "string" not in types:
         written = _AS_PYTHON.get(written, written)
@@ -170,7 +170,7 @@ def _refuse(constant: str) -> None:
 
 
 def type_of(value: object) -> frozenset[str]:
-    """The types of JSON schema that a value is of."""
+    """The JSON schema types of a value."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -182,14 +182,14 @@ def type_of(value: object) -> frozenset[str]:
 
 
 class TypesOfProperties:
-    """The types that an object's properties may have by its schema. What references lead to is read once."""
+    """The types of an object's properties by its schema. The target of a reference is read once."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         self._of_values = _Types(schema, _own_types)
 
     def of(self, key: str) -> frozenset[str]:
-        """The types of a property; all of them where the schema says nothing."""
+        """The types of a property; all types if the schema does not restrict them."""
 
         def of_property(one: Mapping[str, Any]) -> frozenset[str] | None:
             properties, patterns, others = (
@@ -205,12 +205,12 @@ class TypesOfProperties:
         return _Types(self._schema, of_property, most=_MOST_ALTERNATIVES).of(self._schema) or ALL_TYPES
 
     def of_value(self, schema: object) -> frozenset[str]:
-        """The types that a value may have by a schema within the whole one."""
+        """The types of a value by a subschema."""
         return self._of_values.of(schema) or ALL_TYPES
 
 
 def types_of_property(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """The types that an object's property may have by its schema; all of them where it says nothing."""
+    """The types of an object's property by its schema; all types if the schema does not restrict them."""
     return TypesOfProperties(schema).of(key)
 
 
@@ -227,7 +227,7 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _either(found: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
-    """The types of any of several schemas; None where none says anything."""
+    """The union of several schemas' types; None if none restricts them."""
     said = [types for types in found if types is not None]
     return frozenset().union(*said) if said else None
 
@@ -244,16 +244,16 @@ class _Types:
         """
         Args:
             root: the schema that references point into.
-            own: the types by a schema's own keywords; None where they say nothing.
-            most: maximum number of schemas to read; those beyond allow all types.
+            own: the types by a schema's own keywords; None if they do not restrict them.
+            most: maximum number of schemas to read; further ones allow all types.
         """
         self._root, self._own, self._most = root, own, most
         self._visited = 0
         self._known: dict[tuple[str, int], frozenset[str] | None] = {}
-        """The types behind each `$ref`, by the depth that is left: independent of what was read before."""
+        """The types behind each `$ref` by remaining depth, so independent of what was read before."""
 
     def of(self, schema: object, depth: int = DEPTH) -> frozenset[str] | None:
-        """The types that a schema allows, None where it says nothing; malformed keywords are ignored."""
+        """The types that a schema allows, None if it does not restrict them; malformed keywords are ignored."""
         self._visited += 1
         if not isinstance(schema, Mapping) or not depth or (self._most is not None and self._visited > self._most):
             return ALL_TYPES

@@ -1,4 +1,4 @@
-"""Grammars of calls whose arguments stand between tags (`penstock.parsers.tagged`).
+"""Grammars of calls with arguments between tags (`penstock.parsers.tagged`).
 
 Strings are plain text, up to their closing tag; all else is JSON. Of a schema for all
 arguments, `properties` and `required` are obeyed; of one for a string, `enum`, `const` and the length. Other keywords
@@ -33,11 +33,11 @@ _OF_ARGUMENTS = {
 }
 _OF_STRINGS = {"type", "enum", "const", "minLength", "maxLength", *ANNOTATIONS}
 _LONGEST = 2**16
-"""Characters of a length that is counted."""
+"""Maximum length that the grammar counts."""
 
 
 def grammar(tags: Tags) -> Grammar:
-    """The grammar of calls in this notation."""
+    """The grammar of calls in this format."""
 
     def item(name: str, arguments: str, mark: Mark) -> str:
         opened, ended = json.dumps(f"{tags.before_name}{name}{tags.after_name}\n"), json.dumps(tags.end)
@@ -62,7 +62,7 @@ def _documents(tags: Tags) -> Callable[[Sequence[Function], Mark], Sequence[str]
 
 
 def _json_keys(function: Function) -> Iterator[str]:
-    """The keys of arguments that may be JSON, where a schema can be enforced at all."""
+    """The keys of arguments that may be JSON, for schemas that can be enforced."""
     properties = function.schema.get("properties")
     if isinstance(properties, Mapping) and function.schema.keys() <= _OF_ARGUMENTS:
         types = TypesOfProperties(function.schema)
@@ -70,7 +70,7 @@ def _json_keys(function: Function) -> Iterator[str]:
 
 
 def _key(tags: Tags, key: str) -> str:
-    """The text before a value."""
+    """The rule of the text before a value."""
     lines = "\n" if tags.own_lines or tags.before_value else ""
     return f"{tags.before_key}{key}{tags.after_key}{lines}{tags.before_value}"
 
@@ -103,7 +103,7 @@ def _arguments(tags: Tags) -> "Callable[[Function, int, bool, Mark], list[str]]"
 
 
 def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
-    """The keys that arguments may have, and those that they must have.
+    """The allowed and the required keys of the arguments.
 
     Raises:
         InvalidRequestError: another keyword constrains the arguments, or one is malformed; `param` is "tools".
@@ -122,7 +122,7 @@ def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
 
 
 def _is_never(schema: object) -> bool:
-    """Whether a schema forbids everything."""
+    """Whether a schema allows no value."""
     excluded = schema.get("not") if isinstance(schema, Mapping) else None
     return schema is False or excluded == {} or excluded is True
 
@@ -175,7 +175,7 @@ def _value(name: str, function: Function, key: str, types: frozenset[str], end: 
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """A schema with its reference resolved, as far as it leads anywhere."""
+    """The schema with its reference resolved, if there is a target."""
     for _ in range(DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -188,7 +188,7 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> object:
 
 
 def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
-    """For a value that may be a string or something else, only alternatives by type are enforced."""
+    """Refuse keywords other than alternatives by type for a value that may be a string or something else."""
     for word in ("anyOf", "oneOf"):
         for one in schema.get(word, ()):
             _refuse(one, {"type", *ANNOTATIONS}, where)
@@ -196,7 +196,7 @@ def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
 
 
 def _with_definitions(schema: object, root: Mapping[str, Any]) -> object:
-    """A property's schema, which may refer to what the whole defines."""
+    """A property's schema with the definitions of the whole schema."""
     shared = {word: root[word] for word in ("$defs", "definitions") if word in root}
     return {**schema, **shared} if isinstance(schema, Mapping) else schema
 

@@ -25,17 +25,17 @@ class Function:
     """A tool of the caller's own.
 
     Raises:
-        InvalidRequestError: it has no good name, or its schema is none of an object.
+        InvalidRequestError: the name is invalid, or the schema is not that of an object.
     """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
-    """The JSON schema of the arguments, an object; None: it takes none. Keywords that are null are left out."""
+    """The JSON schema of the arguments, an object; None: no arguments. Keywords that are null are dropped."""
     strict: bool = False
-    """Whether its arguments must validate, also where calls are not forced."""
+    """Whether its arguments must be valid even if calls are not forced."""
     schema_size: int = field(init=False, repr=False, compare=False)
-    """Characters of the schema of its arguments."""
+    """Length of the arguments' schema in characters."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -68,18 +68,18 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request, and how they may be called.
+    """The tools of a request, and whether they must be called.
 
     Raises:
-        InvalidRequestError: two have one name, there are too many, or one must be called that is not there.
+        InvalidRequestError: two tools have one name, there are too many, or the tool that must be called is missing.
     """
 
     functions: tuple[Function, ...]
     choice: Choice = "auto"
     names: tuple[str, ...] | None = None
-    """The only ones that may be called; None: all of them."""
+    """Names of the tools that may be called; None: all."""
     parallel: bool = True
-    """Whether one answer may hold several calls."""
+    """Whether an answer may have several calls."""
 
     def __post_init__(self) -> None:
         if len(self.functions) > MAX_TOOLS:
@@ -97,12 +97,12 @@ class Tools:
 
     @classmethod
     def forced(cls, functions: tuple[Function, ...], name: str) -> "Tools":
-        """One call, of the function of this name."""
+        """Tools of which exactly one call, of the function `name`, is required."""
         return cls(functions, "required", (name,), parallel=False)
 
     @property
     def offered(self) -> tuple[Function, ...]:
-        """The functions that the prompt names."""
+        """The functions that the prompt describes."""
         return () if self.choice == "none" else self.functions
 
     @property
@@ -164,7 +164,7 @@ def called(name: str, arguments: str, id: str) -> dict[str, Any]:
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as an object, which many chat templates require. None are an empty object.
 
-    Others, malformed or cut off, are wrapped as Anthropic recommends.
+    Malformed or truncated arguments are wrapped as Anthropic recommends.
     """
     try:
         value = json.loads(arguments) if arguments else None
@@ -176,7 +176,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def add_names(messages: list[dict[str, Any]]) -> None:
-    """Give results the names of the tools that were called, which some templates want; those that have one keep it."""
+    """Add the name of the called tool to results without one, as some templates require."""
     calls = (call for message in messages for call in message.get("tool_calls", ()))
     names = {call["id"]: call["function"]["name"] for call in calls}
     for message in messages:

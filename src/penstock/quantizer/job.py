@@ -1,9 +1,9 @@
 """The steps of `penstock quantize`, in a folder beside the target, from which a later call resumes.
 
-OUT.partial/   job.json           what is made of what: a call with other arguments does not go on with it
-               calibration.json   the texts, as soon as they are known
+OUT.partial/   job.json           inputs and options; a run with different ones does not resume this job
+               calibration.json   the calibration texts
                layer-00003.safetensors
-OUT/           when all is done; the same folder, renamed
+OUT/           the same folder, renamed at the end
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class Job:
         return CHECKPOINT_RECIPES[self.recipe_name]
 
     def kind(self, name: str) -> PackedMatrix:
-        """Format in which a matrix of the layers is stored."""
+        """The storage format of the layers' matrices."""
         return PACKED[self.recipe.layers.format_of(name).name]
 
     @property
@@ -109,7 +109,7 @@ class Job:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
-        """Create the folder, or resume in it; until the context ends, no other call can.
+        """Create or resume the folder, which is locked until the context ends.
 
         Raises:
             ConfigError: the folder belongs to another job, is in use by another call, or cannot be created.
@@ -161,12 +161,12 @@ class Job:
         }
 
     def _copied_files(self) -> list[Path]:
-        """The config, tokenizer and other small files of the source, which the result has, too."""
+        """The config, tokenizer and other small files that are copied from the source."""
         found = [file for pattern in _COPIED for file in sorted(self.checkpoint.path.glob(pattern)) if file.is_file()]
         return [file for file in found if not file.name.endswith(".safetensors.index.json")]
 
     def texts(self, make: Callable[[], list[list[int]]]) -> list[list[int]]:
-        """The calibration texts; `make` is asked where there are none from an earlier call, or they are damaged."""
+        """The calibration texts of an earlier call; `make` creates them if there are none, or they are damaged."""
         file = self.partial / _TEXTS
         with _reading_again(file), contextlib.suppress(FileNotFoundError):
             kept: list[list[int]] = json.loads(file.read_text())
@@ -176,7 +176,7 @@ class Job:
         return texts
 
     def layers(self, texts: list[list[int]], ops: Ops) -> Iterator[int]:
-        """Round layer by layer; yields the index of each that is done.
+        """Quantize layer by layer; yields the index of each finished layer.
 
         Raises:
             CheckpointError: a tensor is missing, damaged, or has weights that are not finite.
@@ -194,7 +194,7 @@ class Job:
                 yield index
 
     def _kept_layer(self, file: Path) -> dict[str, Tensor] | None:
-        """The rounded matrices of a layer from an earlier call; None if there are none, or they are damaged."""
+        """The quantized matrices of a layer from an earlier call; None if they are missing or damaged."""
         with _reading_again(file):
             return self._rounded(load_file(file)) if file.is_file() else None
         return None
@@ -218,7 +218,7 @@ class Job:
         _save(tensors, file)
 
     def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The values that the matrices of a layer's file stand for."""
+        """The dequantized matrices of a layer's file."""
         names = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
         return {name: unpacked(name, tensors, self.kind(name)) for name in names}
 
@@ -249,7 +249,7 @@ class Job:
         (self.out / _TEXTS).unlink()
 
     def describe(self) -> str:
-        """The folder that was written, its size, and the bits of a weight."""
+        """The written folder, its size and its bits per weight, in a line."""
         size = sum(map(_size, self.out.glob("*.safetensors")))
         num_weights = 0
         for file in weight_files(self.checkpoint.path):

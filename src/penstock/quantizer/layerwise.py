@@ -1,4 +1,4 @@
-"""A decoder's layers one at a time, over the calibration texts: memory for one layer and the texts' hidden states."""
+"""Quantizes a decoder one layer at a time: memory holds one layer and the hidden states of the calibration texts."""
 
 import re
 from array import array
@@ -24,13 +24,13 @@ from penstock.quantization.base import FloatRows, Unquantized, WeightFactory
 from penstock.runner.forward import build_batch
 
 BATCH_TEXTS = 8
-"""Texts that a layer computes at one time."""
+"""Batch size in texts."""
 _BLOCK_SIZE = 32
 _CPU = torch.device("cpu")
 
 
 class ObservedWeight(ReferenceWeight):
-    """A weight in float32 that keeps the Gram matrix of its inputs while it is observed."""
+    """A float32 weight that accumulates the Gram matrix of its inputs while it is observed."""
 
     gram: Tensor | None = None
     """[columns, columns]; None: not observed."""
@@ -47,7 +47,7 @@ class ObservedWeight(ReferenceWeight):
 
 @dataclass(frozen=True, slots=True)
 class NamedRows:
-    """A matrix of the checkpoint, as rows of a layer's weight."""
+    """A matrix of the checkpoint as a range of rows of a layer's weight."""
 
     name: str
     """Name of the tensor, without `.weight`."""
@@ -62,15 +62,15 @@ class NamedRows:
 
 
 class RoundMatrix(Protocol):
-    """Rounds a matrix of a layer, and keeps what comes out."""
+    """Quantizes a matrix of a layer and stores the result."""
 
     def __call__(self, name: str, weight: Tensor, gram: Tensor) -> Tensor:
-        """The values [rows, columns] float32 that the integers stand for; `gram` of the matrix's inputs."""
+        """Returns the dequantized values [rows, columns] float32; `gram`: the Gram matrix of the inputs."""
         ...
 
 
 class Layerwise:
-    """The hidden states of the texts, before the layer that is next."""
+    """The hidden states of the texts before the next layer."""
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, ops: Ops, texts: list[list[int]]) -> None:
         self._checkpoint, self._spec = checkpoint, spec
@@ -102,7 +102,7 @@ class Layerwise:
         self.index += 1
 
     def skip(self, rounded: "dict[str, Tensor]") -> None:
-        """Hand on what the next layer gives with matrices that were rounded before."""
+        """Run the next layer with its matrices from an earlier call, and keep the outputs."""
         layer, matrices = self._layer()
         for matrix in matrices:
             matrix.weight.load(matrix.first, rounded[matrix.name])

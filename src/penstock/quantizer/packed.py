@@ -1,8 +1,8 @@
-"""Matrices of integers in compressed-tensors' layout `pack-quantized`, and what config.json says of them.
+"""Integer matrices in compressed-tensors' layout `pack-quantized`, and `quantization_config`.
 
 weight_packed [out, in * bits / 32] int32   the first column in the lowest bits
-weight_scale [out, groups]                  of the model's dtype
-weight_zero_point [out * bits / 32, groups] int32, along the rows; only where there are zeros
+weight_scale [out, groups]                  in the model's dtype
+weight_zero_point [out * bits / 32, groups] int32, packed along the rows; only for asymmetric formats
 weight_shape [2] int64
 """
 
@@ -17,7 +17,7 @@ from penstock.recipes import PACKED, CheckpointRecipe, PackedMatrix
 
 
 def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: PackedMatrix) -> dict[str, Tensor]:
-    """The tensors of the matrix `name`; `q` [out, in] uint8, as the grid counts them."""
+    """The tensors of the matrix `name`; `q` [out, in] uint8: the quantized integers."""
     scale = grid.scale.to(dtype)
     assert torch.equal(scale.float(), grid.scale), "a scale is not exact in the model's dtype"
     made = {
@@ -32,7 +32,7 @@ def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: P
 
 
 def unpacked(name: str, tensors: dict[str, Tensor], kind: PackedMatrix) -> Tensor:
-    """The values [out, in] float32 that the tensors of the matrix `name` stand for."""
+    """The dequantized values [out, in] float32 of the matrix `name`."""
     values = _unpack_columns(tensors[f"{name}.weight_packed"], kind.bits).float()
     zero = torch.tensor(2.0 ** (kind.bits - 1))  # of symmetric ones
     if not kind.symmetric:

@@ -1,1 +1,1 @@
-"""A fleet of engines on a virtual clock: the server's scheduler, router and limits, and a model of what steps cost."""
+"""Simulates a fleet of engines: the server's scheduler, router and limits, a virtual clock, a cost model of steps."""

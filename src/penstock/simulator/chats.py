@@ -1,6 +1,6 @@
-"""Synthetic chats: each has one of a few system prompts and several turns, which repeat the conversation so far.
+"""Synthetic chats: each has one of a few system prompts and several turns, and each prompt repeats the conversation.
 
-A chat's next question comes when its reader has read the answer, so a slow fleet is asked less.
+The next question follows after the user has read the answer, so a slow fleet gets fewer requests (a closed loop).
 """
 
 import math
@@ -16,9 +16,9 @@ from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
 LONGEST = 8
 """Maximum of a length, as a multiple of the mean."""
 LARGEST = 1e9
-"""Maximum of a number, so that sums and products of a few are finite."""
+"""Maximum of a number, which keeps sums and products finite."""
 SMALLEST_BURSTINESS = 1e-6
-"""Below it chats begin at regular times."""
+"""Burstiness below which chats begin at regular intervals."""
 
 _MAY_BE_ZERO = ("burstiness", "system_prompts", "system_tokens", "spread", "think_seconds", "seed")
 _MOST = {"burstiness": 100.0, "seed": math.inf, "vocab_size": ANY_TOKEN}
@@ -110,7 +110,7 @@ class _Chat:
             self._said = make_tokens(key, load.system_tokens, load.vocab_size)
 
     def ask(self, time: float) -> Arrival | None:
-        """The next question, after all that was said; None if the chat is over."""
+        """The next request, with the conversation so far; None if the chat is over."""
         load = self._load
         question, answer = self._length(load.question_tokens), self._length(load.answer_tokens)
         if self._turn == self._turns or len(self._said) + question + answer > load.max_context:

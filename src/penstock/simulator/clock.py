@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """Order of simultaneous events: a request that arrives as a step ends is there when the next one begins."""
+    """Order of simultaneous events: a request that arrives when a step ends can join the next step."""
 
     ARRIVAL = 0
     STEP_END = 1
@@ -16,7 +16,7 @@ class Kind(IntEnum):
 
 @dataclass(slots=True)
 class Event:
-    """A call at a moment, unless it is cancelled before."""
+    """A call at a point in time, unless it is cancelled before."""
 
     call: Callable[[], None] | None
 
@@ -25,7 +25,7 @@ class Event:
 
 
 class VirtualClock:
-    """Seconds that pass only between events."""
+    """A clock that advances only from event to event."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class VirtualClock:
         return self.at(self.now + seconds, call)
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Make the calls in the order of their times until there are none, or it is over."""
+        """Make the scheduled calls in order of time until none is left or the clock is stopped."""
         while self._events and not is_over():
             time, _, _, event = heapq.heappop(self._events)
             if event.call is not None:

@@ -1,4 +1,4 @@
-"""File of a calibration: costs of steps, and the limits of the engine on which they were measured."""
+"""The calibration file: step costs, and the limits of the engine on which they were measured."""
 
 import json
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class CostFile:
-    """Costs, and the engine that has them."""
+    """Step costs, and the engine that they were measured on."""
 
     costs: MeasuredCosts
     settings: Settings
     median_error: float
-    """Relative, of steps that were not fitted to."""
+    """Relative error on steps that were left out of the fit."""
     num_steps: int
 
     def describe(self) -> str:
@@ -73,7 +73,7 @@ class CostFile:
 def read_cost_file(path: Path) -> CostFile:
     """
     Raises:
-        ConfigError: it cannot be read, or is not a file of costs.
+        ConfigError: the file cannot be read, or is not a calibration.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Cost model of a step: seconds by its shape, fitted to measured steps by least squares.
+"""Cost model of a step: its seconds as a function of its shape, fitted to measured steps by least squares.
 
     seconds = base(tokens) + per_key * keys + per_pair * pairs + per_sample * samples
 
-`base` is linear between a few numbers of tokens, so that a step may cost little more with a second token and much more
-with a thousandth: weights are read once a step, and multiplied once a token.
+`base` is piecewise linear in the number of tokens: a second token costs little, a thousandth much, since weights are
+read once per step and multiplied once per token.
 """
 
 from bisect import bisect_left
@@ -20,29 +20,29 @@ if TYPE_CHECKING:  # only fitting takes it
 FIT_ROUNDS = 12
 """Rounds of reweighting, which reduces the weight of outliers."""
 OUTLIER = 0.1
-"""Relative error from which on a step counts by its error, and not by the square of it."""
+"""Relative error above which the loss is linear instead of quadratic."""
 
 
 class StepShape(NamedTuple):
-    """The shape of a step, on which its cost depends."""
+    """The shape of a step, which determines its cost."""
 
     tokens: int
     samples: int
     keys: int
-    """Keys that are read: the contexts of its sequences, each once, the new tokens included."""
+    """Number of keys read: the sum of the context lengths, new tokens included."""
     pairs: int
-    """Pairs of a query and a key that it sees; as many as keys where each sequence has one token."""
+    """Number of query-key pairs; equal to `num_keys` if each sequence has one token."""
 
 
 class MeasuredStep(NamedTuple):
-    """A step that a real engine made."""
+    """A measured step of a real engine."""
 
     shape: StepShape
     seconds: float
 
 
 class StepCosts(Protocol):
-    """Seconds of a step. At fixed tokens and samples they are linear in keys and pairs."""
+    """The seconds of a step. For fixed tokens and samples they are linear in keys and pairs."""
 
     def seconds(self, shape: StepShape) -> float: ...
 
@@ -61,10 +61,10 @@ def shape_of(plan: StepPlan) -> StepShape:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """The model of costs above, with numbers."""
+    """The cost model with fitted coefficients."""
 
     base: tuple[tuple[int, float], ...]
-    """(tokens, seconds) by ascending tokens; linear between two of them, and on as between the last two."""
+    """(tokens, seconds) by ascending tokens, interpolated linearly and extrapolated from the last two."""
     per_key: float
     per_pair: float
     per_sample: float
@@ -108,10 +108,10 @@ def fit(steps: Sequence[MeasuredStep]) -> MeasuredCosts:
 
 
 def _knots(tokens: list[int]) -> list[int]:
-    """The numbers of tokens between which base is linear: 1 to 4, powers of two, and the largest.
+    """The knots of `base`: 1 to 4, powers of two, and the largest number of tokens.
 
-    Only those for which there are measured steps. Of few tokens each count is multiplied in another way, so that three
-    may cost less than two.
+    Only knots with measured steps are used. Kernels differ for each small number of tokens, so three tokens may cost
+    less than two.
     """
     most = max(tokens)
     wanted = sorted({3, *(1 << power for power in range(most.bit_length()))})
@@ -125,7 +125,7 @@ def _knots(tokens: list[int]) -> list[int]:
 
 
 def _row(shape: StepShape, knots: list[int]) -> list[float]:
-    """A step's factor of each coefficient: base at each knot, then the others."""
+    """A step's row of the least-squares matrix: the weights of the knots, then the other coefficients' factors."""
     row = [0.0] * len(knots)
     above = min(max(bisect_left(knots, shape.tokens), 1), len(knots) - 1)
     if len(knots) == 1:
@@ -138,7 +138,7 @@ def _row(shape: StepShape, knots: list[int]) -> list[float]:
 
 
 def _non_negative(features: "NDArray[np.float64]", target: "NDArray[np.float64]") -> "NDArray[np.float64]":
-    """Least squares with no unknown below 0, by coordinate descent."""
+    """Non-negative least squares by coordinate descent."""
     import numpy as np
 
     scale = np.linalg.norm(features, axis=0)
@@ -158,6 +158,6 @@ def _non_negative(features: "NDArray[np.float64]", target: "NDArray[np.float64]"
 
 
 def median_error(costs: StepCosts, steps: Sequence[MeasuredStep]) -> float:
-    """Median error of the predictions, relative to the measurement."""
+    """Median relative error of the predictions."""
     errors = sorted(abs(costs.seconds(step.shape) / step.seconds - 1) for step in steps)
     return errors[len(errors) // 2]

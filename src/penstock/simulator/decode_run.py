@@ -1,12 +1,12 @@
-"""Many steps of an engine at once, in which nothing happens but that each running sequence gets its next token.
+"""Advances an engine by many pure decode steps at once: steps in which each running sequence gets one token.
 
-Between two steps `find_run` looks how long it goes on like that: until the step in which a sequence ends. Whether a
-message cuts it short is known only later, so a run is applied when it is over, for as many steps as there were. Then
-everything is as `schedule` and `update` leave it after each of these steps: blocks are taken and entered into the
-prefix cache in the same order. `tests/simulator/test_decode_run.py` compares the two.
+`find_run` counts the steps until a sequence ends. A message may interrupt the run later, so `apply_run` applies the
+steps that took place, at its end. The state is then the one that `schedule` and `update` would leave after each of
+these steps: blocks are allocated and entered into the prefix cache in the same order
+(`tests/simulator/test_decode_run.py`).
 
-One case is not looked for: a sequence whose tokens another one, running beside it, has cached already gives a block
-back, and a waiting sequence that lacks that block starts with the run's end.
+Not modelled: a sequence that frees a block because a concurrent one has cached the same tokens. A sequence that waits
+for that block starts at the end of the run.
 """
 
 from array import array
@@ -21,12 +21,12 @@ from penstock.core.sequence import Sequence
 from penstock.simulator.costs import StepCosts, StepShape
 
 SHORTEST = 3
-"""Steps that a run is made for."""
+"""Minimum number of steps of a run."""
 
 
 @dataclass(slots=True)
 class DecodeRun:
-    """Steps of the same sequences, one token each; the i-th takes `first + i * growth` seconds."""
+    """Consecutive steps of the same sequences with one token each; step i takes `first + i * growth` seconds."""
 
     began: float
     num_sequences: int
@@ -35,11 +35,11 @@ class DecodeRun:
     growth: float
 
     def ends(self, num_steps: int) -> float:
-        """When the first `num_steps` steps are over."""
+        """The time at which the first `num_steps` steps end."""
         return self.began + num_steps * self.first + self.growth * (num_steps * (num_steps - 1) / 2)
 
     def steps_begun(self, now: float) -> int:
-        """Steps that began before `now`, one at least: the last of them is under way, or ends now."""
+        """Number of steps that began before `now`, at least one; the last is under way or ends now."""
         low, high = 1, self.num_steps
         while low < high:
             middle = (low + high) // 2
@@ -51,14 +51,14 @@ class DecodeRun:
 
 
 def is_pure_decode(plan: StepPlan) -> bool:
-    """Whether a step gives each of its sequences the one token that it lacks."""
+    """Whether each sequence of a step computes exactly its last token."""
     return len(plan.forward.token_ids) == len(plan.samples) == len(plan.forward.starts)
 
 
 def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | None:
-    """The run that begins now, after a step of decodes alone; None if the next steps are not of that kind.
+    """The run that can follow a pure decode step; None if the next steps are not pure decodes.
 
-    The step in which a sequence ends is not a part of it.
+    The step in which a sequence ends is excluded.
     """
     running = scheduler.running
     if not running or not scheduler.is_steady:
@@ -81,7 +81,7 @@ def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | 
 
 
 def _while_blocks_last(scheduler: Scheduler, num_steps: int) -> int:
-    """Number of the steps that need no more blocks than are available."""
+    """Number of steps for which there are enough blocks."""
     kv = scheduler.kv
     size, left = kv.block_size, kv.num_available
     if -(-num_steps // size) * len(scheduler.running) <= left:
@@ -93,10 +93,10 @@ def _while_blocks_last(scheduler: Scheduler, num_steps: int) -> int:
 
 
 def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array[int]]") -> None:
-    """Give each running sequence `num_steps` tokens, as that many steps would.
+    """Apply `num_steps` steps: each running sequence gets that many tokens.
 
     Args:
-        answers: whole ones, by request.
+        answers: the complete answer of each request.
     """
     kv, running = scheduler.kv, scheduler.running
     size, has_others = kv.block_size, len(kv.pools) > 1
@@ -127,7 +127,7 @@ def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array
 
 
 class _Change(IntEnum):
-    """Changes of a sequence's blocks in a step, in this order."""
+    """A sequence's changes of blocks in a step, in order."""
 
     MAKE_ROOM = 0
     EXTEND = 1

@@ -1,9 +1,9 @@
-"""One engine of a simulated fleet: the production scheduler and its cache, and a clock in place of a model.
+"""A simulated engine: the production scheduler and KV manager, with a cost model instead of a model.
 
     add_request ──inbox──> begin: schedule() ──costs.seconds──> end: update() ──> outputs, to the fleet
                                   or a run of decodes (`decode_run`)
 
-As the engine's process does, it takes messages between two steps.
+Like the engine process, it reads messages between two steps.
 """
 
 from array import array
@@ -26,24 +26,24 @@ _NEVER = -1
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """The outcome of a request."""
+    """The progress of a request."""
 
     answer: "array[int]"
-    """The tokens that will be sampled for it."""
+    """The tokens of its answer."""
     latest: float = 0.0
-    """When its latest token came, if `latest_step` is not the engine's latest."""
+    """Time of its latest token, if `latest_step` is not the engine's latest."""
     latest_step: int | None = None
-    """Step of its engine, runs not counted, in which its latest token came; None: it has no token yet."""
+    """The engine's step (not counting runs) of its latest token; None before the first token."""
 
 
 class Listener(Protocol):
     """Receives an engine's events."""
 
     def stepped(self, engine: "SimulatedEngine", outputs: list[SequenceOutput]) -> None:
-        """A step ended. Samples of runs are left out."""
+        """Called at the end of a step, with its samples; runs are reported to `ran`."""
 
     def ran(self, engine: "SimulatedEngine", num_steps: int) -> None:
-        """A run ended. Each of its sequences got `num_steps` tokens; 0 if the engine died in its first step."""
+        """Called at the end of a run: each sequence got `num_steps` tokens; 0 if the engine died in its first step."""
 
 
 @dataclass(slots=True)
@@ -52,14 +52,14 @@ class Counts:
 
     steps: int = 0
     tokens: int = 0
-    """Tokens computed."""
+    """Number of computed tokens."""
     preemptions: int = 0
     seconds: float = 0.0
-    """Seconds in which it computed."""
+    """Busy seconds."""
 
 
 class SimulatedEngine:
-    """Schedules as an engine does, and reports each step's outputs when its seconds are over."""
+    """Schedules steps like an engine, and reports the outputs of each when its time is over."""
 
     def __init__(
         self,
@@ -76,10 +76,9 @@ class SimulatedEngine:
         """
         Args:
             place: its number in the fleet.
-            progress: of the requests that it is given, and others.
-            latencies: gets the time between each two tokens of a request.
-            runs: whether decodes may be computed many steps at a time. It makes no difference but to how long the
-                simulation takes.
+            progress: the progress of all requests, by id.
+            latencies: collects the inter-token latencies.
+            runs: whether pure decode steps may be applied many at a time, which only makes the simulation faster.
         """
         self.place = place
         self.counts = Counts()
@@ -110,17 +109,17 @@ class SimulatedEngine:
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_request(self, request: Request, resumed: Resumed = ()) -> None:
-        """A request arrives."""
+        """Queue a new request."""
         self._inbox.append((request, resumed))
         self._wake()
 
     def expire(self, request_id: str) -> None:
-        """A request has waited for as long as it may."""
+        """Expire a request that has waited for its maximum time."""
         self._finishing.append(request_id)
         self._wake()
 
     def _wake(self) -> None:
-        """Look at the messages when the step under way is over; now, if there is none."""
+        """Read the messages at the end of the current step, or now if there is none."""
         if self._end is None:
             self._end = self._clock.at(self._clock.now, self._begin, Kind.STEP_BEGIN)
         elif self._run is not None:
@@ -133,8 +132,7 @@ class SimulatedEngine:
     def die(self) -> tuple[dict[str, tuple[int, ...]], list[int]]:
         """The process ends.
 
-        Returns the requests that it had, each with the tokens that it had sent, and those of the step under way, by
-        their order of arrival.
+        Returns its requests, each with the tokens that were sent, and the arrival numbers of those in the current step.
         """
         now = self._clock.now
         computing: list[int] = []
@@ -160,7 +158,7 @@ class SimulatedEngine:
         return tokens, computing
 
     def _leave_step(self, request_id: str) -> None:
-        """A request that was computed in the latest step will not be in the next one."""
+        """Note that a request of the latest step is not in the next one."""
         progress = self._progress[request_id]
         if progress.latest_step == self._num_planned:
             progress.latest, progress.latest_step = self._ended, _NEVER
@@ -172,7 +170,7 @@ class SimulatedEngine:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self) -> None:
-        """Take the messages, and begin a step or a run if there is work."""
+        """Read the messages, and begin a step or a run if there is work."""
         has_news = self._take_messages()
         self._end = None
         self._began = self._clock.now
@@ -194,7 +192,7 @@ class SimulatedEngine:
         self._end = self._clock.at(self._began + seconds, self._end_step, Kind.STEP_END)
 
     def _take_messages(self) -> bool:
-        """Whether there were any."""
+        """Handle the queued messages; returns whether there were any."""
         if not self._inbox and not self._finishing:
             return False
         for request, resumed in self._inbox:
@@ -240,7 +238,7 @@ class SimulatedEngine:
         self._begin()
 
     def _apply(self, run: DecodeRun, num_steps: int) -> None:
-        """Record that each running sequence got this many tokens."""
+        """Record the tokens of a run."""
         self._run = None
         progress = self._progress
         apply_run(

@@ -1,9 +1,9 @@
-"""Cost of a step on other hardware, from its data sheet: a roofline.
+"""Step costs on other hardware by the roofline model, from its data sheet.
 
     overhead + max(weights / bandwidth, multiplications / FLOPS) + keys and values / bandwidth + attention / FLOPS
 
-Data sheets give peaks. `MEMORY_SHARE` and `COMPUTE_SHARE` of them are reckoned with, assumptions of what good kernels
-reach; a calibration on the hardware itself says more than any of this.
+Data sheets state peaks. `MEMORY_SHARE` and `COMPUTE_SHARE` are the assumed fractions that good kernels reach; a
+calibration on the hardware itself is more accurate.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from penstock.simulator.costs import StepShape
 MEMORY_SHARE = 0.8
 COMPUTE_SHARE = 0.5
 STEP_OVERHEAD = 1e-3
-"""Seconds a step in which the device waits: scheduling, launching, handing over tokens."""
+"""Idle seconds of the device per step: scheduling, launches, transfer of tokens."""
 SPLIT_SHARE = 0.9
-"""Share of several devices' total speed that remains besides their exchange."""
+"""Fraction of several devices' total speed that remains after communication."""
 
 GB = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device's peaks."""
+    """The peak rates of one device."""
 
     name: str
     memory: float
@@ -37,10 +37,10 @@ class Hardware:
     source: str
 
     def times(self, count: int) -> "Hardware":
-        """This many devices that compute one model together.
+        """Several of these devices as one, by tensor parallelism.
 
         Raises:
-            ConfigError: it is less than one.
+            ConfigError: `count` is less than one.
         """
         if count < 1:
             raise ConfigError(f"devices must be at least 1, not {count}")
@@ -69,13 +69,13 @@ class RooflineCosts:
 
     hardware: Hardware
     weight_seconds: float
-    """To read all weights once."""
+    """Seconds to read all weights once."""
     per_token: float
     """Seconds to multiply a token with the layers' matrices."""
     per_sample: float
     """Seconds for the output projection, and to read and write a sequence's states."""
     per_key: float
-    """To read a key and its value, in all layers."""
+    """Seconds to read one token's keys and values in all layers."""
     per_pair: float
 
     def seconds(self, shape: StepShape) -> float:
@@ -87,8 +87,8 @@ class RooflineCosts:
 def roofline(facts: ModelFacts, settings: Settings, hardware: Hardware) -> RooflineCosts:
     """The costs of a model's steps with these settings.
 
-    Layers with a sliding window are reckoned with as if it were always full; a mixture's experts as if all were active.
-    Of recurrent layers a step reads and writes the states, their arithmetic is left out.
+    Sliding windows count as full, and all experts of a mixture as active. Recurrent layers count the traffic of their
+    states, not their arithmetic.
     """
     bandwidth, flops = MEMORY_SHARE * hardware.bandwidth, COMPUTE_SHARE * hardware.flops
     output = sum(m.rows * m.columns for m in facts.matrices if m.multiplied and m.rows == facts.vocab_size)

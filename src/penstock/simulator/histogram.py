@@ -1,14 +1,14 @@
-"""Quantiles of very many numbers."""
+"""Quantiles of a large number of values."""
 
 import math
 from collections import Counter
 
 RESOLUTION = 2000
-"""Bins to a factor of e: numbers are known to a fortieth of a per cent."""
+"""Bins per factor of e; the relative resolution is 1/40 %."""
 
 
 class Histogram:
-    """Positive numbers in logarithmic bins. Their mean is exact."""
+    """A histogram of positive numbers in logarithmic bins, with an exact mean."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -21,7 +21,7 @@ class Histogram:
         self._bins[round(math.log(max(value, 1e-9)) * RESOLUTION)] += count
 
     def add_series(self, first: float, growth: float, length: int, count: int) -> None:
-        """`count` times each of `length` numbers, the first and those that grow from it in equal steps."""
+        """Add an arithmetic series of `length` numbers, each `count` times."""
         span = growth * (length - 1)
         pieces = min(length, 1 + int(abs(span) * RESOLUTION / max(first, 1e-9)))
         for piece in range(pieces):
@@ -30,11 +30,11 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """NaN of none."""
+        """The mean; NaN without values."""
         return self.total / self.count if self.count else math.nan
 
     def quantile(self, share: float) -> float:
-        """The number that this share of all does not exceed; NaN of none."""
+        """The quantile for this share; NaN without values."""
         wanted = share * self.count
         for place in sorted(self._bins):
             wanted -= self._bins[place]

@@ -1,4 +1,4 @@
-"""Simulations as a picture: what users wait for, by the number of engines."""
+"""Plots latencies by the number of engines."""
 
 import importlib.util
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""A fleet of engines behind a queue, from the first arrival to the last answer.
+"""Simulates a fleet of engines behind a queue, from the first arrival to the last answer.
 
     Arrival ──> Admission ──> Dispatcher (queue, router) ──> SimulatedEngine ──> Outcome
                  refused          ▲                              │
                                   └──────── an engine died ──────┘
 
-What decides is the server's own: limits, the fleet's queue and router, and each engine's scheduler and cache.
+The server's own code makes all decisions: limits, the fleet's queue and router, each engine's scheduler and cache.
 """
 
 import gc
@@ -30,14 +30,14 @@ from penstock.simulator.histogram import Histogram
 from penstock.simulator.workload import Arrival, Workload
 
 TOO_LONG = "longer than an engine takes"
-"""Reason of refused requests that more engines would not help."""
+"""Reason of refusals that more engines would not avoid."""
 REPORTED_STEPS = 2
-"""Steps with tokens after which a request is proven, and the dispatcher needs no further reports."""
+"""Steps with output after which a request is proven harmless, so the dispatcher needs no further reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An engine that dies."""
+    """The death of an engine."""
 
     time: float
     place: int
@@ -59,7 +59,7 @@ class Fleet:
     limits: QueueLimits = field(default_factory=QueueLimits)
     failures: tuple[Failure, ...] = ()
     restart_seconds: float = 5.0
-    """From an engine's death until its successor is up."""
+    """Seconds from an engine's death until its successor is up."""
 
     def __post_init__(self) -> None:
         if self.num_engines < 1:
@@ -75,21 +75,21 @@ class Fleet:
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of all requests. Times are in seconds."""
+    """The results of all requests; times in seconds."""
 
     first_tokens: "array[float]" = field(default_factory=lambda: array("d"))
-    """From each arrival to the first token."""
+    """Time to first token."""
     ends: "array[float]" = field(default_factory=lambda: array("d"))
-    """From each arrival to the last token."""
+    """End-to-end latency."""
     latencies: Histogram = field(default_factory=Histogram)
-    """Between two tokens of a request."""
+    """Inter-token latency."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Number of requests without an answer, by reason."""
+    """Number of refused requests by reason."""
     moved: int = 0
-    """Requests that went on elsewhere after their engine died."""
+    """Number of requests resumed on another engine after a death."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache."""
     answer_tokens: int = 0
     seconds: float = 0.0
     """From the first arrival to the last event."""
@@ -102,14 +102,14 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request under way."""
+    """An open request."""
 
     arrival: Arrival
     request: Request
     first_token: float | None = None
     steps_reported: int = 0
     tokens: tuple[int, ...] = ()
-    """Tokens from an engine that has died since."""
+    """Tokens from engines that have died."""
 
 
 class Simulation:
@@ -154,7 +154,7 @@ class Simulation:
         ]
 
     def run(self) -> Outcome:
-        """Everything that happens until the last request has ended."""
+        """Run until the last request has ended."""
         for place in range(len(self._engines)):
             self._dispatcher.add_place(place, self._capacity)
         for failure in self._fleet.failures:
@@ -269,7 +269,7 @@ class Simulation:
             self._hand_over()
 
     def _take(self, engine: SimulatedEngine, output: SequenceOutput) -> bool:
-        """Note an output; whether the engine may take another request for it."""
+        """Record an output; returns whether the engine may take another request: after a first or a last output."""
         one = self._open[output.request_id]
         is_first, is_last = one.first_token is None, output.finish_reason is not None
         one.steps_reported += 1
@@ -287,7 +287,7 @@ class Simulation:
         return one.steps_reported == 1 or is_last
 
     def ran(self, engine: SimulatedEngine, num_steps: int) -> None:
-        """See `Listener`: tenants pay for their answers while others wait, and requests are proven."""
+        """See `Listener`; charges tenants for their tokens and marks requests as proven."""
         others_wait = self._dispatcher.num_queued and len(self._engines) > 1
         for seq in engine.scheduler.running if num_steps else ():
             one = self._open[seq.request_id]

@@ -11,7 +11,7 @@ SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest of the values that this share of them does not exceed; NaN of none."""
+    """The quantile for this share of sorted values; NaN without values."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -28,14 +28,14 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Of all values."""
+    """Compute the statistics of `values`."""
     mean = sum(values) / len(values) if values else math.nan
     return Spread(mean, *(quantile(values, share) for share in SHARES.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One simulation in numbers."""
+    """The summary of one simulation."""
 
     engines: int
     router: str
@@ -57,12 +57,12 @@ class Summary:
     hit_rate: float
     """Share of prompt tokens found in the prefix cache."""
     busy: float
-    """Share of the engines' time in which they computed."""
+    """Fraction of the engines' time spent in steps."""
     tokens_a_step: float
     steps: int
     preemptions: int
     moved: int
-    """Requests that went on elsewhere after their engine died."""
+    """Number of requests resumed on another engine after a death."""
     cost: float | None
     """Cost of all engines for this time, in the currency of the price."""
     cost_per_million: float | None
@@ -139,7 +139,7 @@ def table(summaries: Sequence[Summary]) -> str:
 
 
 def _shown(seconds: float) -> str:
-    """A time with its unit, in three digits."""
+    """A time with its unit and three significant digits."""
     if not math.isfinite(seconds):
         return "-"
     value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")

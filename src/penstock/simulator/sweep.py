@@ -1,4 +1,4 @@
-"""Many simulations of one workload, and which of them to buy for an objective."""
+"""Runs many simulations of one workload, and finds the cheapest fleet that meets the objectives."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _OBJECTIVE = re.compile(r"\s*(mean|p50|p90|p99)\s+(ttft|itl|e2e)\s*<=\s*([0-9.]+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on what users wait for."""
+    """An upper bound on a latency."""
 
     share: str
     what: str
@@ -78,7 +78,7 @@ def variants(
 def run_all(
     fleets: Sequence[Fleet], workload: Workload, price: float | None = None, jobs: int = 1
 ) -> Iterator[Summary]:
-    """A summary of each, in order, `jobs` at a time in processes of their own."""
+    """The summary of each simulation, in order, computed by `jobs` processes."""
     if jobs == 1 or len(fleets) == 1:
         for fleet in fleets:
             yield _run(fleet, workload, price)
@@ -95,7 +95,7 @@ def _run(fleet: Fleet, workload: Workload, price: float | None) -> Summary:
 def cheapest(summaries: Sequence[Summary], objectives: Sequence[Objective]) -> Summary | None:
     """The smallest fleet that meets all objectives, and refuses only requests that are too long for any fleet.
 
-    Of several the one with the least time to the first token; None if there is none.
+    Ties go to the fleet with the shortest time to first token; None if no fleet meets them.
     """
     fit = [
         one

@@ -1,8 +1,8 @@
-"""Recorded traffic: traces in the schema of Mooncake's, and the server's own journal.
+"""Recorded traffic: traces in Mooncake's format, and the server's own journal.
 
 Mooncake (Qin et al., arXiv 2407.00079) publishes a JSON object a line: `timestamp` in milliseconds, `input_length` and
-`output_length` in tokens, and `hash_ids`, one for each 512 tokens of the prompt: equal ids after equal ids are equal
-text. So what two prompts share is known, and nothing of what they say.
+`output_length` in tokens, and `hash_ids`, one per 512 tokens of the prompt. Equal leading ids mean an equal prefix, so
+shared prefixes are known without the text.
 """
 
 import json
@@ -20,12 +20,12 @@ from penstock.frontend.recovery.journal_rows import decode_outputs, decode_recor
 from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
 
 HASH_BLOCK = 512
-"""Tokens that a hash id stands for."""
+"""Number of tokens per hash id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests of a file at their recorded times, independent of the answers."""
+    """The requests of a file at their recorded times, independent of the answers (an open loop)."""
 
     path: Path
     requests: tuple[Arrival, ...]
@@ -38,7 +38,7 @@ class Trace:
 
 
 def read_trace(path: Path, *, speed: float = 1.0, most: int | None = None, vocab_size: int = ANY_TOKEN) -> Trace:
-    """A trace, or a journal.
+    """Read a trace or a journal.
 
     Args:
         speed: finite factor by which requests arrive faster than recorded.
@@ -105,7 +105,7 @@ def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arriva
 
 
 def _read_journal(path: Path) -> list[Arrival]:
-    """The requests that ended, each answer as a request of its own."""
+    """The ended requests of a journal, with each choice as a request of its own."""
     found: list[Arrival] = []
     database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:

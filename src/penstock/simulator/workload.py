@@ -1,6 +1,6 @@
-"""Workloads of a simulated fleet: requests with arrivals and tokens, and the requests that follow each.
+"""Workloads of a simulated fleet: requests with arrival times and tokens, and their follow-up requests.
 
-Tokens stand for content: equal ones are found in the prefix cache, as in a real engine.
+Token ids represent the content: equal prefixes are found in the prefix cache, as in a real engine.
 """
 
 from array import array
@@ -15,7 +15,7 @@ ANY_TOKEN = 2**31 - 1
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """A request, and when it comes."""
+    """A request and its arrival time."""
 
     time: float
     """Seconds since the beginning."""
@@ -27,11 +27,11 @@ class Arrival:
     namespace: str = ""
     priority: int = 0
     follow: "Callable[[float], Arrival | None] | None" = None
-    """Given when the answer was whole: what its reader asks next, if anything."""
+    """Called when the answer is complete; returns the follow-up request, if any."""
 
 
 class Workload(Protocol):
-    """A source of requests that gives the same ones each time."""
+    """A reproducible source of requests."""
 
     def arrivals(self) -> Iterator[Arrival]:
         """The arrivals that do not wait for an answer, by ascending time, generated lazily."""
@@ -41,7 +41,7 @@ class Workload(Protocol):
 
 
 def make_tokens(key: int, count: int, vocab_size: int = ANY_TOKEN) -> "array[int]":
-    """Tokens that differ for each key; a shorter run is the beginning of a longer one.
+    """Pseudo-random tokens for a key; a shorter sequence is a prefix of a longer one.
 
     The mixing function is that of SplitMix64 (Steele, Lea and Flood, 2014).
     """
