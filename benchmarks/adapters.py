@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--threads", type=int, help="of the engine")
     given = parser.parse_args()
-    takes = adaptable(read_spec(open_checkpoint(given.model)))
+    takes = adaptable(read_spec(open_checkpoint(given.model)), "float32")
     with tempfile.TemporaryDirectory() as folder:
         paths = [write_adapter(Path(folder, f"a{seed}"), takes, given.rank, seed) for seed in range(given.adapters)]
         adapters = [read_adapter(path.name, str(path), takes).adapter for path in paths]

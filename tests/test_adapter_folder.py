@@ -4,7 +4,9 @@ import contextlib
 import json
 import re
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,12 +26,12 @@ HEADER = {
 BOMB = "(.*.*)*(.*.*)*(.*.*)*Z"
 
 
-def read(folder, config=CONFIG, header=HEADER):
+def read(folder, config=CONFIG, header=HEADER, values=bytes(384), dtype="float32"):
     text = config if isinstance(config, bytes) else json.dumps(config).encode()
     (folder / CONFIG_FILE).write_bytes(text)
     head = header if isinstance(header, bytes) else json.dumps(header).encode()
-    (folder / WEIGHTS_FILE).write_bytes(len(head).to_bytes(8, "little") + head + bytes(384))
-    return read_adapter("a", str(folder), MODEL)
+    (folder / WEIGHTS_FILE).write_bytes(len(head).to_bytes(8, "little") + head + values)
+    return read_adapter("a", str(folder), replace(MODEL, dtype=dtype))
 
 
 def test_a_sound_adapter_is_read(tmp_path):
@@ -79,6 +81,58 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path, config):
 def test_weights_that_cannot_be_loaded_are_refused(tmp_path, changes):
     with pytest.raises(AdapterError, match="the adapter 'a' cannot be used"):
         read(tmp_path, header=HEADER | {A: HEADER[A] | changes})
+
+
+def test_a_hole_between_tensors_is_refused(tmp_path):
+    header = HEADER | {B: HEADER[B] | {"shape": [16, 4], "data_offsets": [132, 388]}}
+    with pytest.raises(AdapterError, match="is damaged"):
+        read(tmp_path, header=header, values=bytes(388))
+
+
+VALUES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "value", "taken"),
+    [
+        ("F32", "float32", np.nan, False),
+        ("F32", "float32", -np.inf, False),
+        ("F32", "float32", 3.4e38, True),
+        ("F32", "bfloat16", 3.4e38, False),
+        ("F32", "bfloat16", 3.38e38, True),
+        ("F32", "float16", 65520, False),
+        ("F32", "float16", -65519, True),
+        ("F16", "bfloat16", np.nan, False),
+        ("F16", "float16", 65504, True),
+        ("BF16", "float32", 0x7FC0, False),
+        ("BF16", "float32", 0xFF80, False),
+        ("BF16", "float32", 0xFF7F, True),
+        ("BF16", "float16", 0x4780, False),
+        ("BF16", "float16", 0x477F, True),
+    ],
+)
+def test_weights_that_are_no_finite_numbers_of_the_models_type_are_refused(tmp_path, stored, dtype, value, taken):
+    size = np.dtype(VALUES[stored]).itemsize
+    header = {
+        A: {"dtype": stored, "shape": [4, 8], "data_offsets": [0, 32 * size]},
+        B: {"dtype": stored, "shape": [16, 4], "data_offsets": [32 * size, 96 * size]},
+    }
+    values = np.zeros(96, VALUES[stored])
+    values[77] = value
+    with contextlib.nullcontext() if taken else pytest.raises(AdapterError, match=f"lora_B.weight .* for {dtype}"):
+        read(tmp_path, header=header, values=values.tobytes(), dtype=dtype)
+
+
+def test_two_names_of_one_linear_map_are_refused(tmp_path):
+    twice = {name.removeprefix("base_model.model."): of for name, of in HEADER.items()}
+    twice = {name: of | {"data_offsets": [at + 384 for at in of["data_offsets"]]} for name, of in twice.items()}
+    with pytest.raises(AdapterError, match="which are the same linear map"):
+        read(tmp_path, header=HEADER | twice, values=bytes(768))
+
+
+def test_a_scale_beyond_float32_is_refused(tmp_path):
+    with pytest.raises(AdapterError, match=r"lora_alpha of .* is too large"):
+        read(tmp_path, CONFIG | {"lora_alpha": 1e300})
 
 
 @pytest.mark.parametrize("header", [b"[" * 400_000, b"{}", b"[]", b"\xff", b'{"a": 1}'])

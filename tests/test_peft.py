@@ -106,4 +106,4 @@ def test_what_is_not_obeyed_is_refused_by_name(config: dict[str, Any], words: st
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     write_peft(adapter, write_random(base, "Llama", **SHAPE), **{"target_modules": ["q_proj"]} | config)
     with pytest.raises(AdapterError, match=f"the adapter 'a' cannot be used.*{words}"):
-        read_adapter("a", str(adapter), adaptable(read_spec(open_checkpoint(str(base)))))
+        read_adapter("a", str(adapter), adaptable(read_spec(open_checkpoint(str(base))), "float32"))

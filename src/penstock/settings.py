@@ -95,6 +95,16 @@ class Settings:
         """Whether KV blocks are transferred to or from files or other engines."""
         return self.block_file is not None or self.role != "any"
 
+    @property
+    def overflow_advice(self) -> str:
+        """What helps where results are not finite, to be appended to that message; empty if nothing is known to."""
+        narrow = {"--dtype": self.dtype == "float16" or self.float16_weights}
+        narrow |= {"--kv-cache-dtype": self.kv_cache_dtype == "float16"}
+        for name, is_narrow in narrow.items():
+            if is_narrow:
+                return f"; they may have exceeded the range of float16: start with {name} bfloat16 or float32"
+        return ""
+
 
 def resolve(
     config: EngineConfig,

@@ -3,15 +3,19 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.core.build import make_scheduler as make_scheduler_of
 from penstock.core.plan import Ending, StepPlan, StepResult
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.step import Step
 from penstock.request import FinishReason, SequenceOutput
 from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_step, run_to_end
+from tests.stepping import settings_for
 
 NEVER = ()  # no stop tokens: a sequence runs to its max_tokens
 
@@ -176,10 +180,30 @@ def test_a_sample_that_is_no_number_ends_its_sequence_with_an_error_and_no_other
     assert plan is not None
     bad, good = scheduler.update(StepResult([None, 4], endings={0: Ending.NOT_FINITE}))
     assert (bad.finish_reason, bad.token_ids) == (FinishReason.ERROR, [])
-    assert bad.error is not None
+    assert bad.error == "the model's logits were not finite numbers"
     assert good.finish_reason is None
     step(scheduler)
     assert not scheduler.has_work
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"dtype": "float16", "kv_cache_dtype": "float16"}, "--dtype"),
+        ({"float16_weights": True}, "--dtype"),
+        ({"kv_cache_dtype": "float16"}, "--kv-cache-dtype"),
+    ],
+)
+def test_an_answer_beyond_the_range_of_float16_ends_with_advice(
+    tiny_llama: Path, changes: dict[str, Any], option: str
+) -> None:
+    _, settings = settings_for(tiny_llama)
+    scheduler = make_scheduler_of(replace(settings, **changes))
+    scheduler.add_request(make_request("bad", [1], 2, stop_token_ids=NEVER))
+    assert scheduler.schedule() is not None
+    (bad,) = scheduler.update(StepResult([None], endings={0: Ending.NOT_FINITE}))
+    assert bad.error is not None
+    assert bad.error.endswith(f"the range of float16: start with {option} bfloat16 or float32")
 
 
 def test_a_failed_step_ends_its_requests_with_an_error_and_the_next_ones_go_on() -> None:

@@ -262,3 +262,46 @@ def test_a_model_asks_for_exactly_the_tensors_of_its_checkpoint(tiny_llama: Path
     stored = load_file(tiny_llama / "model.safetensors")
     assert {name: part.shape for name, part in factory.parameters.items()} == {n: t.shape for n, t in stored.items()}
     assert sum(tensor.numel() for tensor in stored.values()) == spec.num_parameters
+
+
+def test_a_tensor_in_two_files_is_taken_if_it_is_equal_and_refused_if_not(tmp_path: Path) -> None:
+    a, b, into = torch.randn(5, 3), torch.randn(4), parameters()
+    shard(tmp_path, {"one.safetensors": {"a.weight": a, "b.bias": b}, "two.safetensors": {"a.weight": a}})
+    load(tmp_path, into)
+    assert torch.equal(into["a.weight"], a)
+    for other in (a + 1, a[:4]):
+        shard(tmp_path, {"one.safetensors": {"a.weight": a, "b.bias": b}, "two.safetensors": {"a.weight": other}})
+        with pytest.raises(CheckpointError, match=r"two\.safetensors both hold a\.weight, and their values differ"):
+            load(tmp_path, parameters())
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_two_names_that_become_one_are_taken_if_equal_and_refused_if_not(tmp_path: Path, is_split: bool) -> None:
+    a, prefixes = torch.randn(5, 3), (("language_model.", ""),)
+
+    def read(other: Tensor) -> dict[str, Tensor]:
+        names = {"a.weight": a, "language_model.a.weight": other, "b.bias": torch.ones(4)}
+        files = {name: "two.safetensors" if is_split and "model" in name else "one.safetensors" for name in names}
+        shard(tmp_path, {file: {n: t for n, t in names.items() if files[n] == file} for file in {*files.values()}})
+        into = parameters()
+        files_read = [SafetensorsFile(file, prefixes) for file in weight_files(tmp_path)]
+        load_weights(files_read, {name: TensorParameter(tensor) for name, tensor in into.items()}, NOTHING)
+        return into
+
+    assert torch.equal(read(a.clone())["a.weight"], a)
+    with pytest.raises(CheckpointError, match="differ"):
+        read(a + 1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_matrix_that_is_not_finite_is_refused_and_a_row_of_an_embedding_is_not(
+    tmp_path: Path, value: float, dtype: torch.dtype
+) -> None:
+    broken = torch.zeros(5, 3, dtype=dtype)
+    broken[4, 1] = value
+    write(tmp_path, **{"a.weight": broken})
+    with pytest.raises(CheckpointError, match=r"a\.weight in .* has weights that are not finite"):
+        load(tmp_path, parameters())
+    save_file({"embed_tokens.weight": broken}, tmp_path / "model.safetensors")
+    load(tmp_path, {"embed_tokens.weight": torch.zeros(5, 3)})

@@ -70,6 +70,15 @@ def test_experts_in_one_tensor_are_those_of_tensors_of_their_own(
     assert torch.equal(found, wanted)
 
 
+def test_experts_in_a_stack_and_in_tensors_of_their_own_are_refused(qwen: Path, tmp_path: Path) -> None:
+    stack(qwen, tmp_path, fused=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.experts.1.up_proj.weight"
+    save_file(tensors | {name: load_file(qwen / "model.safetensors")[name]}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"experts\.1\.up_proj\.weight, also as a part of"):
+        logits_of(tmp_path)
+
+
 def test_a_stack_of_another_number_of_experts_is_refused(qwen: Path, tmp_path: Path) -> None:
     stack(qwen, tmp_path, fused=True)
     tensors = load_file(tmp_path / "model.safetensors")

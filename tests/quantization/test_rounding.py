@@ -69,5 +69,5 @@ def test_a_weight_that_is_no_number_is_refused_by_name(tmp_path: Path, quantizat
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = torch.nan
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.down_proj\.weight in .* cannot be quantized"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.down_proj\.weight in .* not finite"):
         Stepper(folder, 1, quantization=quantization)

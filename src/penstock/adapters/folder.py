@@ -1,27 +1,23 @@
 """An adapter's folder: `adapter_config.json` and `adapter_model.safetensors`, checked against a model."""
 
 import hashlib
-import json
-import math
-import operator
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from penstock.adapters.peft import CONFIG_FILE, PeftConfig
+from penstock.adapters.weights import WEIGHTS_FILE, check_finite, tensor_shapes
 from penstock.errors import AdapterError, ConfigError, shown
+from penstock.model_facts import DType
 from penstock.request import Adapter
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-_MAX_HEADER_BYTES = 32 * 2**20
-_TYPES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of an element."""
+_LARGEST_SCALE = 3.4e38
+"""Of float32's numbers."""
 _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
 
 
@@ -33,6 +29,8 @@ class Adaptable:
     """(rows, columns) of each linear map, by its name in the model."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """Replacements of name prefixes, as in `ModelNames`."""
+    dtype: DType = "float32"
+    """The type that the weights of adapters are converted to."""
 
     def name_of(self, module: str) -> str:
         """The name in the model of a module that PEFT names `module`."""
@@ -98,7 +96,7 @@ def check_name(name: str) -> None:
 
 
 def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
-    """Check an adapter's folder; its weights are only hashed.
+    """Check an adapter's folder.
 
     Raises:
         AdapterError: it is incomplete, damaged, does not fit the model or needs what is not supported; the message
@@ -111,7 +109,8 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
         file = folder / WEIGHTS_FILE
         if not file.is_file():
             raise AdapterError(f"{folder} has no {WEIGHTS_FILE}; other formats are not supported")
-        maps = _maps(config, _shapes(file), model)
+        maps = _maps(config, tensor_shapes(file), model)
+        check_finite(file, model.dtype)
         elements = sum(one.rank * sum(model.matrices[one.matrix]) for one in maps)
         return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps)
     except ConfigError as error:
@@ -126,45 +125,6 @@ def _digest(folder: Path) -> str:
         while part := file.read(2**20):
             digest.update(part)
     return digest.hexdigest()[:32]
-
-
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-            raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short")
-        try:
-            header = json.loads(opened.read(length))
-            header.pop("__metadata__", None)
-            _check_spans(header, size - 8 - length)
-            return {name: _shape(name, of) for name, of in header.items()}
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            raise AdapterError(f"{WEIGHTS_FILE} is damaged: its header cannot be read") from None
-
-
-def _check_spans(header: Mapping[str, Mapping[str, Any]], size: int) -> None:
-    """
-    Raises:
-        AdapterError: two tensors overlap, or one lies outside of the file's data.
-    """
-    place = 0
-    for (begin, end), name in sorted((of["data_offsets"], name) for name, of in header.items()):
-        if not place <= begin <= end <= size:
-            fault = "lies beyond its end" if end > size else "overlaps another tensor"
-            raise AdapterError(f"{WEIGHTS_FILE} is damaged or cut short: {name} {fault}")
-        place = end
-
-
-def _shape(name: str, of: Mapping[str, Any]) -> tuple[int, ...]:
-    if of["dtype"] not in _TYPES:
-        raise AdapterError(f"{name} is of type {shown(of['dtype'])}; {', '.join(_TYPES)} are supported")
-    begin, end = of["data_offsets"]
-    shape = tuple(map(operator.index, of["shape"]))
-    if math.prod(shape) * _TYPES[of["dtype"]] != end - begin:
-        raise AdapterError(f"{WEIGHTS_FILE} is damaged: {name} has {end - begin} bytes, not those of {shown(shape)}")
-    return shape
 
 
 def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adaptable) -> tuple[AdaptedMap, ...]:
@@ -193,7 +153,11 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
         other = f"{tensor['module']}.lora_{'B' if tensor['part'] == 'A' else 'A'}.weight"
         if other not in shapes:
             raise AdapterError(f"it has {name}, but no {other}")
-        found[matrix] = AdaptedMap(matrix, tensor["module"], rank, scale)
+        other_module = found.setdefault(matrix, AdaptedMap(matrix, tensor["module"], rank, scale)).module
+        if other_module != tensor["module"]:
+            raise AdapterError(f"it has {other_module} and {tensor['module']}, which are the same linear map")
+        if not abs(scale) <= _LARGEST_SCALE:
+            raise AdapterError(f"the scale of {module} is {scale:g}: lora_alpha of {CONFIG_FILE} is too large")
     missing = [matrix for matrix in model.matrices if matrix not in found and config.has(matrix)]
     if missing:
         raise AdapterError(f"target_modules names {missing[0]}, for which the file has no weights")

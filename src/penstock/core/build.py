@@ -40,6 +40,7 @@ def make_scheduler(
         speculation=speculation,
         tier=None if make_tier is None else make_tier(kv),
         clock=clock,
+        overflow_advice=settings.overflow_advice,
     )
 
 

@@ -50,7 +50,13 @@ class EncoderScheduler:
         block_size: int,
         max_num_seqs: int,
         clock: Callable[[], float] = time.monotonic,
+        overflow_advice: str = "",
     ) -> None:
+        """
+        Args:
+            overflow_advice: what helps where a vector is not finite, for errors.
+        """
+        self._advice = overflow_advice
         self._queue, self._budget, self._block_size, self._max_num_seqs = queue, budget, block_size, max_num_seqs
         self._clock = clock
         self._waiting: dict[str, Sequence] = {}
@@ -137,7 +143,7 @@ class EncoderScheduler:
         outputs = self.drain()
         for seq, vector in zip(self._running, vectors, strict=True):
             reason = FinishReason.ERROR if vector is None else FinishReason.STOP
-            error = "the model gave a number that is not finite" if vector is None else None
+            error = f"the model gave a number that is not finite{self._advice}" if vector is None else None
             outputs.append(self._output(seq, reason, error, vector))
         self._running.clear()
         return outputs

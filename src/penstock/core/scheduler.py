@@ -64,6 +64,7 @@ class Scheduler:
         speculation: Speculation | None = None,
         tier: BlockTier | None = None,
         clock: Callable[[], float] = time.monotonic,
+        overflow_advice: str = "",
     ) -> None:
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
         self.kv = kv
@@ -81,7 +82,7 @@ class Scheduler:
         self._sequences = SequenceTable(kv, queue, max_num_seqs)
         self._shares = Shares(kv, self._sequences, max_num_seqs)
         self._prefill_order = PrefillOrder(queue, max_num_batched_tokens)
-        self._step_update = StepUpdate(kv, self._sequences, speculation)
+        self._step_update = StepUpdate(kv, self._sequences, speculation, overflow_advice)
         self._step: Step | None = None
         self._last_victim: Request | None = None
         self._blocked: tuple[Sequence, int] | None = None  # the queue's head, and its missing blocks

@@ -16,8 +16,9 @@ from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
 
+NOT_FINITE = "the model's logits were not finite numbers"
 FAILURES = {
-    Ending.NOT_FINITE: "the model's logits were not finite numbers",
+    Ending.NOT_FINITE: NOT_FINITE,
     Ending.NO_TOKEN_LEFT: "no token is allowed here: relax allowed_token_ids, bad_words, bad_token_ids or min_tokens",
     Ending.GRAMMAR_FAILED: "the grammar of the structured answer became too complex or allows no token here: simplify "
     "the schema or grammar",
@@ -31,7 +32,14 @@ FAILURE_REASONS = {
 class StepUpdate:
     """Applies step results: appends sampled tokens, commits full blocks, and ends finished sequences."""
 
-    def __init__(self, kv: KVManager, sequences: SequenceTable, speculation: Speculation | None) -> None:
+    def __init__(
+        self, kv: KVManager, sequences: SequenceTable, speculation: Speculation | None, overflow_advice: str = ""
+    ) -> None:
+        """
+        Args:
+            overflow_advice: what helps where the model's logits are not finite, for errors.
+        """
+        self._failures = FAILURES | {Ending.NOT_FINITE: NOT_FINITE + overflow_advice}
         self._kv = kv
         self._sequences = sequences
         self._speculation = speculation
@@ -150,7 +158,7 @@ class StepUpdate:
             index += count
             seq.num_prompt_logprobs += count
             if any(math.isnan(entry.logprob) for entry in part.logprobs):
-                self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[Ending.NOT_FINITE])
+                self.finish_request(seq.request_id, None, FinishReason.ERROR, self._failures[Ending.NOT_FINITE])
             else:
                 outputs.append(self._report(seq, SequenceOutput(seq.request_id, seq.index, [], prompt=part)))
                 if seq.has_prompt_logprobs and not seq.request.params.max_tokens:
@@ -181,7 +189,7 @@ class StepUpdate:
             return len(outputs[-1].token_ids)
         if ending is not None:
             reason = FAILURE_REASONS.get(ending)
-            self.finish_request(seq.request_id, None, FinishReason.ERROR, FAILURES[ending], reason)
+            self.finish_request(seq.request_id, None, FinishReason.ERROR, self._failures[ending], reason)
             outputs += self.drain()
             return 0
         assert logprobs is not None, "a beam asks for its candidates"
@@ -226,7 +234,7 @@ class StepUpdate:
         else:
             if ending is not None:
                 output.finish_reason = FinishReason.ERROR if ending in FAILURES else FinishReason.STOP
-                output.error, output.error_reason = FAILURES.get(ending), FAILURE_REASONS.get(ending)
+                output.error, output.error_reason = self._failures.get(ending), FAILURE_REASONS.get(ending)
         if output.finish_reason is not None:
             added = len(tokens) - before
             output.token_ids = token_ids[:added]

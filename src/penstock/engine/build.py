@@ -67,7 +67,7 @@ def build_engine(
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
         draft_facts = None if draft is None else read_facts(draft)
-    takes = adaptable(read_spec(checkpoint))
+    takes = adaptable(read_spec(checkpoint), "float32")  # their sizes matter here, before the dtype is known
     listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
     elements = sum(adapter.num_elements for adapter in listed)
     settings = resolve(config, facts, machine, draft_facts, elements)
@@ -163,7 +163,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         device=settings.device,
         dtype=settings.dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        adaptable=takes if settings.memory.adapters else None,
+        adaptable=replace(takes, dtype=settings.dtype) if takes is not None and settings.memory.adapters else None,
         max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
         max_adapters=MAX_SLOTS if settings.memory.adapters else 0,
         arithmetic=arithmetic(checkpoint.path, settings),

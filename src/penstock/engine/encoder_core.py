@@ -38,6 +38,7 @@ class EncoderCore:
             block_size=settings.memory.block_size,
             max_num_seqs=settings.max_num_seqs,
             clock=clock,
+            overflow_advice=settings.overflow_advice,
         )
         self._handovers: list[tuple[str, BlockSource | None]] = []
         self._num_steps = 0

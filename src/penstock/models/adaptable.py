@@ -9,18 +9,19 @@ from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.spec import MatrixSize, PartSpec
 from penstock.layers.sum_spec import SumSpec
+from penstock.model_facts import DType
 from penstock.models.spec import ModelSpec
 
 
-def adaptable(spec: ModelSpec) -> Adaptable:
-    """The adaptable linear layers of a model, with their sizes."""
+def adaptable(spec: ModelSpec, dtype: DType) -> Adaptable:
+    """The adaptable linear layers of a model that computes in `dtype`, with their sizes."""
     matrices = {
         f"{layer.name}.{name}": (rows, columns)
         for layer in spec.layers
         for part in layer.parts
         for name, rows, columns in _of_part(part)
     }
-    return Adaptable(matrices, spec.names.prefixes)
+    return Adaptable(matrices, spec.names.prefixes, dtype)
 
 
 def adapted_rows(spec: ModelSpec) -> int:

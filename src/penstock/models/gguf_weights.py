@@ -126,7 +126,8 @@ def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]
     for name, info in file.tensors.items():
         if name not in used:
             stem, dot, part = name.rpartition(".")
-            by_file[info.file][f"{ours.get(stem, stem)}{dot}{part}"] = info
+            if by_file[info.file].setdefault(f"{ours.get(stem, stem)}{dot}{part}", info) is not info:
+                raise CheckpointError(f"{info.file} holds {name} twice, also as {ours.get(stem, stem)}{dot}{part}")
     interleaved = _rotated(spec) if kind.interleaved_rope else {}
     return [
         GGUFWeights(

@@ -7,20 +7,23 @@ size of the largest tensor.
 
 import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.loading_progress import report_bytes
 from penstock.quantization.base import Parameter
-from penstock.quantization.parts import CheckedTensor
+from penstock.quantization.parts import FLOATS, CheckedTensor
 
 MIN_PIECE_BYTES = 2**20
+_MAY_HAVE_UNUSED_ROWS = re.compile(r"embed|wte")
+"""Tables whose rows of tokens that no tokenizer gives may never have been set."""
 PIECES = 48
 """Number of pieces of a large file. Each piece costs milliseconds: mapping, and threads that finish unevenly."""
 
@@ -62,37 +65,43 @@ def load_weights(
     files: Sequence[WeightFile],
     parameters: dict[str, Parameter],
     ignored: "re.Pattern[str]",
-    filled: Container[str] = (),
+    filled: Set[str] = frozenset(),
 ) -> None:
     """Load every parameter that is not `filled` from the checkpoint's tensor of the same name.
 
-    Optional tensors may be missing. Tensors whose whole name matches `ignored` are skipped.
+    Optional tensors may be missing, and equal ones may be in several files. Tensors whose whole name matches `ignored`
+    are skipped.
 
     Raises:
         CheckpointError: a file is damaged, or a tensor is missing, unexpected, of the wrong shape or rejected by its
             parameter.
     """
-    missing = {name: None for name, one in parameters.items() if name not in filled and not _is_optional(one)}
+    missing = [name for name, one in parameters.items() if name not in filled and not _is_optional(one)]
     sizes = [file.path.stat().st_size for file in files]
+    found: dict[str, WeightFile] = {}
     for number, file in enumerate(files):
-        for name in _load_file(file, parameters, ignored, filled, sum(sizes[:number]), sum(sizes)):
-            missing.pop(name, None)
+        for name in filter(found.__contains__, file.shapes):
+            _check_equal(name, found[name], file)
+        names = _load_file(file, parameters, ignored, filled | found.keys(), sum(sizes[:number]), sum(sizes))
+        found.update(dict.fromkeys(names, file))
+    missing = [name for name in missing if name not in found]
     if missing:
         where = files[0].path if len(files) == 1 else files[0].path.parent
-        raise CheckpointError(f"the weights in {where} lack {_some(list(missing))}")
+        raise CheckpointError(f"the weights in {where} lack {_some(missing)}")
 
 
 def _load_file(
     file: WeightFile,
     parameters: dict[str, Parameter],
     ignored: "re.Pattern[str]",
-    filled: Container[str],
+    filled: Set[str],
     bytes_before: int,
     total_bytes: int,
 ) -> list[str]:
     """Load the tensors of one file and return their names.
 
     Args:
+        filled: names of parameters that are not loaded from it.
         bytes_before: bytes of the files before it.
         total_bytes: bytes of all files.
     """
@@ -119,11 +128,41 @@ def _load_file(
     return names
 
 
+def _check_equal(name: str, file: WeightFile, other: WeightFile) -> None:
+    """
+    Raises:
+        CheckpointError: two files hold the tensor with different values.
+    """
+    rows, *rest = file.shapes[name]
+    step = max(1, MIN_PIECE_BYTES // (4 * math.prod(rest)))
+    with file.open() as a, other.open() as b:
+        if file.shapes[name] != other.shapes[name] or any(
+            not torch.equal(a.read(name, at, min(at + step, rows)), b.read(name, at, min(at + step, rows)))
+            for at in range(0, rows, step)
+        ):
+            raise CheckpointError(f"{file.path} and {other.path} both hold {name}, and their values differ")
+
+
 def _load_piece(piece: Piece, weights: OpenWeights, parameter: Parameter, path: Path) -> None:
     try:
-        parameter.load(piece.first, weights.read(piece.name, piece.first, piece.last))
+        rows = weights.read(piece.name, piece.first, piece.last)
+        if not _MAY_HAVE_UNUSED_ROWS.search(piece.name):
+            _check_finite(rows)
+        parameter.load(piece.first, rows)
     except CheckpointError as error:
         raise CheckpointError(f"{piece.name} in {path} {error}") from None
+
+
+def _check_finite(rows: Tensor) -> None:
+    """Check a matrix, at memory bandwidth. Vectors are not checked: their values may be infinite for a reason.
+
+    Raises:
+        CheckpointError: it has NaN or infinite values; the caller puts the tensor's name before the message.
+    """
+    if rows.dim() == 2 and rows.numel() and rows.dtype in FLOATS:
+        least, most = torch.aminmax(rows)
+        if not (least.isfinite() and most.isfinite()):
+            raise CheckpointError("has weights that are not finite, such as NaN")
 
 
 def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> Iterator[list[Piece]]:

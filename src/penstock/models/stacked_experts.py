@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from penstock.errors import CheckpointError
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.sum_spec import SumSpec
 from penstock.models.loader import OpenWeights, WeightFile
@@ -53,6 +54,8 @@ class UnstackedFile:
     def __init__(self, file: WeightFile, views: Mapping[str, ExpertView]) -> None:
         self.path, self._file, self._views = file.path, file, views
         stored = {view.stored for view in views.values()}
+        if twice := sorted(views.keys() & file.shapes.keys() - stored):
+            raise CheckpointError(f"{file.path} holds {twice[0]}, also as a part of {views[twice[0]].stored}")
         self.shapes: Mapping[str, tuple[int, ...]] = {
             **{name: shape for name, shape in file.shapes.items() if name not in stored},
             **{name: view.shape for name, view in views.items()},
@@ -93,7 +96,9 @@ def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
         views: dict[str, ExpertView] = {}
         for name, shape in file.shapes.items():
             stem = name.removesuffix(".weight")
-            views.update(_views(name, name.replace(stem, renamed.get(stem, stem)), shape, mixtures))
+            for part, view in _views(name, name.replace(stem, renamed.get(stem, stem)), shape, mixtures):
+                if (other := views.setdefault(part, view)) is not view:
+                    raise CheckpointError(f"{file.path} holds {part} in {other.stored} and in {name}")
         found.append(UnstackedFile(file, views) if views else file)
     return found
 

@@ -74,7 +74,7 @@ class TorchRunner:
             self._adapters = None
             if settings.memory.adapters:
                 dtype = getattr(torch, settings.dtype)
-                adaptable_maps = adaptable(self._model.spec)
+                adaptable_maps = adaptable(self._model.spec, settings.dtype)
                 self._adapters = LoadedAdapters(self._model.adapted, adaptable_maps, dtype, self._device)
             self._cache = KVCache(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
