@@ -132,7 +132,7 @@ def _mended(row: Any, calls: dict[Any, Any], ends: dict[Any, Any]) -> Any:
     """
     request_id, call, alias, position, accepted, ended, blob = row
     request_id = recorded_id(blob) or request_id
-    if calls.get(request_id) in calls:
+    if request_id in calls and calls[request_id] in calls:
         call = calls[request_id]
     other = ends.get(request_id, ended)
     is_number = isinstance(ended, float) and isinstance(other, float)
@@ -173,7 +173,7 @@ def _settle_outputs(new: sqlite3.Connection, salvaged: Salvaged, part: int) -> N
     orphans = "SELECT request, part, outputs FROM outputs WHERE request NOT IN (SELECT id FROM requests)"
     for request_id, number, blob in new.execute(orphans).fetchall():
         owner = request_of_outputs(blob)
-        if owner not in ends:
+        if owner is None or owner not in ends:
             if request_id not in salvaged.lost_results:
                 salvaged.lost_requests.setdefault(request_id, MALFORMED)
         elif ends[owner] is not None:
