@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,10 @@ def render(templates: ChatTemplates, content: str) -> str:
 
 
 async def render_from_loop(templates: ChatTemplates, content: str) -> str:
-    return await templates.render_from_loop(messages(content), None, True, {})
+    async def off_loop(size: int, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.to_thread(work)
+
+    return await templates.render_from_loop(messages(content), None, True, {}, off_loop)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,17 @@ def alive(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    """The processes that any thread of a process has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of a process, theirs, and so on."""
+    return [found for child in children(pid) for found in (child, *descendants(child))]
+
+
 def stop(pid: int) -> None:
     """Stop a process, and wait until the last of its threads has stopped: one that still runs may answer."""
     os.kill(pid, signal.SIGSTOP)

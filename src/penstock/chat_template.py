@@ -12,8 +12,8 @@ import asyncio
 import json
 import signal
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
 from penstock.worker_process import WorkerEndedError, WorkerProcess
@@ -31,6 +31,10 @@ TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
 
 _LONG = 32_768
 """Characters and items from which on a conversation is a long one."""
+_LONG_BYTES = 2**20
+"""What a long conversation counts as, as counting it would take the time that this is to save."""
+
+OffLoop: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
 class ChatTemplates:
@@ -89,11 +93,16 @@ class ChatTemplates:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
+        off_loop: OffLoop,
     ) -> str:
-        """As `render`, without holding up the event loop."""
+        """As `render`, without holding up the event loop.
+
+        Args:
+            off_loop: runs some work on so many bytes elsewhere.
+        """
         name, given = self._request(messages, tools, add_generation_prompt, variables)
         if _is_long(given):
-            frame = await asyncio.to_thread(_frame, name, given)
+            frame = await off_loop(_LONG_BYTES, lambda: _frame(name, given))
             return await _render_in_turn(self._long_lock, self._long, frame)
         return await _render_in_turn(self._short_lock, self._short, _frame(name, given))
 

@@ -1,14 +1,16 @@
-"""What the system offers this process: cores and memory, within its cgroup's limits, its first line, its end."""
+"""What the system offers this process: cores and memory within its cgroup's limits, child processes, its end."""
 
 import atexit
 import contextlib
 import ctypes
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +21,9 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PARENT = "PENSTOCK_PARENT_PROCESS"
+"""The variable that tells a child the process id of its parent."""
 _PLAIN_VARIABLES = (
     *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH", "PYTHON", "MALLOC_", "RAYON_", "TOKENIZERS_"),
     *("COV_CORE_", "COVERAGE_"),
@@ -190,17 +195,81 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_PLAIN_VARIABLES)}
 
 
+class _Starter:
+    """A thread that starts child processes and lives as long as this process.
+
+    The kernel counts the thread that started a child as its parent, and `die_with_parent` would end the child with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._owner: int | None = None
+        """The process that has the thread, which a fork does not copy."""
+
+    def start(self, command: Sequence[str], options: dict[str, Any]) -> "subprocess.Popen[bytes]":
+        started: Future[subprocess.Popen[bytes]] = Future()
+
+        def start() -> None:
+            try:
+                started.set_result(subprocess.Popen(command, **options))
+            except BaseException as error:
+                started.set_exception(error)
+
+        with self._lock:
+            if self._owner != os.getpid():
+                self._orders = queue.SimpleQueue()
+                threading.Thread(target=_carry_out, args=(self._orders,), name="process-starter", daemon=True).start()
+                self._owner = os.getpid()
+        self._orders.put(start)
+        return started.result()
+
+
+def _carry_out(orders: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        orders.get()()
+
+
+_STARTER = _Starter()
+os.register_at_fork(after_in_child=_STARTER.__init__)  # type: ignore[misc]  # its lock may have been held
+
+
+def start_process(command: Sequence[str], environment: dict[str, str], **options: Any) -> "subprocess.Popen[bytes]":
+    """`subprocess.Popen` for a child that calls `die_with_parent`, as the other options say.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return _STARTER.start(command, {**options, "env": environment | name_parent()})
+
+
+def name_parent() -> dict[str, str]:
+    """The variable by which a child knows that this process is its parent."""
+    return {_PARENT: str(os.getpid())}
+
+
+def die_with_parent(ending: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, even if it hangs, is stopped or holds the GIL.
+
+    It is sent at once if the parent has ended already. On systems other than Linux nothing is sent.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ending)
+        if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+            os.kill(os.getpid(), ending)
+
+
 def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
     """A process that runs a module, imports from where this one does, and reads this line first. It has no terminal's
     standard input: the pipe to it, open as long as this process lives, tells it when we are gone.
     """
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    process = subprocess.Popen(
+    process = start_process(
         [sys.executable, "-m", module],
+        {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
         stdin=subprocess.PIPE,
         bufsize=0,
         pass_fds=pass_fds,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # killed already, which its watcher reports

@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
-from penstock.chat_template import ChatTemplates
+from penstock.chat_template import ChatTemplates, OffLoop
 from penstock.checkpoint import read_json, read_text
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.gguf.tokenizer import read_tokenizer
@@ -250,9 +250,10 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
+        off_loop: OffLoop,
     ) -> str:
         """Like `apply_chat_template`, without blocking the event loop."""
-        return await self._templates.render_from_loop(_plain(messages), tools, True, variables)
+        return await self._templates.render_from_loop(_plain(messages), tools, True, variables, off_loop)
 
     def encode_chat(
         self,

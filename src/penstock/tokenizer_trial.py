@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from penstock.errors import CheckpointError
-from penstock.host import plain_environment
+from penstock.host import die_with_parent, plain_environment, start_process
 from penstock.worker_process import limit_memory, limited_cpu_time
 
 MEMORY_BYTES = 2**30
@@ -26,7 +26,9 @@ def try_tokenizer(file: Path) -> None:
         CheckpointError: loading it takes too much memory or time.
     """
     command = [sys.executable, "-m", "penstock.tokenizer_trial", str(file)]
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=plain_environment())
+    null = subprocess.DEVNULL
+    with start_process(command, plain_environment(), stdin=null, stdout=null, stderr=null) as run:
+        run.wait()
     if run.returncode not in (_READ, _REFUSED):
         raise CheckpointError(
             f"{file} cannot be loaded within {MEMORY_BYTES >> 20} MiB of memory and {CPU_SECONDS:g} s of processor "
@@ -36,6 +38,7 @@ def try_tokenizer(file: Path) -> None:
 
 def main() -> int:
     """Load the file that the first argument names; the exit code says how that ended."""
+    die_with_parent()
     from tokenizers import Tokenizer  # here: it is not needed to start the process
 
     limit_memory(MEMORY_BYTES)

@@ -3,8 +3,8 @@
     parent: WorkerProcess.ask(frame) ──socket──> child: frame = channel.receive(); channel.send(answer)
 
 For third-party code: where it takes too much processor time or memory, it takes the child with it and
-nothing else. A frame is its length in 8 bytes, then that many bytes. The child ends when its parent is gone, because
-its end of the socket closes then.
+nothing else. A frame is its length in 8 bytes, then that many bytes. The child ends with its parent: its end of the
+socket closes then, and the kernel kills it even if the code never looks at the socket again.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterator
 
 from penstock.errors import EngineError
-from penstock.host import plain_environment
+from penstock.host import die_with_parent, plain_environment, start_process
 
 _LENGTH = struct.Struct("<Q")
 _GRACE = 1.0
@@ -53,11 +53,11 @@ class WorkerProcess:
         try:
             with theirs:
                 command = [sys.executable, "-m", module]
-                self._process = subprocess.Popen(
+                self._process = start_process(
                     command,
+                    plain_environment(),
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env=plain_environment(),
                     start_new_session=True,  # an interrupt from the terminal is for the parent, which ends it
                 )
         except OSError:
@@ -67,6 +67,10 @@ class WorkerProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arriving: tuple[_Incoming, asyncio.Future[None]] | None = None
         self._close = weakref.finalize(self, _close, self._process, self._socket)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def send(self, frame: bytes, patience: float) -> None:
         """Send a frame that has no answer. If the child does not take it, the next `ask` fails."""
@@ -158,6 +162,7 @@ class Channel:
     """The child's end of the socket."""
 
     def __init__(self) -> None:
+        die_with_parent()
         self._socket = socket.socket(fileno=sys.stdin.fileno())
 
     def receive(self) -> bytes:

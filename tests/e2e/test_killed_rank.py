@@ -2,16 +2,13 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import openai
 
 from tests.server.running import running_server
-from tests.waiting import alive, wait_until
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+from tests.waiting import alive, children, wait_until
 
 
 def test_a_killed_rank_takes_the_engine_down_and_the_next_one_goes_on(tiny_llama: Path) -> None:
@@ -32,4 +29,7 @@ def test_a_killed_rank_takes_the_engine_down_and_the_next_one_goes_on(tiny_llama
         wait_until(lambda: server.metrics()["penstock_engine_restarts_total"] == 1)
         (successor,) = children(server.engine_pid)
         assert not alive(engine)
+        assert not any("Traceback" in line for line in server.log)
+        assert sum("another rank of the engine has ended" in line for line in server.log) >= 1
     assert not alive(successor)
+    assert not list(Path(tempfile.gettempdir()).glob(f"penstock-ranks-{engine}-*"))

@@ -109,3 +109,18 @@ def test_a_request_does_not_wait_for_the_rest_once_something_failed():
     failed.set_exception(ValueError("no such adapter"))
     pending.pass_on(scheduler)
     assert [one.error for one in scheduler.drain()] == ["it could not be prepared: no such adapter"]
+
+
+def test_a_grammar_that_only_ended_requests_wait_for_is_dropped():
+    grammars, scheduler, _ = make()
+    dropped = []
+    pending = PendingRequests(grammars.awaited, dropped.append)
+    for name in "ab":
+        pending.add_request(scheduler, request(name, FORM), ())
+    pending.release(scheduler, "a")
+    assert dropped == []
+    pending.release(scheduler, "b", goes_on=True)
+    assert dropped == [], "one of its answers has ended, and others go on"
+    pending.add_request(scheduler, request("c", FORM), ())
+    pending.release(scheduler, "c")
+    assert dropped == [grammars.futures[FORM]]

@@ -19,7 +19,7 @@ class Jobs:
         self._ends = {}
         self.began = []
 
-    def start(self, name, size):
+    def start(self, name, size, tenant=""):
         end = self._ends[name] = threading.Event()
 
         def job():
@@ -27,7 +27,7 @@ class Jobs:
             assert end.wait(20)
             return name
 
-        return asyncio.ensure_future(self._work.run(size, job))
+        return asyncio.ensure_future(self._work.run(size, job, tenant))
 
     def end(self, name):
         self._ends[name].set()
@@ -125,5 +125,22 @@ def test_a_failure_is_the_callers_and_frees_its_room():
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 await work.run(4 * MB, lambda: 1 // 0)
+
+    run(talk)
+
+
+def test_a_tenants_many_inputs_hold_no_other_tenant_up():
+    async def talk(jobs, work):
+        tasks = [jobs.start("running", 4 * MB, "a")]
+        await jobs.until("running")
+        tasks += [jobs.start(f"a{i}", 4 * MB, "a") for i in range(3)]
+        tasks.append(jobs.start("b", 4 * MB, "b"))
+        began = ["running"]
+        for name in ("a0", "b", "a1", "a2"):
+            jobs.end(began[-1])
+            began.append(name)
+            await jobs.until(*began)
+        jobs.end("a2")
+        await asyncio.gather(*tasks)
 
     run(talk)

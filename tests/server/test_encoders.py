@@ -255,7 +255,7 @@ def test_limits_and_fairness_are_those_of_models_that_generate(tmp_path: Path):
     with running_server("--model", MODEL, *flags) as server, ThreadPoolExecutor(1) as pool:
         assert int(ask("sk-metered", "water " * 40).headers["x-ratelimit-remaining-tokens"]) in range(50, 70)
         assert refusal(ask("sk-metered", "water " * 80)) == (429, "rate_limit_exceeded")
-        too_many = ask("sk-loud", *["a"] * 309)
+        too_many = ask("sk-loud", *["a"] * 308, "")  # refused before any text is read
         assert too_many.status_code == 400
         assert "at most 308" in too_many.json()["error"]["message"]
         before = server.metrics()["penstock_prompt_tokens_total"]

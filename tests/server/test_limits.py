@@ -252,6 +252,13 @@ def test_a_request_that_waits_longer_than_it_may_is_told_so_and_leaves_the_queue
     wait_until(limited.idle)
 
 
+@pytest.mark.parametrize("asked", [{"prompt": [[10**6]] * 33}, {"prompt": [[10**6]] * 17, "n": 2}])
+def test_a_call_for_more_answers_than_may_ever_be_open_is_refused_before_its_prompts_are_read(limited, asked):
+    refused = ask(limited, **asked)  # the tokens are none of the model's
+    assert refused.status_code == 400
+    assert f"asks for {33 + ('n' in asked)} answers; at most 32" in refused.json()["error"]["message"]
+
+
 def test_a_flood_past_every_limit_is_answered_to_the_last_request_and_leaves_nothing(limited):
     """10,000 requests, of which most are refused at once."""
     wait_until(limited.idle)

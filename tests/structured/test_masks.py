@@ -1,4 +1,6 @@
+import threading
 from array import array
+from concurrent.futures import wait
 from dataclasses import replace
 
 import numpy as np
@@ -131,3 +133,28 @@ def test_a_form_that_cannot_be_compiled_fails_its_future_and_its_row(grammars):
         grammars.compile(bad).result()
     masks = grammars.begin(batch((1, bad, []), (2, Structured.regex("a"), [])))
     assert masks.endings() == {0: Ending.GRAMMAR_FAILED}
+
+
+def test_tenants_take_turns_at_the_compiler_and_dropped_grammars_are_left_out(vocabulary):
+    begin, compiled = threading.Event(), []
+
+    def load():
+        assert begin.wait(20)
+        return vocabulary
+
+    grammars = Grammars(load, vocabulary.size, max_num_seqs=4)
+    try:
+        futures = {}
+        for name in ("a0", "a1", "a2", "a3", "b0"):
+            futures[name] = grammars.compile(Structured.regex(name), name[0])
+            futures[name].add_done_callback(lambda _, name=name: compiled.append(name))
+        grammars.drop(futures["a1"])
+        assert futures["a1"].cancelled()
+        begin.set()
+        again = grammars.compile(Structured.regex("a1"), "a")
+        wait([again, *futures.values()], 20)
+        assert [name for name in compiled if name != "a1"] == ["a0", "a2", "b0", "a3"]
+        assert again.result() is not None
+    finally:
+        begin.set()
+        grammars.close()

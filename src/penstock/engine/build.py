@@ -95,7 +95,7 @@ def build_engine(
         make_scheduler(settings, speculation, clock, make_tier),
         runner,
         grammars,
-        PendingRequests(lambda request: _awaited(request, grammars, adapters)),
+        PendingRequests(lambda request: _awaited(request, grammars, adapters), grammars.drop),
         clock,
         draft_runner=draft_runner,
         adapters=adapters,
@@ -133,7 +133,7 @@ if TYPE_CHECKING:
 def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:
     """Futures that must be done before the scheduler accepts a request."""
     structured = request.params.structured
-    awaited: list[Future[Any]] = [] if structured is None else [grammars.compile(structured)]
+    awaited: list[Future[Any]] = [] if structured is None else [grammars.compile(structured, request.tenant)]
     if request.adapter is not None:
         assert adapters is not None, "a request has an adapter, and no memory is planned for any"
         loading = adapters.need(request.adapter)

@@ -52,12 +52,18 @@ class PendingRequests:
     They are numbered as they arrive, and keep that order in the scheduler's queue.
     """
 
-    def __init__(self, awaited_by: "Callable[[Request], Sequence[Future[Any]]]") -> None:
+    def __init__(
+        self,
+        awaited_by: "Callable[[Request], Sequence[Future[Any]]]",
+        drop: "Callable[[Future[Any]], None]" = lambda _: None,
+    ) -> None:
         """
         Args:
             awaited_by: starts and returns the futures a request waits for; empty if it can be scheduled now.
+            drop: called with a future that no request waits for any more.
         """
         self._awaited_by = awaited_by
+        self._drop = drop
         self._pending: dict[str, _Pending] = {}
         self._num_arrived = 0
 
@@ -93,10 +99,17 @@ class PendingRequests:
                     reason = str(error) if isinstance(error, PenstockError) else f"it could not be prepared: {error}"
                     scheduler.finish_request(request_id, None, FinishReason.ERROR, reason)
 
-    def release(self, scheduler: Scheduler, request_id: str) -> None:
-        """Add a request to the scheduler, ready or not, so that it can be ended; unknown ids are ignored."""
+    def release(self, scheduler: Scheduler, request_id: str, *, goes_on: bool = False) -> None:
+        """Add a request to the scheduler, ready or not, so that it can be ended; unknown ids are ignored.
+
+        Args:
+            goes_on: whether a part of it is not to end, and needs what it waits for.
+        """
         pending = self._pending.pop(request_id, None)
         if pending is not None:
+            for future in () if goes_on else pending.awaited:
+                if not future.done() and not any(future in other.awaited for other in self._pending.values()):
+                    self._drop(future)
             scheduler.add_request(pending.request, pending.resumed, pending.ordinal)
 
 
@@ -176,7 +189,7 @@ class EngineCore:
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; ended and unknown ids are ignored."""
-        self._pending.release(self._scheduler, request_id)
+        self._pending.release(self._scheduler, request_id, goes_on=index is not None)
         self._scheduler.finish_request(request_id, index, reason)
         if self._tier is not None and index is None:
             self._tier.ended(request_id)

@@ -43,8 +43,8 @@ from penstock.engine.protocol import (
     Shutdown,
     StepOutputs,
 )
-from penstock.errors import ConfigError
-from penstock.host import end_process, read_first_line
+from penstock.errors import ConfigError, DeviceLostError
+from penstock.host import die_with_parent, end_process, read_first_line
 from penstock.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 
@@ -52,7 +52,6 @@ logger = logging.getLogger("penstock.engine")
 
 Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
 MAX_MESSAGE = 8000
 """Maximum characters of an error message to the server."""
 TEND_MS = 20
@@ -161,7 +160,7 @@ def run_engine(launch: Launch) -> int:
             make_core = _load(launch.core)
             imported()
             core = make_core(launch.config)
-        _die_with_parent()
+        die_with_parent()
         _send(outputs, Ready(core.info))
         try:
             EngineLoop(core, requests, outputs, in_flight).run()
@@ -175,7 +174,10 @@ def run_engine(launch: Launch) -> int:
         _fail(in_flight, str(error), mistake=True)
         return 1
     except Exception as error:
-        traceback.print_exc()
+        if isinstance(error, DeviceLostError) and error.__cause__ is None:  # another rank has ended
+            logger.critical("the engine ends: %s", error)
+        else:
+            traceback.print_exc()
         _fail(in_flight, f"{type(error).__name__}: {error}", mistake=False)
         return 1
     finally:
@@ -230,13 +232,7 @@ def _die_soon_after_parent() -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.signal(signal.SIGHUP, libc.alarm)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, even if it is in a step or stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGHUP)
 
 
 def _exit_with_parent(folder: str) -> None:

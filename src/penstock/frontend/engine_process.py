@@ -18,6 +18,7 @@ from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.protocol import Launch, in_flight_file
 from penstock.errors import ConfigError, EngineDeadError
+from penstock.host import name_parent
 
 MEMORY_FOLDER = "/dev/shm"
 STOPPED_SECONDS = 0.2
@@ -110,7 +111,7 @@ def _start(launch: Launch) -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"} | name_parent(),
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has died already, which `wait` reports

@@ -6,8 +6,8 @@ A check waits for as long as its caller does. One that has begun is completed, w
 """
 
 import asyncio
-from collections import OrderedDict
 
+from penstock.core.turns import Turns
 from penstock.errors import InvalidRequestError, OverloadedError, PenstockError, ShuttingDownError
 from penstock.frontend.limits import SharedLimit
 from penstock.sampling_params import Structured
@@ -27,7 +27,7 @@ class GrammarChecks:
         """
         self._inspector = inspector
         self._room = SharedLimit(max_characters)
-        self._waiting: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()  # by tenant, in their turns
+        self._waiting: Turns[asyncio.Future[None]] = Turns()
         self._is_busy = False
         self._is_closed = False
 
@@ -60,13 +60,13 @@ class GrammarChecks:
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room.take(size, tenant)
-        self._waiting.setdefault(tenant, {})[turn] = None
+        self._waiting.add(tenant, turn)
         self._admit()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._forget(turn, tenant)
+                self._waiting.remove(turn)
             else:  # its turn had already come
                 self._leave()
             raise
@@ -74,20 +74,10 @@ class GrammarChecks:
             self._room.take(-size, tenant)
 
     def _admit(self) -> None:
-        while self._waiting and not self._is_busy:
-            tenant, turns = next(iter(self._waiting.items()))
-            turn = next(iter(turns))
-            self._waiting.move_to_end(tenant)
-            self._forget(turn, tenant)
+        while not self._is_busy and (turn := self._waiting.take_first()) is not None:
             if not turn.cancelled():
                 self._is_busy = True
                 turn.set_result(None)
-
-    def _forget(self, turn: "asyncio.Future[None]", tenant: str) -> None:
-        turns = self._waiting.get(tenant, {})
-        turns.pop(turn, None)
-        if not turns:
-            self._waiting.pop(tenant, None)
 
     def _leave(self) -> None:
         self._is_busy = False
@@ -96,10 +86,9 @@ class GrammarChecks:
     async def close(self) -> None:
         """Refuse the waiting checks, and kill the worker, even while it compiles."""
         self._is_closed = True
-        for turns in self._waiting.values():
-            for turn in turns:
-                if not turn.done():
-                    turn.set_exception(_shutting_down())
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_exception(_shutting_down())
         self._waiting.clear()
         await asyncio.to_thread(self._inspector.close)
 

@@ -2,7 +2,7 @@
 
 import functools
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random, SystemRandom
 from types import MappingProxyType
@@ -42,14 +42,14 @@ class PromptEncoder:
             raise InvalidRequestError("the model came without a tokenizer.json: send token ids to /v1/completions")
         return self._tokenizer
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, tenant: str = "") -> list[int]:
         """Token ids of a text prompt.
 
         Raises:
             InvalidRequestError: the model has no tokenizer.
         """
         tokenizer = self.need_tokenizer()
-        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text))
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text), tenant)
 
     async def encode_chat(
         self,
@@ -58,6 +58,7 @@ class PromptEncoder:
         variables: Mapping[str, Any],
         *,
         prefill: str = "",
+        tenant: str = "",
     ) -> list[int]:
         """Token ids of a conversation in the checkpoint's chat template; `prefill` is the beginning of the answer.
 
@@ -66,24 +67,30 @@ class PromptEncoder:
                 its time or memory limit.
         """
         tokenizer = self.need_tokenizer()
-        text = await self.render_chat(messages, tools, variables) + prefill
-        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+        text = await self.render_chat(messages, tools, variables, tenant=tenant) + prefill
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False), tenant)
 
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
+        *,
+        tenant: str = "",
     ) -> str:
         """Text of a conversation in the checkpoint's chat template. Raises the same errors as `encode_chat`.
 
         Args:
             variables: further variables of the template.
         """
-        return await self.need_tokenizer().apply_chat_template_from_loop(messages, tools, variables)
 
-    async def _off_loop_if_long(self, size: int, work: Callable[[], T]) -> T:
-        return await self._large_work.run(size, work) if size >= LONG_TEXT else work()
+        def off_loop(size: int, work: Callable[[], bytes]) -> Awaitable[bytes]:
+            return self._large_work.run(size, work, tenant)
+
+        return await self.need_tokenizer().apply_chat_template_from_loop(messages, tools, variables, off_loop)
+
+    async def _off_loop_if_long(self, size: int, work: Callable[[], T], tenant: str) -> T:
+        return await self._large_work.run(size, work, tenant) if size >= LONG_TEXT else work()
 
 
 def check_generates(info: EngineInfo) -> None:

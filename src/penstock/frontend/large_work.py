@@ -4,13 +4,12 @@ While it runs, parsing or tokenising takes up to a hundred times the input's siz
 """
 
 import asyncio
-import heapq
-import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from penstock.core.turns import Turns
 from penstock.errors import ShuttingDownError
 
 T = TypeVar("T")
@@ -24,28 +23,27 @@ SECONDS_A_BYTE = 30 / 2**20
 class LargeWork:
     """Threads that process at most `max_bytes` of input at a time.
 
-    An input takes at most half of the free bytes, so that smaller inputs have room beside it. The waiting input with
-    the earliest deadline (arrival plus a delay proportional to its size) is next, and none overtakes it, so each has
-    its turn.
+    An input takes at most half of the free bytes, so that smaller inputs have room beside it. The tenants take turns;
+    of a tenant's inputs the one with the earliest deadline (arrival plus a delay proportional to its size) is next.
+    None overtakes it, so each has its turn.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._free = max_bytes
         self._largest = max_bytes // 2
         self._clock = clock
-        self._numbers = itertools.count()
-        self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []  # due, number, size, turn
+        self._waiting: Turns[tuple[asyncio.Future[None], int]] = Turns()  # each with its size
         self._threads = ThreadPoolExecutor(NUM_THREADS, "large-work")
         self._is_closed = False
 
-    async def run(self, size: int, work: Callable[[], T]) -> T:
+    async def run(self, size: int, work: Callable[[], T], tenant: str = "") -> T:
         """Run `work` on an input of `size` bytes in a thread. A caller that is cancelled leaves the queue.
 
         Raises:
             ShuttingDownError: the server is shutting down.
         """
         size = min(size, self._largest)
-        await self._enter(size)
+        await self._enter(size, tenant)
         if self._is_closed:
             raise ShuttingDownError("the server is shutting down")
         loop = asyncio.get_running_loop()
@@ -54,15 +52,17 @@ class LargeWork:
         done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave, size))
         return await asyncio.wrap_future(done)
 
-    async def _enter(self, size: int) -> None:
+    async def _enter(self, size: int, tenant: str = "") -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        due = self._clock() + size * SECONDS_A_BYTE
-        heapq.heappush(self._waiting, (due, next(self._numbers), size, turn))
+        self._waiting.add(tenant, (turn, size), self._clock() + size * SECONDS_A_BYTE)
         self._admit()
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn had already come
+            if turn.cancelled():
+                self._waiting.remove((turn, size))
+                self._admit()
+            else:  # its turn had already come
                 self._leave(size)
             raise
 
@@ -71,14 +71,14 @@ class LargeWork:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting:
-            _, _, size, turn = self._waiting[0]
+        while (first := self._waiting.first()) is not None:
+            turn, size = first
             if not turn.cancelled():
                 if 2 * size > self._free:
                     return
                 self._free -= size
                 turn.set_result(None)
-            heapq.heappop(self._waiting)
+            self._waiting.take_first()
 
     def close(self) -> None:
         """Start no further work, and wait for running work."""

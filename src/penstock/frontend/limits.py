@@ -234,12 +234,19 @@ class Admission:
                     "prompt",
                 )
 
-    def _check_room(self, answers: int, tokens: int, caller: Caller) -> None:
+    def check_number(self, answers: int) -> None:
+        """
+        Raises:
+            InvalidRequestError: a call asks for more answers than may ever be open.
+        """
         if answers > self._answers.most:
             raise InvalidRequestError(
                 f"the call asks for {answers} answers; at most {self._answers.most} may be open at once "
                 "(max_num_seqs and max_queued): ask for fewer"
             )
+
+    def _check_room(self, answers: int, tokens: int, caller: Caller) -> None:
+        self.check_number(answers)
         if not self._answers.fits(answers, caller.tenant):
             raise OverloadedError(
                 f"the queue is full: {self._answers.held} answers run or wait, of at most {self._answers.most} "

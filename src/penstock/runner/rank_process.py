@@ -1,17 +1,17 @@
 """The process of a rank other than rank 0. It ends on request, on an error, or with the process of rank 0."""
 
-import ctypes
+import logging
 import os
 import signal
-import sys
 import threading
 
 from penstock.checkpoint import open_checkpoint
-from penstock.host import end_process, read_first_line
+from penstock.errors import DeviceLostError
+from penstock.host import die_with_parent, end_process, read_first_line
 from penstock.ranks import RankJoin
 from penstock.runner.ranks import RankLaunch, join_engine, run_rank
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
+log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -21,16 +21,19 @@ def main() -> int:
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole process group or unit; rank 0 decides
         signal.signal(ignored, signal.SIG_IGN)
+    die_with_parent()
     line = read_first_line()
     join = RankJoin.decode(line)
     launch = RankLaunch.decode(line) if join is None else None
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
-    if (launch is None or launch.dies_with_thread) and sys.platform == "linux":  # works while stopped, too
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if join is not None:
-        join_engine(join)
-    elif launch is not None:
-        run_rank(launch, open_checkpoint(str(launch.model)), launch.group())
+    try:
+        if join is not None:
+            join_engine(join)
+        elif launch is not None:
+            run_rank(launch, open_checkpoint(str(launch.model)), launch.group())
+    except DeviceLostError as error:  # another rank is gone, whose end says why
+        log.error("a rank of the engine ends: %s", error)
+        return 1
     return 0
 
 

@@ -17,9 +17,7 @@ import contextlib
 import logging
 import os
 import pickle
-import shutil
 import subprocess
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -38,13 +36,14 @@ from penstock.host import Seat, bracketed, seats, start_child
 from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Exchange
 from penstock.kernels.ranks.native import SharedExchange, shared_file
-from penstock.kernels.ranks.reference import DistributedExchange
+from penstock.kernels.ranks.reference import DistributedExchange, lost_peers
 from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
+from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.settings import Settings
@@ -103,6 +102,10 @@ class DistributedGroup:
         self._plans = world if backend == "gloo" else distributed.new_group(backend="gloo")
 
     def share(self, message: bytes) -> bytes:
+        with lost_peers():
+            return self._broadcast(message)
+
+    def _broadcast(self, message: bytes) -> bytes:
         size = torch.tensor([len(message)])
         distributed.broadcast(size, 0, self._plans)
         first = self.exchange.ranks.rank == 0
@@ -154,8 +157,6 @@ class RankLaunch:
     """File descriptor of the ranks' shared memory; None: torch.distributed connects them."""
     rendezvous: str
     """Rendezvous address for torch.distributed."""
-    dies_with_thread: bool
-    """Whether the thread that starts the rank lives as long as the engine."""
 
     @property
     def backend(self) -> str:
@@ -215,7 +216,6 @@ class RankOrder:
             seat=seats(len(own))[index] if self.settings.device == "cpu" else Seat(),
             shared=None,
             rendezvous="",
-            dies_with_thread=True,
         )
 
 
@@ -246,7 +246,7 @@ class RankedRunner:
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
-        self._folder = tempfile.mkdtemp(prefix="penstock-ranks-")
+        self._folder: RankFolder | None = None
         self._group: Group | None = None
         self._plans: PlanSource | None = None
         self._closing = False
@@ -276,6 +276,8 @@ class RankedRunner:
             _check_gpus(settings.device, size, torch.cuda.device_count())
         library = native.library() if on_cpu else None
         shared = None if library is None else shared_file(library, size)
+        if shared is None:
+            self._folder = RankFolder()
         places: Sequence[Seat] = seats(size) if on_cpu else [Seat()] * size
         launches = [
             RankLaunch(
@@ -284,8 +286,7 @@ class RankedRunner:
                 ranks=Ranks(rank, size),
                 seat=places[rank],
                 shared=shared,
-                rendezvous=f"file://{self._folder}/rendezvous",
-                dies_with_thread=threading.current_thread() is threading.main_thread(),
+                rendezvous="" if self._folder is None else f"file://{self._folder.path}/rendezvous",
             )
             for rank in range(size)
         ]
@@ -405,7 +406,8 @@ class RankedRunner:
         elif self._plans is not None:
             self._plans.close()
         self._group = self._plans = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
 
 AnyRunner = TorchRunner | RankedRunner

@@ -69,7 +69,9 @@ class BodyRoute(APIRoute):
                 if len(raw) >= LARGE_BODY:
                     work: LargeWork = request.app.state.large_work
                     with cancelled_on_disconnect(request.receive):
-                        checked = await work.run(len(raw), lambda: self._check(raw))
+                        checked = await work.run(
+                            len(raw), lambda: self._check(raw), context_of(request.scope).caller.tenant
+                        )
                 else:
                     checked = self._check(raw)
             if isinstance(checked, Body):

@@ -93,6 +93,8 @@ class EventStream(Response):
 T = TypeVar("T")
 
 _TEXTS_AT_ONCE = 64
+_NUMBER_BYTES = 256
+"""Bytes of an answer for each token of a prompt with log-probabilities."""
 
 
 logger = logging.getLogger("penstock.server")
@@ -244,7 +246,16 @@ class Call:
     async def run_off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Run some work on `size` bytes in a thread. Raises as `connected`."""
         with self.connected():
-            return await self.engine.large_work.run(size, work)
+            return await self.engine.large_work.run(size, work, self.tenant)
+
+    def check_num_answers(self, num_prompts: int, params: SamplingParams | None = None) -> None:
+        """Refuse more answers than may ever be open, before any work is done for them.
+
+        Raises:
+            InvalidRequestError: the call asks for too many.
+        """
+        width = 1 if params is None else max(params.best_of or params.n, params.num_beams)
+        self.engine.admission.check_number(num_prompts * width)
 
     def hold_bytes(self, size: int) -> None:
         """Count bytes that the call holds beside its body, until its end.
@@ -320,7 +331,8 @@ class Call:
             raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
         outputs = await self.outputs(accepted)
         if any(output.prompt_logprobs for output in outputs):  # may be large: not on the event loop
-            body = await asyncio.to_thread(lambda: msgspec.json.encode(answer.complete_body(outputs)))
+            size = sum(_NUMBER_BYTES * len(output.prompt_token_ids) for output in outputs)
+            body = await self.run_off_loop(size, lambda: msgspec.json.encode(answer.complete_body(outputs)))
         else:
             body = msgspec.json.encode(answer.complete_body(outputs))
         if before_end is not None:
@@ -549,6 +561,7 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
             conversation.template_tools(known),
             conversation.variables,
             prefill=conversation.prefill,
+            tenant=call.tenant,
         )
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):

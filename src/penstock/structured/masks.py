@@ -9,16 +9,18 @@ missing, as after preemption or in a new engine.
 """
 
 import logging
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.plan import Ending, SampleBatch
+from penstock.core.turns import Turns
 from penstock.sampling_params import Structured
 from penstock.structured.grammar import Grammar, compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
@@ -136,18 +138,45 @@ class Grammars:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._grammars: OrderedDict[Structured, Future[Grammar]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._waiting: Turns[tuple[Structured, Future[Grammar]]] = Turns()
+        """To be compiled; guarded by the lock."""
         self._matchers: OrderedDict[int, _LazyMatcher] = OrderedDict()
         self._latest: Masks | None = None
 
-    def compile(self, structured: Structured) -> "Future[Grammar]":
-        """A future of the compiled grammar; fails with `InvalidRequestError` if it does not compile."""
+    def compile(self, structured: Structured, tenant: str = "") -> "Future[Grammar]":
+        """A future of the compiled grammar; fails with `InvalidRequestError` if it does not compile.
+
+        Tenants take turns.
+        """
         future = self._grammars.get(structured)
-        if future is None:
-            future = self._grammars[structured] = self._compiler.submit(self._compile, structured)
+        if future is None or future.cancelled():
+            future = self._grammars[structured] = Future()
+            with self._lock:
+                self._waiting.add(tenant, (structured, future))
+            self._compiler.submit(self._compile_next)
             if len(self._grammars) > KEPT_GRAMMARS:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(structured)
         return future
+
+    def drop(self, future: "Future[Any]") -> None:
+        """Leave a grammar out that is not compiled yet and that no request waits for any more."""
+        with self._lock:
+            for one in self._waiting:
+                if one[1] is future:
+                    future.cancel()
+                    self._waiting.remove(one)
+                    break
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            waiting = self._waiting.take_first()
+        if waiting is not None and waiting[1].set_running_or_notify_cancel():
+            try:
+                waiting[1].set_result(self._compile(waiting[0]))
+            except Exception as error:
+                waiting[1].set_exception(error)
 
     def _compile(self, structured: Structured) -> Grammar:
         if self._vocabulary is None:
@@ -206,5 +235,9 @@ class Grammars:
 
     def close(self) -> None:
         """Stop the threads without waiting for running work."""
+        with self._lock:
+            for _, future in self._waiting:
+                future.cancel()
+            self._waiting.clear()
         self._compiler.shutdown(wait=False, cancel_futures=True)
         self._masker.shutdown(wait=False, cancel_futures=True)

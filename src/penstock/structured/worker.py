@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequestError
+from penstock.host import die_with_parent
 from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar, refusal
 from penstock.structured.matcher import Matcher
@@ -60,6 +61,7 @@ def main() -> None:
     """Run as `python -m penstock.structured.worker FOLDER SIZE`: folder of the tokenizer, size of the vocabulary."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; it ends with its standard input
         signal.signal(ignored, signal.SIG_IGN)
+    die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     lines: queue.Queue[bytes] = queue.Queue()

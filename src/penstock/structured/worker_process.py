@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from penstock.host import plain_environment
+from penstock.host import plain_environment, start_process
 
 EXIT_SECONDS = 1.0
 """How long a process whose pipes have closed may take to exit before it is killed."""
@@ -25,8 +25,8 @@ class WorkerProcess:
         Raises:
             OSError: the process cannot be started.
         """
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=plain_environment()
+        self._process = start_process(
+            command, plain_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

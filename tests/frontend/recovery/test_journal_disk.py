@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import resource
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, JournalDamagedError, JournalUnavailableError
 from penstock.frontend.recovery.journal import Journal
+from penstock.frontend.recovery.journal_rows import APPLICATION_ID
 from penstock.metrics import Metrics
 from penstock.request import FinishReason
 from tests.frontend.recovery.test_journal import accept, make_entry, reopened, run, tokens, unfinished
@@ -440,25 +442,28 @@ def test_a_journal_of_version_1_is_read_and_brought_up_to_date(tmp_path):
     assert edit(path, "PRAGMA user_version") == [(2,)]
 
 
-@pytest.mark.parametrize("statement", ["PRAGMA user_version = 3", "DROP TABLE requests"])
+@pytest.mark.parametrize(
+    "statement",
+    [f"PRAGMA user_version = 3; PRAGMA application_id = {APPLICATION_ID + 3}", "DROP TABLE requests"],
+    ids=["newer", "of something else"],
+)
 def test_a_journal_of_another_version_and_another_database_are_left_alone(tmp_path, statement):
     path = tmp_path / "journal"
     write_three(path)
-    edit(path, statement)
+    for one in statement.split(";"):
+        edit(path, one)
     before = path.read_bytes()
     with pytest.raises(ConfigError, match=r"version 3|something else"):
         Journal(path, retry_seconds=RETRY)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["no header", "no pages", "zeros", "emptied beside its log"])
+@pytest.mark.parametrize("damage", ["no pages", "zeros", "emptied beside its log"])
 def test_a_journal_damaged_beyond_reading_is_kept_beside_a_new_one(tmp_path, damage, caplog):
     path = tmp_path / "journal"
     write_three(path)
     content = path.read_bytes()
-    if damage == "no header":
-        content = bytes(4096) + content[4096:]
-    elif damage == "no pages":
+    if damage == "no pages":
         content = content[:100] + b"\xff" * (len(content) - 100)
     elif damage == "zeros":
         content = bytes(len(content))
@@ -479,6 +484,98 @@ def test_a_journal_damaged_beyond_reading_is_kept_beside_a_new_one(tmp_path, dam
     (kept,) = (one for one in tmp_path.glob("journal.damaged-*") if not one.name.endswith("-wal"))
     assert kept.read_bytes() == content
     assert f"kept as {kept}" in caplog.text
+    assert "all requests in it are lost" in caplog.text
+
+
+BROKEN_FIRST_PAGES = {
+    "no first page": lambda page: bytes(len(page)),
+    "magic": lambda page: b"?" + page[1:],
+    "version": lambda page: page[:63] + b"\x82" + page[64:],
+    "name of a table": lambda page: page.replace(b"requests\x02CREATE", b"re\xfduests\x02CREATE"),
+    "name of a column": lambda page: page.replace(b"reason TEXT", b"reasot TEXT"),
+    "keyword": lambda page: page.replace(b"CREATE TABLE outputs", b"CREATE\xffTABLE outputs"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_FIRST_PAGES)
+def test_a_journal_with_a_damaged_header_or_schema_loses_nothing(tmp_path, how, caplog):
+    path = tmp_path / "journal"
+    write_three(path)
+    content = path.read_bytes()
+    broken = BROKEN_FIRST_PAGES[how](content[:4096])
+    assert broken != content[:4096]
+    assert len(broken) == 4096
+    path.write_bytes(broken + content[4096:])
+
+    async def read(journal):
+        assert [(one.call, len(one.outputs)) for one in journal.unfinished()] == [("a", 3), ("b", 3)]
+        assert len((await journal.find("c"))[0].outputs) == 3
+
+    run(lambda: reopened(path, read))
+    assert "what can be read of it goes to a new file" in caplog.text
+    assert edit(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_a_row_that_an_index_lacks_is_found_again(tmp_path):
+    path = tmp_path / "journal"
+    write_three(path)
+    edit(path, "PRAGMA writable_schema = ON")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'requests_by_end'").fetchone()
+    content = bytearray(path.read_bytes())
+    page = (root - 1) * 4096
+    assert content[page + 3 : page + 5] == b"\0\3"
+    content[page + 4] = 1  # of its three entries
+    path.write_bytes(content)
+    assert [one.call for one in run(lambda: reopened(path, unfinished))] == ["a", "b"]
+
+
+def test_frames_behind_a_damaged_one_of_the_log_are_read(tmp_path, caplog):
+    path, copy = tmp_path / "journal", tmp_path / "copy"
+
+    async def work():
+        journal = Journal(path, retry_seconds=RETRY)
+        for name in "abcd":
+            accept(journal, make_entry(name, accepted=float(ord(name))))
+            await journal.flush()
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+        await journal.close()
+
+    run(work)
+    log = bytearray((tmp_path / "copy-wal").read_bytes())
+    log[log.index(b"/model") + 2] ^= 1  # in the record of a
+    (tmp_path / "copy-wal").write_bytes(log)
+
+    async def read(journal):
+        metrics = Metrics()
+        journal.start(metrics)
+        found = [one.call for one in journal.unfinished()]
+        assert found in (["a", "b", "c", "d"], ["b", "c", "d"])  # a later frame has the page of a, too
+        assert metrics.journal_damaged.values.get("request", 0) == 4 - len(found)
+
+    run(lambda: reopened(copy, read))
+    assert "write-ahead log is malformed" in caplog.text
+
+
+def test_of_journals_with_random_bytes_changed_each_opens_and_each_lost_request_is_counted(tmp_path, many):
+    original = many.read_bytes()
+    for seed in range(40):
+        dice, content = random.Random(seed), bytearray(original)
+        for _ in range(dice.randint(1, 5)):
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        path = tmp_path / f"journal{seed}"
+        path.write_bytes(content)
+
+        async def read(journal):
+            metrics = Metrics()
+            journal.start(metrics)
+            journal.stored_responses()
+            return {one.record.request.request_id for one in journal.unfinished()}, metrics.journal_damaged.values
+
+        found, damaged = run(lambda path=path, read=read: reopened(path, read))
+        lost = {f"r{i:02}" for i in range(60) if i % 3} - found
+        assert damaged.get("request", 0) >= len(lost), seed
 
 
 def test_a_repair_that_was_interrupted_before_its_last_step_is_completed(tmp_path):

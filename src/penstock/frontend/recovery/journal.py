@@ -70,6 +70,7 @@ class Journal:
     def start(self, metrics: Metrics) -> None:
         """Report to these metrics from now on, and retry failed writes. Must be called in the event loop."""
         self._metrics = metrics
+        self._reported.clear()  # what was found as the file was opened
         self._report()
         if self.trouble is not None:
             self._write_soon(self._retry_seconds)

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.errors import ConfigError, JournalDamagedError
+from penstock.frontend.recovery.journal_copy import check_is_journal, damage_of, holds_schema, readable_copy
+from penstock.frontend.recovery.journal_log import read_log
 from penstock.frontend.recovery.journal_repair import (
     MALFORMED,
     Salvaged,
@@ -32,6 +34,7 @@ from penstock.frontend.recovery.journal_responses import read_responses, write_r
 from penstock.frontend.recovery.journal_rows import (
     LOST,
     OF_CALL,
+    SET_VERSION,
     TABLES,
     VERSION,
     Batch,
@@ -76,6 +79,7 @@ class JournalFile:
         self._prepared = False
         self._is_new = True
         self._identity: list[tuple[int, int] | None] = []
+        self._database = sqlite3.connect(":memory:")  # until the file is open
         try:
             self._connect_or_replace()
         except (sqlite3.Error, OSError) as error:
@@ -93,55 +97,46 @@ class JournalFile:
         repaired = beside(self._path, ".repaired")
         if repaired.exists() and not self._path.exists():  # a repair was interrupted in its last step
             repaired.rename(self._path)
-        is_readable = not is_unreadable_journal(self._path)
-        try:
-            if is_readable:
-                self._connect()
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error) or not begins_like_a_database(self._path):
-                raise
-            is_readable = self._repair_truncated(error)
-        if not is_readable:
-            logger.critical("the journal %s is damaged beyond reading: all requests in it are lost", self._path)
-            self._replace(None)
+        damage = self._open()
+        if damage is not None:
+            with readable_copy(self._path) as copy:
+                self._repair(damage, copy)
         self._part = max(self._part, self._unless_damaged(self._last_part))
 
-    def _repair_truncated(self, error: sqlite3.Error) -> bool:
-        """Repair a file shorter than its header says; returns whether that succeeded."""
+    def _open(self) -> str | None:
+        """Open the file, which fails while another server has it; returns what is damaged, or None."""
+        if is_unreadable_journal(self._path):
+            return "its header is unreadable"
+        log = read_log(self._path)  # before SQLite reads it
         try:
-            self._connect(may_be_truncated=True)
-        except sqlite3.DatabaseError:
-            return False
-        self._repair(error)
-        return True
+            self._connect()
+            if log is not None and log.is_damaged:
+                return "its write-ahead log is malformed"
+            return None if self._is_new else damage_of(self._database)
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if not is_damage(error) or not (begins_like_a_database(self._path) or holds_schema(self._path)):
+                raise
+            return str(error)
 
-    def _connect(self, *, may_be_truncated: bool = False) -> None:
+    def _connect(self) -> None:
         self._path.touch(mode=0o600)  # the file holds prompts and answers
         database = sqlite3.connect(self._path, timeout=0, isolation_level=None)
         database.text_factory = lossy_text
         try:
-            if may_be_truncated:
-                database.execute("PRAGMA writable_schema = ON")  # else SQLite reads none of it
             database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one server at a time; no shared memory
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        except sqlite3.Error:
+            self._is_new = not check_is_journal(database)
+        except BaseException:
             database.close()
             raise
-        has_requests = ("requests",) in tables
-        if tables and (not has_requests or not 1 <= version <= VERSION):
-            database.close()
-            what = f"a journal of version {version}" if has_requests else "a database of something else"
-            raise sqlite3.NotSupportedError(
-                f"it is {what}; this Penstock reads and writes journals of version 1 to {VERSION}: "
-                "name another file, or start the Penstock that wrote this one"
-            )
-        self._database, self._prepared, self._is_new = database, False, not tables
+        self._database.close()
+        self._database, self._prepared = database, False
 
     def _last_part(self) -> int:
         if self._is_new:
             return 0
-        (part,) = self._database.execute("SELECT coalesce(max(part), 0) FROM outputs").fetchone()
+        (part,) = self._database.execute(
+            "SELECT coalesce(max(part), 0) FROM outputs WHERE typeof(part) = 'integer'"
+        ).fetchone()
         return int(part)
 
     def _prepare(self) -> None:
@@ -155,7 +150,7 @@ class JournalFile:
         with transaction(database):
             for statement in TABLES.split(";"):
                 database.execute(statement)
-            database.execute(f"PRAGMA user_version = {VERSION}")
+            _set_version(database)
             delete_ended(database, self._kept_seconds)
         self._identity = self._files()
         self._prepared, self._is_new = True, False
@@ -192,14 +187,17 @@ class JournalFile:
         self._connect()
         self._prepare()
 
-    def _repair(self, error: sqlite3.Error) -> None:
+    def _repair(self, damage: str, old: sqlite3.Connection) -> None:
         """Continue with a new file that contains all readable rows of the damaged one.
+
+        Args:
+            old: the damaged file, or a copy of it.
 
         Raises:
             sqlite3.Error: the new file cannot be written.
             OSError: likewise.
         """
-        logger.critical("the journal %s is damaged: %s; what can be read of it goes to a new file", self._path, error)
+        logger.critical("the journal %s is damaged: %s; what can be read of it goes to a new file", self._path, damage)
         repaired = beside(self._path, ".repaired")
         repaired.unlink(missing_ok=True)
         repaired.touch(mode=0o600)
@@ -207,26 +205,27 @@ class JournalFile:
             with transaction(new):
                 for statement in TABLES.split(";"):
                     new.execute(statement)
-                new.execute(f"PRAGMA user_version = {VERSION}")
+                _set_version(new)
                 self._part += 1
-                salvaged = salvage(self._database, new, self._part)
-        self._replace(salvaged)
-
-    def _replace(self, salvaged: Salvaged | None) -> None:
-        """Rename the damaged file, and open the salvaged one, or a new one."""
+                salvaged = salvage(old, new, self._part)
         kept = move_aside(self._path)
-        if salvaged is not None:
-            self._database.close()  # before its name is reused: closing removes the log of that name
-            beside(self._path, ".repaired").rename(self._path)
-            for request_id, reason in salvaged.lost_requests.items():
-                self._tell_lost("request", request_id, reason)
-            for request_id, reason in salvaged.lost_results.items():
-                self._tell_lost("result", request_id, reason)
-            self.num_damaged["tokens"] += salvaged.num_recomputed
-            if salvaged.lost_responses:
-                self._tell_lost("response", "an unknown number of conversations", MALFORMED)
+        self._database.close()  # before its name is reused: closing removes the log of that name
+        repaired.rename(self._path)
+        self._tell_losses(salvaged)
         logger.critical("the damaged journal is kept as %s", kept)
         self._connect()
+
+    def _tell_losses(self, salvaged: Salvaged) -> None:
+        if salvaged.is_empty:
+            logger.critical("the journal %s was damaged beyond reading: all requests in it are lost", self._path)
+            self.num_damaged["request"] += 1
+        for request_id, reason in salvaged.lost_requests.items():
+            self._tell_lost("request", request_id, reason)
+        for request_id, reason in salvaged.lost_results.items():
+            self._tell_lost("result", request_id, reason)
+        self.num_damaged["tokens"] += salvaged.num_recomputed
+        if salvaged.lost_responses:
+            self._tell_lost("response", "an unknown number of conversations", MALFORMED)
 
     def _tell_lost(self, what: str, request_id: str, reason: str) -> None:
         self.num_damaged[what] += 1
@@ -307,10 +306,10 @@ class JournalFile:
         """Run `work`; if the file turns out to be damaged, repair it and run `work` again."""
         try:
             return work()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
-            self._repair(error)
+            self._repair(str(error), self._database)
             return work()
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -411,3 +410,8 @@ class JournalFile:
                 damage.reason,
                 self._path,
             )
+
+
+def _set_version(database: sqlite3.Connection) -> None:
+    for statement in SET_VERSION.split(";"):
+        database.execute(statement)

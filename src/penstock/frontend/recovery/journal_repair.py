@@ -10,14 +10,17 @@ the rows between are lost, and the indexes name their requests.
 import os
 import sqlite3
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.frontend.recovery.journal_responses import HAS_TABLE
+from penstock.frontend.recovery.journal_rows import recorded_id, request_of_outputs
 
 _MAGIC = b"SQLite format 3\0"
 MALFORMED = "a page of the file is malformed"
+_INDEXES = {"call": "requests_by_call", "alias": "requests_by_alias", "ended": "requests_by_end"}
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class Salvaged:
     """Unfinished requests whose recorded tokens are recomputed from the first missing one on."""
     lost_responses: bool = False
     """Whether stored responses are lost; nothing tells how many."""
+    is_empty: bool = False
+    """Whether no request is readable and none is named."""
 
 
 def begins_like_a_database(path: Path) -> bool:
@@ -91,12 +96,14 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
         part: a number above those of all parts.
     """
     salvaged = Salvaged()
-    requests = _read_table(old, "requests", "id")
-    outputs = _read_table(old, "outputs", "request, part")
-    new.executemany("INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)", requests.before + requests.after)
+    requests = _read_table(old, "requests", "id", (str,))
+    outputs = _read_table(old, "outputs", "request, part", (str, int))
+    calls, ends = _read_index(old, "call"), _read_index(old, "ended")
+    rows = [_mended(row, calls, ends) for row in requests.before + requests.after]
+    _insert(new, "requests", 7, rows)
     whole = [row for row in outputs.after if not outputs.may_lack_rows_of(row[0])]
-    new.executemany("INSERT INTO outputs VALUES (?, ?, ?)", outputs.before + whole)
-    new.executemany("INSERT INTO damaged VALUES (?, ?, ?, ?, ?, ?, ?)", _read(old, "SELECT * FROM damaged")[0])
+    _insert(new, "outputs", 3, outputs.before + whole)
+    _insert(new, "damaged", 7, _read(old, "SELECT * FROM damaged")[0])
     salvaged.lost_responses = _copy_responses(old, new)
     for request_id, ended in new.execute("SELECT id, ended FROM requests").fetchall():
         if not outputs.may_lack_rows_of(request_id):
@@ -107,34 +114,75 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
         else:
             salvaged.lost_results[request_id] = MALFORMED
             _move(new, request_id)
-    _name_lost_requests(old, new, salvaged)
+    _name_lost_requests(old, new, salvaged, 1 if requests.is_broken else 2)
+    _settle_outputs(new, salvaged, part)
+    salvaged.is_empty = requests.is_broken and not (rows or salvaged.lost_requests or salvaged.lost_results)
     return salvaged
+
+
+def _insert(new: sqlite3.Connection, table: str, num_columns: int, rows: list[Any]) -> None:
+    """Insert rows, except those that lack a value or are of a key that is there."""
+    new.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
+
+
+def _mended(row: Any, calls: dict[Any, Any], ends: dict[Any, Any]) -> Any:
+    """A row of a request with the id of its record, and, where the row and an index differ, the likelier of the two.
+
+    A call is the id of a request. What may be unfinished runs again at most, and what ended later is kept longer.
+    """
+    request_id, call, alias, position, accepted, ended, blob = row
+    request_id = recorded_id(blob) or request_id
+    if request_id in calls and calls[request_id] in calls:
+        call = calls[request_id]
+    other = ends.get(request_id, ended)
+    is_number = isinstance(ended, float) and isinstance(other, float)
+    return request_id, call, alias, position, accepted, max(ended, other) if is_number else None, blob
 
 
 def _copy_responses(old: sqlite3.Connection, new: sqlite3.Connection) -> bool:
     """Copy the readable stored responses; returns whether some are lost."""
     if not _read(old, HAS_TABLE)[0]:
         return False
-    responses = _read_table(old, "responses", "number")
-    new.executemany("INSERT OR IGNORE INTO responses VALUES (?, ?)", responses.before + responses.after)
+    responses = _read_table(old, "responses", "number", (int,))
+    _insert(new, "responses", 2, responses.before + responses.after)
     return responses.is_broken
 
 
-def _name_lost_requests(old: sqlite3.Connection, new: sqlite3.Connection, salvaged: Salvaged) -> None:
-    """Find requests with lost rows by the indexes, and keep their outputs for inspection."""
-    columns = {
-        column: dict(_read(old, f"SELECT id, {column} FROM requests INDEXED BY requests_by_{index}")[0])
-        for column, index in (("call", "call"), ("alias", "alias"), ("ended", "end"))
-    }
+def _name_lost_requests(
+    old: sqlite3.Connection, new: sqlite3.Connection, salvaged: Salvaged, num_witnesses: int
+) -> None:
+    """Find requests with lost rows by the indexes: those that so many indexes name."""
+    columns = {column: _read_index(old, column) for column in _INDEXES}
+    named = Counter(request_id for ids in columns.values() for request_id in ids if isinstance(request_id, str))
     there = {request_id for (request_id,) in new.execute("SELECT id FROM requests")} | set(salvaged.lost_results)
-    for request_id in sorted(set().union(*columns.values()) - there):
+    for request_id in sorted({one for one, count in named.items() if count >= num_witnesses} - there):
         lost = salvaged.lost_requests if columns["ended"].get(request_id) is None else salvaged.lost_results
         lost[request_id] = MALFORMED
         values = (request_id, columns["call"].get(request_id), columns["alias"].get(request_id))
         new.execute("INSERT INTO damaged VALUES (?, ?, ?, NULL, NULL, ?, ?)", (*values, MALFORMED, time.time()))
-    for (request_id,) in new.execute("SELECT DISTINCT request FROM outputs").fetchall():
-        if request_id not in there:
-            _move(new, request_id)
+
+
+def _read_index(database: sqlite3.Connection, column: str) -> dict[Any, Any]:
+    """A column's values by the requests' ids, as its index has them."""
+    return dict(_read(database, f"SELECT id, {column} FROM requests INDEXED BY {_INDEXES[column]}")[0])
+
+
+def _settle_outputs(new: sqlite3.Connection, salvaged: Salvaged, part: int) -> None:
+    """Keep outputs without a request for inspection. One whose id alone is damaged is a gap in those of its request."""
+    ends = dict(new.execute("SELECT id, ended FROM requests").fetchall())
+    orphans = "SELECT request, part, outputs FROM outputs WHERE request NOT IN (SELECT id FROM requests)"
+    for request_id, number, blob in new.execute(orphans).fetchall():
+        owner = request_of_outputs(blob)
+        if owner is None or owner not in ends:
+            if request_id not in salvaged.lost_results:
+                salvaged.lost_requests.setdefault(request_id, MALFORMED)
+        elif ends[owner] is not None:
+            salvaged.lost_results[owner] = MALFORMED
+            _move(new, owner)
+        else:
+            salvaged.num_recomputed += 1
+            new.execute("INSERT OR REPLACE INTO outputs VALUES (?, ?, ?)", (owner, min(number, part), b""))
+        _move(new, request_id)
 
 
 def _move(database: sqlite3.Connection, request_id: str) -> None:
@@ -150,13 +198,18 @@ def _move(database: sqlite3.Connection, request_id: str) -> None:
     database.execute("DELETE FROM outputs WHERE request = ?", values[:1])
 
 
-def _read_table(database: sqlite3.Connection, table: str, key: str) -> _Table:
+def _read_table(database: sqlite3.Connection, table: str, key: str, types: tuple[type, ...]) -> _Table:
+    """Read a table but for the rows whose keys are of other types than given."""
     columns = key.split(", ")
-    before, is_broken = _read(database, f"SELECT * FROM {table} NOT INDEXED ORDER BY {key}")
+
+    def read(order: str) -> tuple[list[Any], bool]:
+        rows, is_broken = _read(database, f"SELECT * FROM {table} NOT INDEXED ORDER BY {order}")
+        return [row for row in rows if all(map(isinstance, row, types))], is_broken
+
+    before, is_broken = read(key)
     if not is_broken:
         return _Table(before, [], False)
-    backwards = ", ".join(f"{column} DESC" for column in columns)
-    after, _ = _read(database, f"SELECT * FROM {table} NOT INDEXED ORDER BY {backwards}")
+    after, _ = read(", ".join(f"{column} DESC" for column in columns))
     known = {row[: len(columns)] for row in before}
     return _Table(before, [row for row in reversed(after) if row[: len(columns)] not in known], True)
 
@@ -166,14 +219,17 @@ def _read(database: sqlite3.Connection, query: str) -> tuple[list[Any], bool]:
     rows: list[Any] = []
     try:
         rows.extend(database.execute(query))  # keeps the rows before an error
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError):
         return rows, True
     return rows, False
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether SQLite reports a malformed file or no database; transient errors are subclasses."""
-    return type(error) is sqlite3.DatabaseError
+    """Whether SQLite reports a malformed file or no database; transient errors are subclasses.
+
+    A report that quotes damaged names is a `UnicodeDecodeError`.
+    """
+    return type(error) is sqlite3.DatabaseError or isinstance(error, UnicodeDecodeError)
 
 
 def beside(path: Path, suffix: str) -> Path:

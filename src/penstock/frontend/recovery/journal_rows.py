@@ -20,6 +20,9 @@ from penstock.sampling_params import SamplingParams
 T = TypeVar("T")
 
 VERSION = 2  # of the tables; version 1 had neither checksums nor the table of damaged rows
+APPLICATION_ID = int.from_bytes(b"PNJ\0", "big")
+"""Plus the version it is the file's `application_id`: where the two differ, its header is damaged."""
+SET_VERSION = f"PRAGMA user_version = {VERSION}; PRAGMA application_id = {APPLICATION_ID + VERSION}"
 TABLES = """
 CREATE TABLE IF NOT EXISTS requests (
     id TEXT PRIMARY KEY, call TEXT NOT NULL, alias TEXT, position INTEGER NOT NULL, accepted REAL NOT NULL,
@@ -163,6 +166,22 @@ def decode_record(blob: bytes, request_id: str) -> Record:
     if record.request.request_id != request_id:
         raise ValueError("it is of another request")
     return record
+
+
+def recorded_id(blob: bytes) -> str | None:
+    """The id of a record's request; None if the record is damaged."""
+    try:
+        return _decode(blob, _decode_record).request.request_id
+    except ValueError:
+        return None
+
+
+def request_of_outputs(blob: bytes) -> str | None:
+    """The id of the request that has the outputs of a row; None if the row is damaged."""
+    try:
+        return next((one.request_id for one in _decode(blob, _decode_outputs)), None)
+    except ValueError:
+        return None
 
 
 def encode_response(response: StoredResponse) -> bytes:

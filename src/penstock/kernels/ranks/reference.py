@@ -1,9 +1,17 @@
 """Exchange over torch.distributed: gloo on CPUs, NCCL on GPUs. Ranks only gather and copy; nothing is summed."""
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, distributed
 
+from penstock.errors import DeviceLostError
+from penstock.native import LOST_WORDS
 from penstock.ranks import Ranks
+
+_CLOSED = re.compile("(?i)connection (was )?(closed|reset)|broken pipe|timed out")
 
 
 class DistributedExchange:
@@ -28,5 +36,17 @@ class DistributedExchange:
     def _gather(self, x: Tensor) -> Tensor:
         """Gather `x` of every rank: [ranks, *x.shape]."""
         gathered = x.new_empty(self.ranks.size, *x.shape)
-        distributed.all_gather(list(gathered.unbind()), x, group=self._group)
+        with lost_peers():
+            distributed.all_gather(list(gathered.unbind()), x, group=self._group)
         return gathered
+
+
+@contextlib.contextmanager
+def lost_peers() -> Iterator[None]:
+    """Context in which torch.distributed's error for a connection that a rank has closed is a `DeviceLostError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _CLOSED.search(str(error)):
+            raise DeviceLostError(LOST_WORDS) from None
+        raise

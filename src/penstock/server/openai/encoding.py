@@ -230,6 +230,7 @@ async def encode_inputs(
         InvalidRequestError: there are none or too many, or one is refused.
     """
     check_count(len(given), param)
+    call.check_num_answers(len(given))
     texts = call.engine.texts
 
     def encode() -> list[EncodedText]:
@@ -244,6 +245,8 @@ async def score_pairs(
     call: Call, pairs: Sequence[Pair], truncate: Side | None, priority: int | None = None, *, raw: bool = False
 ) -> tuple[list[float], list[RequestOutput]]:
     """The scores of pairs, and the outputs they were computed from. Raises as `Scoring` and `Call.answer` do."""
+    if call.engine.texts.config.task == "score":  # an embedding model computes each text once
+        call.check_num_answers(len(pairs))
     scoring = await call.off_loop_if_large(lambda: Scoring(call.engine.texts, pairs, truncate))
     outputs = await call.compute(scoring.encoded, request_id=f"score-{uuid.uuid4().hex}", priority=priority)
     return scoring.scores(outputs, raw=raw), outputs

@@ -93,11 +93,15 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
     accepted = []
     with completion_param_names(body):
         params = completion_params(body)
-        for position, prompt in enumerate(prompts(body)):
+        asked = prompts(body)
+        call.check_num_answers(len(asked), params)
+        for position, prompt in enumerate(asked):
             await asyncio.sleep(0)  # there may be thousands: others come between them
             with call.connected():
                 text, token_ids = (
-                    (prompt, await engine.prompts.encode(prompt)) if isinstance(prompt, str) else (None, prompt)
+                    (prompt, await engine.prompts.encode(prompt, call.tenant))
+                    if isinstance(prompt, str)
+                    else (None, prompt)
                 )
             request_id, priority = f"{head.id}-{position}", body.priority
             accepted.append(

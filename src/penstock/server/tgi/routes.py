@@ -107,7 +107,9 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     tools = asked.template_tools(call.chat_format)
     messages = asked.template_messages(call.chat_format)
     with call.connected():
-        text = await call.engine.prompts.render_chat(messages, tools, asked.variables) + asked.prefill
+        text = (
+            await call.engine.prompts.render_chat(messages, tools, asked.variables, tenant=call.tenant) + asked.prefill
+        )
     check_text(text, "messages")
     tokens = await _tokens(call, text, add_special_tokens=False)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
@@ -169,7 +171,7 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
         call.choose_adapter(given.adapter_id)
     tokenizer = call.engine.prompts.need_tokenizer()
     with call.connected():
-        token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"))
+        token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"), call.tenant)
     token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
     check_length(len(token_ids), given.max_new_tokens, facts, refuse_long=call.engine.refuses_long_max_tokens)
     with renamed_params({"structured": "grammar"}):
