@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.host import ANYWHERE, Seat, free_memory, physical_cores, seats
+from penstock.host import ANYWHERE, Seat, free_memory, keep_own_rights, physical_cores, seats
 
 MEMINFO = "MemTotal:       4096 kB\nMemFree:         100 kB\nMemAvailable:   2048 kB\n"
 
@@ -183,3 +183,13 @@ def test_a_process_whose_output_cannot_be_written_ends_as_the_interpreter_does()
     with open(writer, "w") as pipe:
         done = subprocess.run([sys.executable, "-c", ENDS], stdout=pipe, stderr=subprocess.PIPE, env=buffered)
     assert (done.returncode, done.stderr) == (141, b"")  # as if SIGPIPE had killed it
+
+
+@pytest.mark.parametrize(("mask", "kept"), [(0o777, 0o077), (0o022, 0o022), (0o000, 0o000), (0o300, 0o000)])
+def test_a_umask_takes_no_rights_from_the_user(mask: int, kept: int) -> None:
+    before = os.umask(mask)
+    try:
+        keep_own_rights()
+        assert os.umask(before) == kept
+    finally:
+        os.umask(before)

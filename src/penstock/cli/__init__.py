@@ -14,13 +14,14 @@ from penstock import __version__
 from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
 from penstock.cli.parser import Parser
 from penstock.errors import PenstockError
-from penstock.host import CLOSED_PIPE, end_process
+from penstock.host import CLOSED_PIPE, end_process, keep_own_rights
 
 COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
 
 
 def run() -> NoReturn:
     """The program `penstock`: runs the command that its arguments name."""
+    keep_own_rights()
     try:
         code = main()
     except SystemExit as ended:  # argparse's, after --help or a mistake
