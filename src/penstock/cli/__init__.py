@@ -13,7 +13,8 @@ from typing import NoReturn
 from penstock import __version__
 from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
 from penstock.cli.parser import Parser
-from penstock.errors import PenstockError
+from penstock.cli.sources import name_sources
+from penstock.errors import ConfigError, PenstockError
 from penstock.host import CLOSED_PIPE, end_process, keep_own_rights
 
 COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
@@ -35,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except PenstockError as error:
-        print(f"penstock: error: {error}", file=sys.stderr)
+        message = name_sources(error, getattr(args, "given", {})) if isinstance(error, ConfigError) else str(error)
+        print(f"penstock: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

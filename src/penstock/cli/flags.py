@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import loading_shown
-from penstock.cli.sources import CONFIG_VARIABLE, gather
+from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.sampling_params import SamplingParams, Structured
@@ -58,9 +58,14 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_argument_group("engine"), [f for _, f in iter_options()])
+    add_config_flag(parser)
 
 
-def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]") -> None:
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file of options; default: ${CONFIG_VARIABLE}")
+
+
+def add_flags(group: "argparse._ActionsContainer", options: "Iterable[Field[Any]]") -> None:
     """A flag for each option; a flag that is not given stays absent, so that defaults have one place."""
     for f in options:
         shared: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f).replace("%", "%%")}
@@ -95,16 +100,26 @@ def _flag(name: str) -> str:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine's options from flags, environment and `$PENSTOCK_CONFIG`; those of the server are passed over.
+    """The engine's options from flags, environment and file; those of the server are passed over.
 
     Raises:
         ConfigError: see `gather`.
     """
-    options = [f for _, f in iter_options()]
-    known = [*options, *(f for _, f in iter_server_options())]
+    given = given_options(args)
+    return {f.name: given[f.name].value for _, f in iter_options() if f.name in given}
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Given]:
+    """The options of engine and server that were given; also kept as `args.given`, for errors that come later.
+
+    Raises:
+        ConfigError: see `gather`.
+    """
+    options = [*(f for _, f in iter_server_options()), *(f for _, f in iter_options())]
     flags = {f.name: getattr(args, f.name) for f in options if hasattr(args, f.name)}
-    given = gather(known, flags, os.environ, os.environ.get(CONFIG_VARIABLE))
-    return {f.name: given[f.name].value for f in options if f.name in given}
+    args.given = gather(options, flags, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
+    given: dict[str, Given] = args.given
+    return given
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
