@@ -69,9 +69,10 @@ def _add_help(commands: "argparse._SubParsersAction[Parser]") -> None:
     """`penstock help COMMAND`, the same as `penstock COMMAND --help`."""
     parser = commands.add_parser("help", help="show the help of a command")
     parser.add_argument("about", nargs="?", metavar="COMMAND", choices=[*commands.choices, ""], default="")
+    parser.add_argument("extent", nargs="?", metavar="all", choices=["all", ""], default="")
 
     def run(args: argparse.Namespace) -> int:
-        make_parser().parse_args([args.about, "--help"] if args.about else ["--help"])
+        make_parser().parse_args([part for part in (args.about, "--help", args.extent) if part])
         return 0
 
     parser.set_defaults(run=run)

@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 
 from penstock.cli.flags import add_config_flag, add_flags, engine_options
+from penstock.cli.parser import Parser
 from penstock.config import EngineConfig, iter_options
 from penstock.recipes import CHECKPOINT_RECIPES
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "quantize",
         help="write a quantized checkpoint",

@@ -2,8 +2,10 @@
 
 import argparse
 
-from penstock.cli.flags import add_engine_flags, add_flags, given_options
+from penstock.cli.flags import given_options
+from penstock.cli.parser import Parser
 from penstock.cli.sources import show
+from penstock.cli.topics import add_options
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig, iter_server_options
@@ -13,14 +15,18 @@ SOURCES_HELP = (
 )
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
-        "serve", help="serve a model over HTTP", description="Serve a model over HTTP. " + SOURCES_HELP
+        "serve",
+        usage="%(prog)s [options] [MODEL]",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP. " + SOURCES_HELP,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    add_flags(parser.add_argument_group("server"), [f for _, f in iter_server_options()])
-    add_engine_flags(parser)
-    parser.add_argument("--print-config", action="store_true", help="print every option with its source, and exit")
+    add_options(parser, [*iter_options(), *iter_server_options()])
+    parser.common.add_argument(
+        "--print-config", action="store_true", help="print every option with its source, and exit"
+    )
     parser.set_defaults(run=run)
 
 
