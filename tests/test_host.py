@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.host import ANYWHERE, Seat, free_memory, physical_cores, seats
+from penstock.host import ANYWHERE, Seat, free_memory, keep_own_rights, physical_cores, seats
 from tests.waiting import alive, wait_until
 
 MEMINFO = "MemTotal:       4096 kB\nMemFree:         100 kB\nMemAvailable:   2048 kB\n"
@@ -216,3 +216,13 @@ def test_a_child_whose_parent_ended_before_it_could_ask_ends_at_once() -> None:
     orphan = {**os.environ, "PENSTOCK_PARENT_PROCESS": str(2**22 + 1)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=orphan)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
+
+
+@pytest.mark.parametrize(("mask", "kept"), [(0o777, 0o077), (0o022, 0o022), (0o000, 0o000), (0o300, 0o000)])
+def test_a_umask_takes_no_rights_from_the_user(mask: int, kept: int) -> None:
+    before = os.umask(mask)
+    try:
+        keep_own_rights()
+        assert os.umask(before) == kept
+    finally:
+        os.umask(before)

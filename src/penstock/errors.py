@@ -14,6 +14,7 @@
     │   ├── BodyTooLargeError    the HTTP body exceeds its limit
     │   └── QuarantinedError     an equal request made the engine fail, more than once
     ├── AuthenticationError      no API key, or one that this server does not know
+    ├── NotPermittedError        a known caller who may not do this
     ├── BodyTimeoutError         the HTTP body did not arrive in time
     ├── LimitError               refused for now; `retry_after` says when to come back
     │   ├── RateLimitError       the key's requests or tokens per minute are used up
@@ -112,6 +113,10 @@ class QuarantinedError(InvalidRequestError):
 
 class AuthenticationError(PenstockError):
     """No API key, or one that this server does not know."""
+
+
+class NotPermittedError(PenstockError):
+    """A known caller who may not do this: it is for operators."""
 
 
 class ForbiddenOriginError(PenstockError):

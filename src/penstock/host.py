@@ -190,6 +190,14 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def keep_own_rights() -> None:
+    """Let the umask of this process and its children take rights from others only.
+
+    A umask of 777 would make a journal, sockets and folders that their own server cannot open again.
+    """
+    os.umask(os.umask(0o077) & 0o077)
+
+
 def plain_environment() -> dict[str, str]:
     """This process's environment without what a child that runs third-party code could give away: keys and tokens."""
     return {name: value for name, value in os.environ.items() if name.startswith(_PLAIN_VARIABLES)}

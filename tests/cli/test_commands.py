@@ -39,9 +39,10 @@ def tiny(tiny_llama: Path) -> list[str]:
 def test_help_names_every_option_of_the_engine() -> None:
     from penstock.config import iter_options
 
-    text = penstock("generate", "--help").stdout
-    for _, field in iter_options():
-        assert "--" + field.name.replace("_", "-") in text
+    for more in (["--help", "all"], ["--help-all"]):
+        text = penstock("generate", *more).stdout
+        for _, field in iter_options():
+            assert "--" + field.name.replace("_", "-") in text
 
 
 def test_the_readmes_example_is_answered_by_the_demo_model() -> None:
@@ -129,11 +130,12 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["generate", "x", "--lines"], "not both"),
         (["generate", "--file", "/nowhere.txt"], "cannot be read"),
         (["generate", "--lines", "--file", "/dev/null"], "no prompt: /dev/null is empty"),
-        (["chat", "--n", "2"], "one answer a turn"),
-        (["chat", "--num-beams", "2"], "beam search cannot be streamed"),
+        (["chat", "--best-of", "2"], "there is no flag --best-of"),
+        (["chat", "--num-beams", "2"], "there is no flag --num-beams"),
+        (["generate", "x", "--raw", "--system", "Be brief."], "--raw applies no chat template"),
         (["generate", "x", "--logprobs", "2"], "add --json"),
         (["generate", "x", "--max-tokens", "0"], "no answer to print"),
-        (["chat", "--logprobs", "2"], "a chat prints no log-probabilities"),
+        (["chat", "--logprobs", "2"], "there is no flag --logprobs"),
         (["serve", "--seed", "9" * 23], "seed must be from 0 to 18446744073709551615"),
         (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),
         (["serve", "--model", "/nowhere"], "/nowhere"),
@@ -200,3 +202,21 @@ def test_chat_remembers_the_conversation_until_reset() -> None:
     assert run.returncode == 0, run.stderr
     assert "Alice" in run.stdout.splitlines()[1]
     assert "5" in run.stdout.splitlines()[2]
+
+
+def test_generate_begins_its_conversations_with_a_system_message(
+    tiny: list[str], tiny_llama: Path, tmp_path: Path
+) -> None:
+    run = penstock("generate", "What is 2 + 3?", "--system", "Answer in words.", "--json")
+    assert run.returncode == 0, run.stderr
+    without = penstock("generate", "What is 2 + 3?", "--json")
+    counts = [json.loads(one.stdout)["num_prompt_tokens"] for one in (without, run)]
+    assert counts[0] < counts[1]
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_llama, bare)
+    (bare / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((bare / "tokenizer_config.json").read_text())
+    (bare / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": None}))
+    run = penstock("generate", "hello", "--system", "Be brief.", *tiny, "--model", str(bare))
+    assert run.returncode == 2
+    assert "the model has no chat template, so nothing takes --system" in run.stderr

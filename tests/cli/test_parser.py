@@ -1,5 +1,6 @@
 """Flags that there are not: the one that was meant is named, in a line."""
 
+import re
 import subprocess
 import sys
 
@@ -7,8 +8,10 @@ import pytest
 
 from penstock.cli import main, make_parser
 from penstock.cli.parser import FOREIGN_FLAGS
+from penstock.cli.topics import _TITLE_OF, COMMON
 from penstock.config import FOREIGN_OPTIONS, EngineConfig, iter_options
 from penstock.errors import ConfigError
+from penstock.server.config import iter_server_options
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -77,3 +80,47 @@ def test_serve_takes_the_model_as_an_argument(capsys: pytest.CaptureFixture[str]
 def test_the_package_can_be_run_as_a_module() -> None:
     run = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout.split()[0]) == (0, "penstock")
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+ALL_FLAGS = re.compile(r"^  (?:-\w.*?, )?(--[a-z][\w-]*)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "generate", "verify"])
+def test_help_shows_what_people_set_and_all_of_it_every_flag_by_topic(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short, full = help_of(capsys, command, "--help"), help_of(capsys, command, "--help", "all")
+    assert max(map(len, full.splitlines())) <= 80
+    assert 12 <= len(ALL_FLAGS.findall(short)) <= 26
+    parser = make_parser()._subparsers._group_actions[0].choices[command]  # type: ignore[union-attr,index]
+    hidden = len(ALL_FLAGS.findall(full)) - len(ALL_FLAGS.findall(short))
+    assert f"penstock {command} --help all shows {hidden} more options" in short
+    every = {action.option_strings[0] for action in parser._actions if action.option_strings}
+    assert set(ALL_FLAGS.findall(full)) == every - {"-h", "--help-all"} | {"--help"}
+    assert help_of(capsys, command, "--help-all") == full == help_of(capsys, "help", command, "all")
+
+
+def test_the_help_begins_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "chat", "generate", "verify"):
+        short = help_of(capsys, command, "--help")
+        assert next(flag for flag in ALL_FLAGS.findall(short.partition("common options:")[2])) == "--model"
+
+
+def test_tgis_options_have_a_topic_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    full = help_of(capsys, "serve", "--help", "all")
+    topic = full.partition("text-generation-inference's batching:")[2].partition("\n\n")[0]
+    assert len(ALL_FLAGS.findall(topic)) == topic.count("TGI's") == 4
+    assert full.count("TGI's: ") == 4
+
+
+def test_every_option_that_is_named_for_the_help_exists() -> None:
+    names = {f.name for _, f in (*iter_options(), *iter_server_options())}
+    assert {*COMMON, *_TITLE_OF} <= names

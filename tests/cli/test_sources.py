@@ -76,27 +76,70 @@ def test_default_sampling_is_shown_and_can_be_read_again(tmp_path, capsys):
     assert main(["serve", "--print-config", "--config", str(path)]) == 0
 
 
-@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("way", ["environment", "variable", "flag"])
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["verify"]])
-def test_the_other_commands_take_the_environment_too_and_pass_over_the_servers_options(
-    command, from_file, tmp_path, monkeypatch, capsys
+def test_the_other_commands_take_the_environment_and_files_too_and_pass_over_the_servers_options(
+    command, way, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("PENSTOCK_PORT", "99")
-    if from_file:
-        (tmp_path / "penstock.toml").write_text('model = "/nowhere"\nhost = "0.0.0.0"\n')
-        monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "penstock.toml"))
-    else:
+    path = tmp_path / "penstock.toml"
+    path.write_text('model = "/nowhere"\nhost = "0.0.0.0"\n')
+    if way == "environment":
         monkeypatch.setenv("PENSTOCK_MODEL", "/nowhere")
+    elif way == "variable":
+        monkeypatch.setenv("PENSTOCK_CONFIG", str(path))
+    else:
+        command = [*command, "--config", str(path)]
     assert main(command) == 2
-    assert "there is no folder or file /nowhere" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no folder or file /nowhere" in told
+    assert f"(model is from {'PENSTOCK_MODEL' if way == 'environment' else path})" in told
     assert main([*command, "--model", "/elsewhere"]) == 2
-    assert "there is no folder or file /elsewhere" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no folder or file /elsewhere" in told
+    assert "is from" not in told
 
 
-def test_a_bad_value_names_its_option(monkeypatch, capsys):
-    monkeypatch.setenv("PENSTOCK_PORT", "many")
+def test_quantize_takes_its_threads_from_everywhere(tmp_path, monkeypatch, capsys):
+    (tmp_path / "penstock.toml").write_text("threads = 0\nport = 1\n")
+    assert main(["quantize", "x", "y", "--config", str(tmp_path / "penstock.toml")]) == 2
+    assert f"threads is from {tmp_path}/penstock.toml" in capsys.readouterr().err
+    monkeypatch.setenv("PENSTOCK_THREADS", "many")
+    assert main(["quantize", "x", "y"]) == 2
+    assert "threads must be a whole number, not 'many' (threads is from PENSTOCK_THREADS)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("max_num_seqs", "abc", "max_num_seqs must be a whole number, not 'abc'"),
+        ("port", "70000", "port must be from 0 to 65535, not 70000"),
+        ("max_connections", "5", "max_connections (5) must be at least max_concurrent_requests (1024)"),
+        ("tls_key", "/x.pem", "tls_key needs tls_cert"),
+    ],
+)
+def test_a_bad_value_of_the_environment_or_the_file_names_its_source(name, value, words, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "penstock.toml"
+    path.write_text(f'{name} = "{value}"\n')
+    flag = f"--{name.replace('_', '-')}"
+    variable = f"PENSTOCK_{name.upper()}"
+    assert main(["serve", "--print-config", flag, value]) == 2
+    assert capsys.readouterr().err == f"penstock: error: {words}\n"
+    assert main(["serve", "--print-config", "--config", str(path)]) == 2
+    assert f"{words} ({name} is from {path})" in capsys.readouterr().err
+    monkeypatch.setenv(variable, value)
     assert main(["serve", "--print-config"]) == 2
-    assert "port must be a whole number" in capsys.readouterr().err
+    assert f"{words} ({name} is from {variable})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_num_seqs", "0"), ("kv_cache_memory", "1B"), ("quantization", "int9")]
+)
+def test_a_value_that_only_the_engine_refuses_names_its_source_too(name, value, monkeypatch, capsys):
+    monkeypatch.setenv(f"PENSTOCK_{name.upper()}", value)
+    for command in (["generate", "hi"], ["verify"]):
+        assert main(command) == 2
+        assert f"({name} is from PENSTOCK_{name.upper()})" in capsys.readouterr().err
 
 
 def test_nothing_is_shown_of_an_option_that_is_not_set():

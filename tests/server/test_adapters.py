@@ -150,8 +150,8 @@ def test_gateways_see_which_adapters_run(server: RunningServer, client: openai.O
 def test_only_operators_load_adapters(tiny_llama: Path, folders: dict[str, Path]) -> None:
     async def talk(http: httpx.AsyncClient, engine: AsyncEngine, app: FastAPI) -> None:
         load = {"lora_name": "poem", "lora_path": str(folders["poem"])}
-        assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 401
-        assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "poem"})).status_code == 401
+        assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 403
+        assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "poem"})).status_code == 403
 
     with_app(talk, tiny_llama)
 

@@ -58,16 +58,19 @@ def test_without_keys_the_flag_is_needed_and_with_keys_an_operator(tmp_path):
     async def without(http, engine, app):
         for method, path in (("GET", "engines"), ("POST", "engines"), ("DELETE", "engines/0"), ("POST", "reload")):
             answer = await http.request(method, f"/v1/admin/{path}", json={} if path == "reload" else None)
-            assert (answer.status_code, "--admin" in answer.text) == (401, True)
+            assert (answer.status_code, "--admin" in answer.text) == (403, True)
 
     with_app(without, tmp_path)
     keys = tmp_path / "keys.toml"
     keys.write_text('[[key]]\nname = "a"\nsecret = "sk-a"\n[[key]]\nname = "o"\nsecret = "sk-o"\noperator = true\n')
 
     async def with_keys(http, engine, app):
-        for secret, status in (("sk-a", 401), ("sk-o", 200), ("none", 401)):
+        for secret, status in (("sk-a", 403), ("sk-o", 200), ("none", 401)):
             answer = await http.get("/v1/admin/engines", headers={"authorization": f"Bearer {secret}"})
             assert answer.status_code == status
+            if status == 403:
+                assert (error := answer.json()["error"])["type"] == "permission_error", error
+                assert error["code"] == "operators_only"
 
     with_app(with_keys, tmp_path, keys=load_keys(None, str(keys), private_cache=False))
 

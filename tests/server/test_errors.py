@@ -6,13 +6,35 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from penstock.errors import AuthenticationError, NotPermittedError
 from penstock.server.body import Body
+from penstock.server.dialects import shape_of
 from penstock.server.errors import param_of, reply_to_error
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.server.tgi.schema import GenerateBody
 
 HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/chat/completions", ("authentication_error", "permission_error")),
+        ("/v1/messages", ("authentication_error", "permission_error")),
+        ("/generate", ("validation", "validation")),
+        ("/embed", ("validation", "validation")),
+        ("/v2/rerank", ("told", "told")),
+    ],
+)
+def test_an_unknown_key_is_401_and_a_known_one_without_the_right_403_in_every_dialect(path, words):
+    for error, expected in (
+        (AuthenticationError("told"), (401, words[0])),
+        (NotPermittedError("told"), (403, words[1])),
+    ):
+        status, body = shape_of(path)(reply_to_error(error))
+        assert status == expected[0]
+        assert expected[1] in str(body)
 
 
 @pytest.mark.parametrize(

@@ -394,6 +394,6 @@ def test_a_request_is_told_why_it_waited_and_only_to_its_key(limited):
         for key in ("sk-quiet", "sk-private"):
             other = fetch.get(f"{url}/v1/requests/{name}/why", headers={"authorization": f"Bearer {key}"})
             assert other.status_code == 404
-    assert fetch.get(f"{url}/debug/timeline", headers=loud).status_code == 401
+    assert fetch.get(f"{url}/debug/timeline", headers=loud).status_code == 403
     trace = fetch.get(f"{url}/debug/timeline?seconds=30", headers={"authorization": "Bearer sk-operator"}).json()
     assert sum(event["name"] == "execute" for event in trace["traceEvents"]) >= 100

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -419,7 +420,8 @@ def test_a_server_that_is_killed_takes_its_engine_along_even_a_stopped_one(own_s
 
 
 @pytest.mark.parametrize(
-    ("most", "advice"), [(64, "raise the limit (ulimit -Hn)"), (1000, "or lower max_connections to ")]
+    ("most", "advice"),
+    [(64, "raise the limit (ulimit -Hn)"), (1000, "or lower max_connections and max_concurrent_requests to 744")],
 )
 def test_too_few_files_are_refused_with_advice_that_can_be_followed(monkeypatch, most, advice):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (most, most))
@@ -427,3 +429,23 @@ def test_too_few_files_are_refused_with_advice_that_can_be_followed(monkeypatch,
         _allow_files(5000)
     assert advice in str(caught.value)
     assert "-1" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mask", [0o777, 0o000])
+def test_what_a_server_writes_is_for_its_user_alone_whatever_the_umask(tiny_llama, folder, mask):
+    named = ("--journal", str(folder / "journal"), "--kv-disk", str(folder / "cache.kv"))
+    ranks = ("--tensor-parallel-size", "2", "--threads", "2")
+    before = os.umask(mask)
+    try:
+        server = RunningServer("--model", str(tiny_llama), *ranks, *named)
+    finally:
+        os.umask(before)
+    try:
+        server.wait_until_listening()
+        assert server.post("/v1/completions", prompt=[5] * 40, max_tokens=3).status_code == 200
+        modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
+        assert {folder / "journal", folder / "cache.kv"} <= set(modes)
+        for path, mode in modes.items():
+            assert mode == (0o700 if path.is_dir() else 0o600), f"{path} has mode {mode:o}"
+    finally:
+        server.stop()

@@ -13,14 +13,16 @@ from typing import NoReturn
 from penstock import __version__
 from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
 from penstock.cli.parser import Parser
-from penstock.errors import PenstockError
-from penstock.host import CLOSED_PIPE, end_process
+from penstock.cli.sources import name_sources
+from penstock.errors import ConfigError, PenstockError
+from penstock.host import CLOSED_PIPE, end_process, keep_own_rights
 
 COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
 
 
 def run() -> NoReturn:
     """The program `penstock`: runs the command that its arguments name."""
+    keep_own_rights()
     try:
         code = main()
     except SystemExit as ended:  # argparse's, after --help or a mistake
@@ -34,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except PenstockError as error:
-        print(f"penstock: error: {error}", file=sys.stderr)
+        message = name_sources(error, getattr(args, "given", {})) if isinstance(error, ConfigError) else str(error)
+        print(f"penstock: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -66,9 +69,10 @@ def _add_help(commands: "argparse._SubParsersAction[Parser]") -> None:
     """`penstock help COMMAND`, the same as `penstock COMMAND --help`."""
     parser = commands.add_parser("help", help="show the help of a command")
     parser.add_argument("about", nargs="?", metavar="COMMAND", choices=[*commands.choices, ""], default="")
+    parser.add_argument("extent", nargs="?", metavar="all", choices=["all", ""], default="")
 
     def run(args: argparse.Namespace) -> int:
-        make_parser().parse_args([args.about, "--help"] if args.about else ["--help"])
+        make_parser().parse_args([part for part in (args.about, "--help", args.extent) if part])
         return 0
 
     parser.set_defaults(run=run)

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.cli.flags import (
-    add_engine_flags,
+    SEVERAL,
     add_sampling_flags,
     fill_sampling,
     only_adapter,
     open_llm,
     sampling_params,
 )
+from penstock.cli.parser import Parser
+from penstock.cli.topics import add_options
+from penstock.config import iter_options
 from penstock.errors import InvalidRequestError
 from penstock.sampling_params import SamplingParams
 
@@ -22,21 +25,18 @@ if TYPE_CHECKING:
 CHAT_HELP = "Type a message. /reset starts a new conversation, Ctrl-C stops an answer, /exit or Ctrl-D ends."
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="chat with a model", description=f"Chat with a model. {CHAT_HELP}")
-    parser.add_argument("--system", help="the system message")
-    add_sampling_flags(parser)
-    add_engine_flags(parser)
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    parser = commands.add_parser(
+        "chat", help="chat with a model", usage="%(prog)s [options]", description=f"Chat with a model. {CHAT_HELP}"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    add_options(parser, iter_options())
+    add_sampling_flags(parser, without=SEVERAL)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     params, adapter = sampling_params(args), only_adapter(args)
-    if params.n != 1:
-        raise InvalidRequestError("a chat has one answer a turn: leave --n out", "n")
-    if params.logprobs is not None:
-        raise InvalidRequestError("a chat prints no log-probabilities: leave --logprobs out", "logprobs")
-    params.check_streamable()
     opening = [{"role": "system", "content": args.system}] if args.system else []
     with open_llm(args) as llm:
         params = fill_sampling(params, llm)

@@ -3,13 +3,15 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+import typing
+from collections.abc import Collection, Iterable
 from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.loading import loading_shown
-from penstock.cli.sources import CONFIG_VARIABLE, gather
+from penstock.cli.parser import Parser
+from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.sampling_params import SamplingParams, Structured
@@ -43,24 +45,34 @@ FALLBACK_SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k":
 """Sampling in the terminal for checkpoints that bring no defaults; near to what llama.cpp does."""
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    for name, (kind, text) in SAMPLING_FLAGS.items():
-        group.add_argument(_flag(name), type=kind, default=None, help=text, metavar=kind.__name__.upper())
-    group.add_argument(
-        "--stop", action="append", default=[], help="text before which the answer ends; may be given several times"
-    )
+COMMON_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "n")
+"""Those that `--help` shows."""
+SEVERAL = ("n", "best_of", "num_beams", "length_penalty", "logprobs")
+"""Those that make several answers, or numbers beside the text."""
+
+
+def add_sampling_flags(parser: Parser, without: Collection[str] = ()) -> None:
+    """Flags for the sampling parameters but those named."""
+    group, more = parser.add_argument_group("sampling"), parser.add_topic("more about sampling")
+    names = [*COMMON_SAMPLING, *(name for name in SAMPLING_FLAGS if name not in COMMON_SAMPLING)]
+    for name in names:
+        kind, text = SAMPLING_FLAGS[name]
+        if name not in without:
+            to = group if name in COMMON_SAMPLING else more
+            to.add_argument(_flag(name), type=kind, default=None, help=text, metavar="N" if kind is int else "X")
+    stop = "text before which the answer ends; may be given several times"
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
     words = "word that the answer must not contain; may be given several times"
-    group.add_argument("--bad-word", action="append", default=[], dest="bad_words", help=words)
+    more.add_argument("--bad-word", action="append", default=[], metavar="WORD", dest="bad_words", help=words)
     form = "answer with JSON that validates against the JSON schema in this file"
     group.add_argument("--json-schema", type=Path, metavar="FILE", dest="structured", help=form)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser.add_argument_group("engine"), [f for _, f in iter_options()])
+def add_config_flag(parser: "argparse._ActionsContainer") -> None:
+    parser.add_argument("--config", metavar="FILE", help=f"TOML file of options; default: ${CONFIG_VARIABLE}")
 
 
-def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]") -> None:
+def add_flags(group: "argparse._ActionsContainer", options: "Iterable[Field[Any]]") -> None:
     """A flag for each option; a flag that is not given stays absent, so that defaults have one place."""
     for f in options:
         shared: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f).replace("%", "%%")}
@@ -68,9 +80,16 @@ def add_flags(group: "argparse._ArgumentGroup", options: "Iterable[Field[Any]]")
             group.add_argument(_flag(f.name), action=argparse.BooleanOptionalAction, **shared)
         else:
             choices = f.metadata["choices"]
-            metavar = "{" + ",".join(choices) + "}" if choices else f.name.upper()
+            metavar = "{" + ",".join(choices) + "}" if choices else _metavar(f)
             action = _Joined if f.metadata["repeated"] else "store"
             group.add_argument(_flag(f.name), metavar=metavar, action=action, **shared)
+
+
+def _metavar(f: "Field[Any]") -> str:
+    kinds = [f.type] if isinstance(f.type, type) else list(typing.get_args(f.type))
+    if str in kinds:
+        return f.name.rpartition("_")[2].upper()
+    return "N" if int in kinds else "X"
 
 
 def _help(f: "Field[Any]") -> str:
@@ -95,20 +114,30 @@ def _flag(name: str) -> str:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine's options from flags, environment and `$PENSTOCK_CONFIG`; those of the server are passed over.
+    """The engine's options from flags, environment and file; those of the server are passed over.
 
     Raises:
         ConfigError: see `gather`.
     """
-    options = [f for _, f in iter_options()]
-    known = [*options, *(f for _, f in iter_server_options())]
+    given = given_options(args)
+    return {f.name: given[f.name].value for _, f in iter_options() if f.name in given}
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Given]:
+    """The options of engine and server that were given; also kept as `args.given`, for errors that come later.
+
+    Raises:
+        ConfigError: see `gather`.
+    """
+    options = [*(f for _, f in iter_server_options()), *(f for _, f in iter_options())]
     flags = {f.name: getattr(args, f.name) for f in options if hasattr(args, f.name)}
-    given = gather(known, flags, os.environ, os.environ.get(CONFIG_VARIABLE))
-    return {f.name: given[f.name].value for f in options if f.name in given}
+    args.given = gather(options, flags, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
+    given: dict[str, Given] = args.given
+    return given
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    given = {name: getattr(args, name) for name in SAMPLING_FLAGS if getattr(args, name) is not None}
+    given = {name: value for name in SAMPLING_FLAGS if (value := getattr(args, name, None)) is not None}
     form = None if args.structured is None else Structured.json_schema(_read_schema(args.structured))
     return SamplingParams(stop=args.stop, bad_words=args.bad_words, structured=form, **given)
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.answers import AnswerWriter, open_writer, read_answered
 from penstock.cli.flags import (
-    add_engine_flags,
     add_sampling_flags,
     fill_sampling,
     only_adapter,
     open_llm,
     sampling_params,
 )
+from penstock.cli.parser import Parser
+from penstock.cli.topics import add_options
+from penstock.config import iter_options
 from penstock.errors import InvalidRequestError
 from penstock.host import interrupts_held
 from penstock.request import RequestOutput
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
     from penstock.llm import LLM
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("generate", help="answer prompts", description="Answer one or more prompts.")
-    parser.add_argument("prompt", nargs="*", help="one or more prompts; default: standard input")
-    parser.add_argument("--file", type=Path, help="read the prompt from this file")
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="answer prompts",
+        usage="%(prog)s [options] [PROMPT ...]",
+        description="Answer one or more prompts.",
+    )
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="one or more prompts; default: standard input")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="read the prompt from this file")
     parser.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
     parser.add_argument("--raw", action="store_true", help="do not apply the chat template")
     parser.add_argument(
@@ -41,8 +49,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="FILE",
         help="append the JSON objects to this file; prompts that it answers already are skipped",
     )
+    add_options(parser, iter_options())
     add_sampling_flags(parser)
-    add_engine_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -55,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if params.max_tokens == 0 and not args.json and not args.output:
         raise InvalidRequestError("--max-tokens 0 leaves no answer to print: raise it, or add --json", "max_tokens")
+    if args.system and args.raw:
+        raise InvalidRequestError("--raw applies no chat template, so nothing takes --system: leave one out", "system")
     answered = read_answered(args.output, prompts) if args.output else set()
     open_indices = [index for index in range(len(prompts)) if index not in answered]
     if answered:
@@ -65,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
         params, tokenizer = fill_sampling(params, llm), llm.tokenizer
         templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
         texts = [prompts[index] for index in open_indices]
-        inputs = [llm.encode_chat([{"role": "user", "content": text}]) if templated else text for text in texts]
+        if args.system and not templated:
+            raise InvalidRequestError("the model has no chat template, so nothing takes --system", "system")
+        opening = [{"role": "system", "content": args.system}] if args.system else []
+        inputs = [
+            llm.encode_chat([*opening, {"role": "user", "content": text}]) if templated else text for text in texts
+        ]
         if len(inputs) == 1 and params.n == 1 and params.is_streamable and not args.json and not args.output:
             return _print_stream(llm, inputs[0], params, adapter)
         outputs = llm.generate_unordered(inputs, params, adapter=adapter)

@@ -5,6 +5,7 @@ A flag of vLLM, llama.cpp, SGLang or TGI is answered with ours.
 
 import argparse
 import difflib
+import sys
 from typing import Any, NoReturn
 
 from penstock.config import FOREIGN_OPTIONS
@@ -29,8 +30,58 @@ FOREIGN_FLAGS |= {
 """Flags of other programs, and what they are here."""
 
 
+class _Help(argparse.Action):
+    """`--help`, and `--help all` or `--help-all`."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        is_full = values == "all" or option_string == "--help-all"
+        text = parser.format_full_help() if is_full else parser.format_help()
+        parser._print_message(text, sys.stdout)
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """A command's parser; also that of the whole program."""
+    """A command's parser; also that of the whole program.
+
+    Its help has the common flags; with `--help all`, those of every topic as well.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, add_help=False)
+        self.add_argument("-h", "--help", nargs="?", metavar="all", action=_Help, help="show this help, and exit")
+        self.add_argument("--help-all", nargs=0, action=_Help, help=argparse.SUPPRESS)
+        self._topics: list[argparse._ArgumentGroup] = []
+        self._common: argparse._ArgumentGroup | None = None
+
+    @property
+    def common(self) -> "argparse._ArgumentGroup":
+        """The group of common options; in the help it has the place where it was first asked for."""
+        if self._common is None:
+            self._common = self.add_argument_group("common options")
+        return self._common
+
+    def add_topic(self, title: str) -> "argparse._ArgumentGroup":
+        """A group of flags that only `--help all` shows."""
+        self._topics.append(self.add_argument_group(title))
+        return self._topics[-1]
+
+    def format_help(self) -> str:
+        """The help of the common flags."""
+        hidden = [action for topic in self._topics for action in topic._group_actions]
+        if not hidden:
+            return self.format_full_help()
+        texts = [action.help for action in hidden]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            shown = self.format_full_help()
+        finally:
+            for action, text in zip(hidden, texts, strict=True):
+                action.help = text
+        return f"{shown}\n{self.prog} --help all shows {len(hidden)} more options, by topic.\n"
+
+    def format_full_help(self) -> str:
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the base class, but a command refuses what it does not know itself, so that the error is its own."""

@@ -3,10 +3,13 @@
 import argparse
 from pathlib import Path
 
+from penstock.cli.flags import add_config_flag, add_flags, engine_options
+from penstock.cli.parser import Parser
+from penstock.config import EngineConfig, iter_options
 from penstock.recipes import CHECKPOINT_RECIPES
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "quantize",
         help="write a quantized checkpoint",
@@ -14,7 +17,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "the layout of compressed-tensors (pack-quantized), which transformers reads, too. The same command resumes "
         "after an interruption.",
     )
-    parser.add_argument("model", help="folder or hub id of a floating-point checkpoint")
+    parser.add_argument("checkpoint", metavar="model", help="folder or hub id of a floating-point checkpoint")
     parser.add_argument("out", type=Path, help="folder to write; must not exist")
     parser.add_argument(
         "--recipe", choices=list(CHECKPOINT_RECIPES), default="int4", help="formats of the matrices; default: int4"
@@ -25,12 +28,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="FILE",
         help="text to calibrate with; default: text that the model generates",
     )
-    parser.add_argument("--threads", type=int, help="CPU threads; default: one per core")
+    add_flags(parser, [f for _, f in iter_options() if f.name == "threads"])
+    add_config_flag(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from penstock.quantizer.command import quantize
 
-    quantize(args.model, args.out, args.recipe, args.calibration, args.threads)
+    config = EngineConfig.from_options(threads=engine_options(args).get("threads"))
+    quantize(args.checkpoint, args.out, args.recipe, args.calibration, config.model.threads)
     return 0

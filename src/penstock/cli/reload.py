@@ -10,12 +10,13 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from penstock.cli.parser import Parser
 from penstock.errors import PenstockError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "reload",
         help="replace a server's engines while it serves",
@@ -28,7 +29,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=DEFAULT_URL,
         help=f"address of the server, as its log has it (unix:PATH: a Unix socket); default: {DEFAULT_URL}",
     )
-    parser.add_argument("--model", help="model that the new engines load; default: the old engines' model")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="model that the new engines load; default: the old engines' model"
+    )
     parser.set_defaults(run=run)
 
 

@@ -1,10 +1,11 @@
 """`penstock serve`: an HTTP server, with options from flags, environment variables and a TOML file."""
 
 import argparse
-import os
 
-from penstock.cli.flags import add_engine_flags, add_flags
-from penstock.cli.sources import CONFIG_VARIABLE, gather, show
+from penstock.cli.flags import given_options
+from penstock.cli.parser import Parser
+from penstock.cli.sources import show
+from penstock.cli.topics import add_options
 from penstock.config import EngineConfig, iter_options
 from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig, iter_server_options
@@ -14,25 +15,28 @@ SOURCES_HELP = (
 )
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
-        "serve", help="serve a model over HTTP", description="Serve a model over HTTP. " + SOURCES_HELP
+        "serve",
+        usage="%(prog)s [options] [MODEL]",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP. " + SOURCES_HELP,
     )
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
-    add_flags(parser.add_argument_group("server"), [f for _, f in iter_server_options()])
-    add_engine_flags(parser)
-    parser.add_argument("--config", metavar="FILE", help=f"TOML file of options; default: ${CONFIG_VARIABLE}")
-    parser.add_argument("--print-config", action="store_true", help="print every option with its source, and exit")
+    add_options(parser, [*iter_options(), *iter_server_options()])
+    parser.common.add_argument(
+        "--print-config", action="store_true", help="print every option with its source, and exit"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     groups = [("server", [f for _, f in iter_server_options()]), ("engine", [f for _, f in iter_options()])]
-    options = [f for _, group in groups for f in group]
-    flags = {f.name: getattr(args, f.name) for f in options if hasattr(args, f.name)}
-    if args.positional_model is not None and flags.setdefault("model", args.positional_model) != args.positional_model:
-        raise ConfigError(f"two models are named, {args.positional_model} and --model {flags['model']}: leave one out")
-    given = gather(options, flags, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
+    if args.positional_model is not None:
+        if getattr(args, "model", args.positional_model) != args.positional_model:
+            raise ConfigError(f"two models are named, {args.positional_model} and --model {args.model}: leave one out")
+        args.model = args.positional_model
+    given = given_options(args)
     server, engine = ({f.name: given[f.name].value for f in group if f.name in given} for _, group in groups)
     config, engine_config = ServerConfig.from_options(**server), EngineConfig.from_options(**engine)
     if args.print_config:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.flags import add_flags
+from penstock.cli.parser import Parser
 from penstock.config import EngineConfig, iter_options, parse_value
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
@@ -37,12 +38,21 @@ LIMIT_FLAGS = {"max_queued", "max_queued_tokens", "queue_timeout"}
 LARGEST_RANGE = 100_000
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("simulate", help="compute how many engines a workload needs", description=DESCRIPTION)
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    parser = commands.add_parser(
+        "simulate",
+        usage="%(prog)s [options] [TRACE]",
+        help="compute how many engines a workload needs",
+        description=DESCRIPTION,
+    )
     parser.add_argument(
-        "trace", nargs="?", type=Path, help="requests to replay: JSON lines in Mooncake's schema, or a journal of "
-        "penstock serve; default: synthetic chats",
-    )  # fmt: skip
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        type=Path,
+        help="requests to replay: JSON lines in Mooncake's schema, or a journal of penstock serve; default: synthetic "
+        "chats",
+    )
     _add_cost_flags(parser.add_argument_group("costs"))
     _add_fleet_flags(parser.add_argument_group("fleet"))
     replay = parser.add_argument_group("trace")

@@ -5,6 +5,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass
 from typing import Any
@@ -29,6 +30,27 @@ class Given:
     source: str
 
 
+FLAG = "flag"
+"""The source of what was typed."""
+
+
+def name_sources(error: ConfigError, given: Mapping[str, Given]) -> str:
+    """The error's message, with the source of each option that it is about, unless that was typed."""
+    message = str(error)
+    sources = [
+        f"{name} is from {one.source}"
+        for name, one in given.items()
+        if one.source != FLAG and one.source not in message and _is_about(message, name, one.value)
+    ]
+    return f"{message} ({', '.join(sources)})" if sources else message
+
+
+def _is_about(message: str, name: str, value: Any) -> bool:
+    """Whether a message names the option, or its value, if that is a path or a hub id."""
+    is_named = re.search(rf"\b{name}\b", message) is not None
+    return is_named or (isinstance(value, str) and name not in SECRET and "/" in value and value in message)
+
+
 def gather(
     options: "Iterable[Field[Any]]", flags: Mapping[str, Any], environment: Mapping[str, str], path: str | None
 ) -> dict[str, Given]:
@@ -44,7 +66,7 @@ def gather(
     known = {f.name: f for f in options}
     given = {} if path is None else dict(_from_file(path, known))
     given.update(_from_environment(environment, known))
-    given.update((name, Given(value, "flag")) for name, value in flags.items())
+    given.update((name, Given(value, FLAG)) for name, value in flags.items())
     return given
 
 

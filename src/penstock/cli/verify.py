@@ -5,22 +5,26 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.cli.flags import add_engine_flags, engine_options
+from penstock.cli.flags import engine_options
 from penstock.cli.loading import loading_shown
+from penstock.cli.parser import Parser
+from penstock.cli.topics import add_options
+from penstock.config import iter_options
 
 if TYPE_CHECKING:
     from penstock.verify import SelfTest
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "verify",
+        usage="%(prog)s [options]",
         help="test that answers depend on the request alone",
         description="Answer a few requests alone, in a batch, in chunks, from the prefix cache, preempted and "
         "speculated, as far as the model permits, and compare token ids and log-probabilities bit for bit. The exit "
         "code is 1 if anything differs or a situation was not reached.",
     )
-    add_engine_flags(parser)
+    add_options(parser, iter_options())
     parser.set_defaults(run=run)
 
 

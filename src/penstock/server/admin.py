@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
 from penstock.config import Role
-from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError
+from penstock.errors import ConfigError, InvalidRequestError, NotPermittedError
 from penstock.frontend.fleet import State
 from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
@@ -81,12 +81,12 @@ async def reload(body: ModelChoice, request: Request, context: ContextOf, servin
 def check_operator(request: Request, context: ContextOf) -> None:
     """
     Raises:
-        AuthenticationError: the caller may not change what is served.
+        NotPermittedError: the caller may not change what is served.
     """
     if not context.caller.operator:
-        raise AuthenticationError("engines and adapters are changed by operators: it needs an operator's API key")
+        raise NotPermittedError("engines and adapters are changed by operators: it needs an operator's API key")
     if not context.key and not request.app.state.admin_without_key:
-        raise AuthenticationError(
+        raise NotPermittedError(
             "without API keys engines and adapters are changed only if the server runs with --admin"
         )
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from penstock.errors import AuthenticationError, RequestNotFoundError
+from penstock.errors import NotPermittedError, RequestNotFoundError
 from penstock.frontend.history import Event, History, Life, chrome_trace
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
@@ -67,7 +67,7 @@ async def timeline(
 ) -> Response:
     """The steps of the last seconds as a trace for ui.perfetto.dev or chrome://tracing. For operators only."""
     if not context.caller.operator:
-        raise AuthenticationError("the timeline shows every key's requests: it needs an operator's API key")
+        raise NotPermittedError("the timeline shows every key's requests: it needs an operator's API key")
     history = serving.engine.history
     steps, lives = history.steps(seconds), history.lives()
     body = await asyncio.to_thread(lambda: msgspec.json.encode(chrome_trace(steps, lives)))

@@ -102,7 +102,8 @@ def _allow_files(count: int) -> None:
     """Raise this process's limit of open files to `count`; a common default is 1,024."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < count:
-        lower = f", or lower max_connections to {most - OTHER_FILES}" if most > OTHER_FILES else ""
+        names = "max_connections and max_concurrent_requests"
+        lower = f", or lower {names} to {most - OTHER_FILES}" if most > OTHER_FILES else ""
         raise ConfigError(
             f"this process may open {most} files, and max_connections needs {count}: raise the limit (ulimit -Hn)"
             + lower
