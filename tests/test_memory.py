@@ -48,29 +48,33 @@ class Counting(WeightFactory):
         return weight
 
 taken, cpu = [], torch.device("cpu")
-ops = make_ops(cpu)
 for dtype in ("float32", "bfloat16", "float16"):
     for kind in ("none", "int8", "int4"):
-        checkpoint, settings = settings_for(Path(sys.argv[1]), dtype=dtype, quantization=kind)
+        options = dict(dtype=dtype, quantization=kind, max_memory=sys.argv[2], max_model_len=64, max_num_seqs=1)
+        checkpoint, settings = settings_for(Path(sys.argv[1]), **options)
+        ops = make_ops(cpu, widened_weights=settings.widened_weights)
         Counting.counted = []
-        weights = Counting(make_method(settings.quantization, None, ops), ops, getattr(torch, dtype), cpu)
+        method, stored = make_method(settings.quantization, None, ops), torch.float16 if dtype == "float16" else None
+        weights = Counting(method, ops, getattr(torch, settings.dtype), cpu, stored=stored)
         model = Decoder(read_spec(checkpoint), 8, weights)
-        taken.append([dtype, kind, settings.memory.weights, sum(weight.nbytes for weight in weights.counted)])
+        held = sum(weight.nbytes for weight in weights.counted)
+        taken.append([dtype, kind, settings.memory.weights, held, settings.widened_weights])
 print(json.dumps([native.library() is not None, taken]))
 """
 
 
-@pytest.mark.parametrize("isa", ["", "reference"])
-def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path, isa: str) -> None:
+@pytest.mark.parametrize(("isa", "memory"), [("", "8GiB"), ("reference", "8GiB"), ("reference", "56MiB")])
+def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path, isa: str, memory: str) -> None:
     shape = {"hidden_size": 512, "intermediate_size": 1408, "vocab_size": 4096, "num_attention_heads": 8}
     folder = write_tiny_llama(tmp_path, head_dim=64, **shape)
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    command = [sys.executable, "-c", PROGRAM, str(folder), memory]
     environment = os.environ | {"PENSTOCK_ISA": isa}
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert run.returncode == 0, run.stderr
     is_native, taken = json.loads(run.stdout)
     assert is_native == (isa == "" and native.library() is not None)
-    for dtype, kind, planned, held in taken:
+    for dtype, kind, planned, held, widened in taken:
+        assert widened == (not is_native and memory == "8GiB" and (kind != "none" or dtype == "float16"))
         assert held <= planned * 1.01, (dtype, kind)
         assert planned <= held * 1.03, (dtype, kind)
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,19 @@ def test_a_missing_library_is_told_once(
     library = functools.cache(native.library.__wrapped__)
     assert library() is library() is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "not built" in caplog.text
+    assert "4 to 15 times slower; the native ones were not built: install a C++ compiler" in caplog.text
+
+
+def test_other_platforms_are_told_which_have_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PENSTOCK_LIBRARY", raising=False)
+    monkeypatch.delenv("PENSTOCK_ISA", raising=False)
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert native.library.__wrapped__() is None
+    assert "the native ones exist for Linux on x86-64, not for Darwin on arm64" in caplog.text
 
 
 def test_a_library_that_the_environment_names_must_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -336,22 +336,35 @@ _PACKED_BFLOAT16_BYTES = 1.52
 """Bytes per element of a packed bfloat16 matrix if the kernels multiply bfloat16."""
 
 
+def widen_weights(models: Sequence[ModelPrecision], machine: Machine) -> list[ModelPrecision]:
+    """The models with quantized and float16 matrices kept in float32: on reference kernels, which convert them to it
+    at every product otherwise, and if all weights then take at most half of the machine's memory.
+    """
+    if machine.device != "cpu" or machine.native:
+        return list(models)
+    widened = [replace(model, widened_weights=True) for model in models]
+    stored, wide = (sum(_weight_bytes(model, machine) for model in each) for each in (models, widened))
+    return widened if stored < wide <= machine.memory // 2 else list(models)
+
+
 def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
     facts = model.facts
     recipe = None if model.quantization is None else RECIPES[model.quantization]
-    dtype: DType = "float16" if model.float16_weights else model.dtype
     matrices = sum(
-        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, dtype, machine)
+        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, model, machine)
         for matrix in facts.matrices
     )
     rest = facts.num_parameters - sum(matrix.rows * matrix.columns for matrix in facts.matrices)
     return int(matrices) + rest * BYTES_OF[model.dtype]
 
 
-def _matrix_bytes(matrix: Matrix, format: WeightFormat, dtype: DType, machine: Machine) -> float:
+def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, machine: Machine) -> float:
     """Bytes of a matrix and its scales in the format of the machine's kernels."""
     native = machine.device == "cpu" and machine.native
     elements = matrix.rows * matrix.columns
+    dtype: DType = "float16" if model.float16_weights and matrix.multiplied else model.dtype
+    if model.widened_weights and (format is not FLOAT or dtype == "float16"):
+        return elements * BYTES_OF["float32"]
     if format is not FLOAT:
         if native:
             return format.packed_bytes(matrix.rows, matrix.columns)

@@ -142,5 +142,7 @@ class ModelPrecision:
     """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
     float16_weights: bool = False
     """Whether floating-point matrices are float16, though `dtype` is float32."""
+    widened_weights: bool = False
+    """Whether the reference kernels keep quantized and float16 matrices in float32."""
     keeps_hidden: bool = False
     """Whether the cache also stores each token's hidden state, for a multi-token prediction head."""

@@ -19,6 +19,7 @@ from penstock.memory import (
     parse_bytes,
     plan_encoder_memory,
     plan_memory,
+    widen_weights,
 )
 from penstock.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision
 from penstock.ranks import Rendezvous
@@ -89,6 +90,8 @@ class Settings:
     """Rendezvous of ranks on several nodes; None: all ranks are on this machine."""
     float16_weights: bool = False
     """Whether floating-point matrices are float16, though `dtype` is float32."""
+    widened_weights: bool = False
+    """Whether the reference kernels keep quantized and float16 matrices in float32."""
 
     @property
     def moves_blocks(self) -> bool:
@@ -130,13 +133,14 @@ def resolve(
     model, cache, scheduler = config.model, config.cache, config.scheduler
     ranks = _ranks(config)
     threads = _threads(config, machine)
-    target, *drafts = models = _models(config, machine, facts, draft_facts)
+    target, *drafts = models = _widened(config, machine, _models(config, machine, facts, draft_facts))
     num_drafts = _num_drafts(config.speculation, facts, draft_facts)
     memory, limits = _plan(config, machine, models, num_drafts, adapter_elements, threads)
     settings = Settings(
         model_name=facts.name,
         dtype=target.dtype,
         float16_weights=target.float16_weights,
+        widened_weights=target.widened_weights,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
         packed_cache=_packed_cache(model.packed_cache),
@@ -174,6 +178,13 @@ def _models(
     if draft_facts is None:
         return [target]
     return [target, _precision(draft_facts, config, machine, quantization if mtp else None)]
+
+
+def _widened(config: EngineConfig, machine: Machine, models: list[ModelPrecision]) -> list[ModelPrecision]:
+    """The models with weights in float32 where the machine has no native kernels, and memory enough."""
+    kv_cache, ranks = config.cache.kv_cache_memory, config.model.tensor_parallel_size
+    free = machine.memory - (0 if kv_cache == "auto" else parse_bytes(kv_cache))
+    return widen_weights(models, replace(machine, memory=free // ranks))
 
 
 def _plan(
@@ -232,7 +243,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
     model, scheduler = config.model, config.scheduler
     precision = _precision(facts, config, machine, model.quantization)
-    precision = replace(precision, kv_dtype=precision.dtype)
+    (precision,) = widen_weights([replace(precision, kv_dtype=precision.dtype)], machine)
     limits = PoolLimits(
         _max_model_len(model.max_model_len, facts),
         _positive("max_num_seqs", scheduler.max_num_seqs, _ENCODER_SEQUENCES),
@@ -243,6 +254,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         model_name=facts.name,
         dtype=precision.dtype,
         float16_weights=precision.float16_weights,
+        widened_weights=precision.widened_weights,
         kv_cache_dtype=precision.kv_dtype,
         quantization=precision.quantization,
         packed_cache=_packed_cache(model.packed_cache),
@@ -368,6 +380,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
         rendezvous=None,
         dtype=draft.dtype,
         float16_weights=draft.float16_weights,
+        widened_weights=draft.widened_weights,
         kv_cache_dtype=draft.kv_dtype,
         quantization=draft.quantization,
         memory=memory,

@@ -17,6 +17,7 @@ from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
 from penstock.kernels.linear.weight import Weight
+from penstock.kernels.ops import reference_ops
 from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 from tests.kernels.versions import LIBRARY, REFERENCE, native_table, needs_native
 from tests.kernels.weights import random_integers
@@ -323,8 +324,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(args) if isinstance(tensor, Tensor)}
         for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and not tensor._is_view():
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given:  # no view
                 self.bytes = max(self.bytes, tensor.nbytes)
         return made
 
@@ -361,3 +363,31 @@ def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_th
     whole = weight.lookup(torch.arange(rows))
     rounded = as_int8(x, format.x_group) if format.value == "integer" else x
     assert torch.equal(out, torch.nn.functional.linear(rounded, whole))
+
+
+@pytest.mark.parametrize(
+    ("format", "stored"),
+    [*((format, None) for format in INTEGERS), (FLOAT, torch.float16)],
+    ids=lambda part: getattr(part, "name", str(part)),
+)
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_widened_weights_are_the_same_and_are_not_converted_at_each_product(
+    format: WeightFormat, stored: torch.dtype | None, precise: bool, tokens: int
+) -> None:
+    rows, columns = 600, 512
+    plain, widened = (
+        reference_ops(widened_weights=wide).new_weight(
+            rows, columns, format, gated=False, dtype=torch.float32, stored=stored, device=CPU, precise=precise
+        )
+        for wide in (False, True)
+    )
+    for weight in (plain, widened):
+        fill(weight, values(rows, columns, format, seed=1), [70])
+    ids, x = torch.arange(rows), activations(tokens, columns, torch.float32)
+    assert torch.equal(widened.lookup(ids), plain.lookup(ids))
+    with LargestTensor() as largest:
+        out = widened.linear(x, None, torch.float32)
+    assert largest.bytes <= 8 * tokens * rows
+    torch.testing.assert_close(out, plain.linear(x, None, torch.float32), rtol=1e-6, atol=1e-5)
+    assert widened.nbytes == 4 * rows * columns

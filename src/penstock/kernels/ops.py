@@ -149,25 +149,26 @@ class Ops:
     """The native library, if it computes the layers' operations: then calls can be recorded."""
 
 
-def make_ops(device: torch.device, exchange: Exchange | None = None) -> Ops:
+def make_ops(device: torch.device, exchange: Exchange | None = None, *, widened_weights: bool = False) -> Ops:
     """The fastest available operations for `device`.
 
     Args:
         exchange: of a rank, if there are several.
+        widened_weights: see `reference_ops`; the native kernels multiply weights as they are stored.
     """
     library = native.library()
     if library is None:
-        return reference_ops(exchange)
+        return reference_ops(exchange, widened_weights=widened_weights)
     if device.type == "cpu":
         return native_ops(library, exchange)
     return _quantizing_by(library, reference_ops(exchange))
 
 
-def reference_ops(exchange: Exchange | None = None) -> Ops:
-    """Operations in plain torch, on any device."""
+def reference_ops(exchange: Exchange | None = None, *, widened_weights: bool = False) -> Ops:
+    """Operations in plain torch, on any device; `widened_weights`: see `ReferenceWeight`."""
     exchange = exchange or Alone()
     return Ops(
-        new_weight=ReferenceWeight,
+        new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
         new_caches=new_caches,
         new_states=new_states,

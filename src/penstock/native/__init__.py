@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -117,7 +118,7 @@ def library() -> Library | None:
     elif path.exists():
         found = Library(path)
     else:
-        log.warning("the native CPU kernels were not built (no C++ compiler?): running on the slower reference kernels")
+        _warn_of_reference(_why_not_built())
         return None
     if found.choose(wanted):
         return found
@@ -126,8 +127,19 @@ def library() -> Library | None:
         raise ConfigError(
             f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from {names}"
         )
-    log.warning("this processor has no AVX2, which the native kernels need: running on the slower reference kernels")
+    _warn_of_reference("the native ones need AVX2, which this processor has not")
     return None
+
+
+def _warn_of_reference(reason: str) -> None:
+    log.warning("reference kernels: on a CPU, decoding is 4 to 15 times slower; %s", reason)  # docs/native-kernels.md
+
+
+def _why_not_built() -> str:
+    system, processor = platform.system(), platform.machine()
+    if (system, processor) == ("Linux", "x86_64"):
+        return "the native ones were not built: install a C++ compiler (g++ or clang++) and reinstall Penstock"
+    return f"the native ones exist for Linux on x86-64, not for {system} on {processor}"
 
 
 def _named_library(path: Path) -> Library:

@@ -46,7 +46,7 @@ class EncoderRunner:
         """
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
-        self._ops = ops or make_ops(self._device)
+        self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights)
         self._block_size = settings.memory.block_size
         with torch.inference_mode():
             self._model = load_encoder(checkpoint, settings, self._ops)

@@ -24,7 +24,7 @@ def arithmetic(path: Path, settings: Settings) -> str:
         torch.__version__,
         settings.device.partition(":")[0],
         torch.cuda.get_device_name(torch.device(settings.device)) if settings.device.startswith("cuda") else "",
-        f"{settings.dtype} {settings.float16_weights}",
+        f"{settings.dtype} {settings.float16_weights} {settings.widened_weights}",
         settings.kv_cache_dtype,
         settings.quantization or "",
         settings.memory.block_size,

@@ -185,7 +185,9 @@ class RankLaunch:
         """Load the rank's part of the model."""
         with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
             self.seat.take()
-        return TorchRunner(checkpoint, self.settings, make_ops(torch.device(self.settings.device), group.exchange))
+        settings = self.settings
+        ops = make_ops(torch.device(settings.device), group.exchange, widened_weights=settings.widened_weights)
+        return TorchRunner(checkpoint, settings, ops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class TorchRunner:
         torch.set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._max_rows = settings.max_num_seqs
-        self._ops = ops or make_ops(self._device)
+        self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights)
         with torch.inference_mode():
             self._model = load_model(checkpoint, settings, self._ops)
             self._adapters = None

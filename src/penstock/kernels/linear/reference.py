@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from penstock.feed_forward import Activation
 from penstock.kernels.elementwise.reference import activate, activate_gated
-from penstock.kernels.linear.quantized import Quantized, float_parts, weights_of
+from penstock.kernels.linear.quantized import Quantized, dequantize, float_parts, weights_of
 from penstock.kernels.linear.weight import activation_of
 from penstock.kernels.lora import LoraUpdate
 from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
@@ -16,7 +16,11 @@ TILE_ROWS = 256
 
 
 class ReferenceWeight:
-    """A weight as plain tensors, which defines the results of all versions. See `Weight` for the methods."""
+    """A weight as plain tensors, which defines the results of all versions. See `Weight` for the methods.
+
+    `widened`: quantized values, and floating point of another type than the model's, are kept in float32. That takes
+    more memory, and saves converting the whole weight at each product, which is most of the work.
+    """
 
     def __init__(
         self,
@@ -30,14 +34,17 @@ class ReferenceWeight:
         stored: torch.dtype | None = None,
         device: torch.device,
         precise: bool = False,
+        widened: bool = False,
     ) -> None:
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
         self._precise = precise
         self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = dtype
         self._dtype = dtype
-        groups = 0 if format is FLOAT else format.num_groups(columns)
-        kept = stored or dtype if format is FLOAT else torch.uint8
+        self._stored = stored or dtype if format is FLOAT else torch.uint8
+        self._widened = widened and self._stored != dtype
+        groups = 0 if format is FLOAT or self._widened else format.num_groups(columns)
+        kept = torch.float32 if self._widened else self._stored
         self._values = torch.empty(rows, columns, dtype=kept, device=device)
         self._scales = torch.empty(rows, groups, device=device)
         self._offsets = torch.empty(rows, groups, device=device)
@@ -50,9 +57,14 @@ class ReferenceWeight:
     def load(self, first: int, rows: Tensor | Quantized) -> None:
         if isinstance(rows, Tensor):
             assert self.format is FLOAT
-            self._values[first : first + len(rows)].copy_(rows)
+            self._values[first : first + len(rows)].copy_(rows.to(self._stored))
             return
         rows.check(self.format)
+        if self._widened:
+            for start in range(0, len(rows.values), TILE_ROWS):
+                tile = rows[start : start + TILE_ROWS]
+                self._values[first + start : first + start + len(tile.values)] = dequantize(tile, self.format)
+            return
         filled = slice(first, first + len(rows.values))
         parts = (rows.values, *float_parts(rows, self.format))
         for kept, part in zip((self._values, self._scales, self._offsets, self._row_scales), parts, strict=True):
@@ -77,10 +89,13 @@ class ReferenceWeight:
         rounded = x.float()
         if self.format.value == "integer":
             rounded = as_two_int8(rounded) if self._precise else as_int8(rounded, self.format.x_group)
-        out = torch.empty(len(x), self.rows, device=x.device)
-        for first in range(0, self.rows, TILE_ROWS):
-            tile = slice(first, first + TILE_ROWS)
-            out[:, tile] = F.linear(rounded, self._dequantized(tile))
+        if self._widened:
+            out = F.linear(rounded, self._values)
+        else:
+            out = torch.empty(len(x), self.rows, device=x.device)
+            for first in range(0, self.rows, TILE_ROWS):
+                tile = slice(first, first + TILE_ROWS)
+                out[:, tile] = F.linear(rounded, self._dequantized(tile))
         return (out if bias is None else out + bias).to(x.dtype)
 
     def linear_into(
@@ -102,6 +117,8 @@ class ReferenceWeight:
 
     def _dequantized(self, rows: Tensor | slice) -> Tensor:
         """[rows, columns] float32."""
+        if self._widened:
+            return self._values[rows]
         parts = (self._values, self._scales, self._offsets, self._row_scales)
         return weights_of(self.format, *(part[rows] for part in parts))
 
@@ -123,10 +140,11 @@ def _steps(x: Tensor, group: int) -> Tensor:
 
 
 def _rounded(x: Tensor, steps: Tensor, group: int) -> Tensor:
-    rounded = (_grouped(x, group) / steps.clamp(min=1e-30)).round() * steps
+    rounded = (_grouped(x, group) / steps.clamp(min=1e-30)).round_().mul_(steps)
     return rounded.view(len(x), -1)[:, : x.shape[1]]
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:
     """[num_tokens, groups, group], padded with zeros after the last column."""
-    return F.pad(x, (0, -x.shape[1] % group)).view(len(x), -1, group)
+    missing = -x.shape[1] % group
+    return (F.pad(x, (0, missing)) if missing else x).reshape(len(x), -1, group)
