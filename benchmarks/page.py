@@ -56,7 +56,7 @@ rounds.
 - **Weights**: `q4_k_m`, `q4_0` and `q8_0` are one GGUF file that both engines read. With `/avx2` Penstock runs the
   kernels of processors without AVX-512 (`--isa avx2`), the peer its best. `openvino-fp16` beside int8 and
   `openvino-int8` beside int4 are OpenVINO's weights that lose no more accuracy than Penstock's do
-  ([quantization.md](quantization.md#what-it-costs-in-quality)).
+  ([quantization.md](quantization.md#accuracy)).
 - **Caches**: OpenVINO stores keys and values in 8 bits, Penstock in 8 bits with quantized weights and 16 otherwise."""
 
 ROOFLINE = """\
