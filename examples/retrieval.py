@@ -4,7 +4,7 @@
         --answerer HuggingFaceTB/SmolLM2-135M-Instruct "When was the bridge built?"
 
 Without a reranker (`--reranker BAAI/bge-reranker-v2-m3`, say) the second ranking is the encoder's own again, by
-`LLM.score`: it changes nothing, and stands for the place where a reranker goes. Without `--answerer` nothing is
+`LLM.score`: this step is a placeholder for a reranker. Without `--answerer` nothing is
 answered.
 """
 

@@ -1,4 +1,4 @@
-"""docs/performance.md is what benchmarks/page.py makes of the results."""
+"""docs/performance.md is what benchmarks/page.py makes of the results, and the README claims no more."""
 
 import subprocess
 import sys
@@ -11,3 +11,14 @@ def test_the_performance_page_is_generated_from_the_results() -> None:
     page = subprocess.run([sys.executable, "benchmarks/page.py"], cwd=ROOT, check=True, capture_output=True, text=True)
     kept = (ROOT / "docs" / "performance.md").read_text()
     assert kept == page.stdout, "run: python benchmarks/page.py > docs/performance.md"
+
+
+def test_the_readme_claims_the_speeds_of_the_newest_results() -> None:
+    claims = "import page; print('\\n'.join(page.claims()))"
+    printed = subprocess.run(
+        [sys.executable, "-c", claims], cwd=ROOT / "benchmarks", check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert printed
+    for claim in printed:
+        assert claim in readme, claim

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.models.families_doc import describe, short_table
+from penstock.models.families_doc import describe
 from penstock.models.registry import ARCHITECTURES
 from tests.families import CASES, MULTIMODAL
 
@@ -11,10 +11,6 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_documentation_is_what_the_registry_says() -> None:
     assert (ROOT / "docs" / "models.md").read_text() == describe() + "\n"
-
-
-def test_the_table_of_the_readme_is_what_the_registry_says() -> None:
-    assert "\n".join(short_table()) in (ROOT / "README.md").read_text()
 
 
 def test_each_row_is_held_to_transformers() -> None:
