@@ -150,7 +150,7 @@ def open_llm(args: argparse.Namespace) -> "LLM":
     from penstock.llm import LLM
 
     options = engine_options(args)
-    with loading_shown(options.get("model"), options.get("task", "auto")):
+    with loading_shown(EngineConfig.from_options(**options).model):
         llm = LLM(**options)
     print(llm.memory_plan, file=sys.stderr)
     return llm

@@ -23,11 +23,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--url", default=DEFAULT_URL, help=f"address of the server; default: {DEFAULT_URL}")
     parser.add_argument("--model", help="model that the new engines load; default: the old engines' model")
+    parser.add_argument("--revision", help="branch, tag or commit of the model's hub repository")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    body = {} if args.model is None else {"model": args.model}
+    chosen = {"model": args.model, "revision": args.revision}
+    body = {name: value for name, value in chosen.items() if value is not None}
     answer = post(f"{args.url.rstrip('/')}/v1/admin/reload", body, os.environ.get("PENSTOCK_API_KEY"))
     for engine in answer["engines"]:
         print(f"engine {engine['place']}: {engine['model']}, {engine['state']}, process {engine['pid']}")

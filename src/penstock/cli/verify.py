@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     config = self_test_config(**engine_options(args))
     whole = replace(config, model=replace(config.model, tensor_parallel_size=1))
     make_whole = partial(build_engine, whole) if config.model.tensor_parallel_size > 1 else None
-    with loading_shown(config.model.model, config.model.task):
+    with loading_shown(config.model):
         core = build_engine(config)
     return report(SelfTest(core, make_whole))
 

@@ -156,6 +156,8 @@ class RankLaunch:
     """Rendezvous address for torch.distributed."""
     dies_with_thread: bool
     """Whether the thread that starts the rank lives as long as the engine."""
+    hf_overrides: str | None = None
+    """What is replaced in the model's config.json."""
 
     @property
     def backend(self) -> str:
@@ -201,7 +203,7 @@ class RankOrder:
         Raises:
             ConfigError: this node would not compute exactly as the first one does.
         """
-        if arithmetic(checkpoint.path, self.settings) != self.arithmetic:
+        if arithmetic(checkpoint, self.settings) != self.arithmetic:
             raise ConfigError(
                 f"rank {join.ranks.rank} would not compute as rank 0 does: all nodes of an engine need the same "
                 "instruction set, versions of penstock and torch, and files of the model"
@@ -216,6 +218,7 @@ class RankOrder:
             shared=None,
             rendezvous="",
             dies_with_thread=True,
+            hf_overrides=checkpoint.hf_overrides,
         )
 
 
@@ -286,6 +289,7 @@ class RankedRunner:
                 shared=shared,
                 rendezvous=f"file://{self._folder}/rendezvous",
                 dies_with_thread=threading.current_thread() is threading.main_thread(),
+                hf_overrides=checkpoint.hf_overrides,
             )
             for rank in range(size)
         ]
@@ -306,9 +310,9 @@ class RankedRunner:
         own = rendezvous.of_node(0, size)
         if settings.device != "cpu":
             _check_gpus(settings.device, len(own), torch.cuda.device_count())
-        order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint.path, settings))
+        order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint, settings))
         for rank in own[1:]:
-            join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size))
+            join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size), hf_overrides=checkpoint.hf_overrides)
             self._processes.append(start_child(RANK_PROCESS, join.encode()))
         self._plans = PlanSource(rendezvous)
         for index in range(size - 1):
@@ -478,6 +482,6 @@ def join_engine(join: RankJoin) -> None:
     plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)
-    checkpoint = open_checkpoint(join.model)
+    checkpoint = open_checkpoint(join.model, revision=join.revision, hf_overrides=join.hf_overrides)
     launch = order.launch(join, checkpoint)
     run_rank(launch, checkpoint, NetworkGroup(join.ranks, join.rendezvous, launch.backend, plans))
