@@ -122,7 +122,10 @@ class Tokenizer:
             CheckpointError: as `from_path`; also if loading it takes too much.
         """
         if Path(path).is_file():
-            return cls._from_gguf(Path(path), chat_template)
+            tokenizer = cls._from_gguf(Path(path), chat_template)
+            if tokenizer is None:
+                logger.warning("%s: prompts must be token ids", missing_tokenizer(Path(path)))
+            return tokenizer
         if (missing := missing_tokenizer(Path(path))) is not None:
             logger.warning("%s: prompts must be token ids", missing)
             return None

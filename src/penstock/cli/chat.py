@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequestError("a chat prints no log-probabilities: leave --logprobs out", "logprobs")
     params.check_streamable()
     opening = [{"role": "system", "content": args.system}] if args.system else []
-    with open_llm(args) as llm:
+    with open_llm(args, chats=True) as llm:
         params = fill_sampling(params, llm)
         print(CHAT_HELP, file=sys.stderr)
         messages = list(opening)

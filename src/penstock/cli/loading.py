@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from penstock.checkpoint import describe, open_model
-from penstock.config import ModelConfig
+from penstock.checkpoint import Checkpoint, describe
 from penstock.loading_progress import LOGGER, NUM_BYTES, TOTAL_BYTES
 
 if TYPE_CHECKING:
@@ -24,14 +23,10 @@ INTERVAL = 5.0
 
 
 @contextlib.contextmanager
-def loading_shown(config: ModelConfig) -> Iterator[None]:
-    """Show on standard error that the model is loaded within this context.
-
-    Raises:
-        CheckpointError: see `open_model`.
-    """
+def loading_shown(checkpoint: Checkpoint) -> Iterator[None]:
+    """Show on standard error that the model is loaded within this context."""
     began = time.monotonic()
-    print(f"loading {describe(open_model(config))}", file=sys.stderr, flush=True)
+    print(f"loading {describe(checkpoint)}", file=sys.stderr, flush=True)
     shown = _Bar() if sys.stderr.isatty() else _Lines(sys.stderr)
     before = LOGGER.level
     LOGGER.addHandler(shown)
