@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock import chat_template
-from penstock.chat_template import ChatTemplates
-from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.chat_template import ChatTemplates, read_template
+from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
 
 PLAIN = "{{ messages[0].content }}"
 HOSTILE = "{% if messages[0].content == 'now' %}" + "{hostile}" + "{% endif %}" + PLAIN
@@ -212,3 +212,36 @@ def test_a_process_ends_with_the_one_that_started_it(make):
     worker._socket.close()
     assert worker._process.wait(20) == 0
     assert not Path(f"/proc/{worker._process.pid}").exists()
+
+
+def test_a_given_template_is_a_file_or_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text(PLAIN)
+    assert read_template(str(file)) == PLAIN
+    assert read_template(PLAIN) == PLAIN
+    assert read_template(None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no file .*own.jinja, and without braces it is no template itself"),
+        ("{% for message in messages %}", "own.jinja: the model's chat template says: .*endfor"),
+        ("{{ messages | no_such_filter }}", "own.jinja: the model's chat template says: No filter named"),
+        ("{% set x = 1 %}", "is not a chat template: give Jinja source that writes out `messages`"),
+        ('{"chat_template": "{{ messages }}"}', "is not a chat template"),
+        ("", "is not a chat template"),
+        ("{{ messages }}" + " " * 2**20, "larger than 1048576 bytes"),
+    ],
+)
+def test_a_given_template_that_is_missing_or_broken_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "own.jinja"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=f"^chat_template: .*{words}"):
+        read_template(str(file))
+
+
+def test_a_given_template_is_compiled_within_bounds() -> None:
+    with pytest.raises(ConfigError, match=r"^chat_template: the model's chat template"):
+        read_template("{{ messages }}" + "{% if 1 %}" * 40_000 + "{% endif %}" * 40_000)

@@ -1,13 +1,21 @@
+import contextlib
+import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.checkpoint import DEMO_FOLDER, GenerationDefaults, open_checkpoint, resolve_path
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, ConfigError
+from tests.checkpoints import write_tiny_llama
+from tests.gguf_files import write_gguf
 
 
 def write_model(folder: Path, config: object, generation: object = None) -> str:
@@ -140,7 +148,7 @@ def test_weights_of_a_hub_repository_are_downloaded_in_one_form(
 
     asked: dict[str, list[str]] = {}
 
-    def download(repository: str, **patterns: list[str]) -> str:
+    def download(repository: str, revision: str | None, **patterns: list[str]) -> str:
         asked.update(patterns)
         (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
@@ -157,3 +165,161 @@ def test_weights_of_a_hub_repository_are_downloaded_in_one_form(
 def test_it_imports_neither_torch_nor_the_hub() -> None:
     code = "import sys, penstock.checkpoint; assert not {'torch', 'huggingface_hub'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_overrides_replace_settings_and_merge_nested_configs_as_vllm_does(tmp_path: Path) -> None:
+    """By `ModelConfig._apply_dict_overrides` of vLLM: within a nested config objects are merged, elsewhere replaced."""
+    config = {
+        "rope_theta": 5.0,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+        "quantization_config": {"quant_method": "gptq", "bits": 4},
+        "text_config": {"hidden_size": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+    }
+    overrides = {
+        "rope_scaling": {"rope_type": "yarn"},
+        "quantization_config": {"bits": 8},
+        "text_config": {"rope_parameters": {"rope_type": "yarn"}, "new": {"a": 1}},
+        "sliding_window": None,
+    }
+    folder = write_model(tmp_path, config)
+    assert open_checkpoint(folder, hf_overrides=json.dumps(overrides)).config == {
+        "rope_theta": 5.0,
+        "rope_scaling": {"rope_type": "yarn"},
+        "quantization_config": {"bits": 8},
+        "text_config": {
+            "hidden_size": 8,
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 7.0},
+            "new": {"a": 1},
+        },
+        "sliding_window": None,
+    }
+    assert open_checkpoint(folder).config == config
+
+
+def test_end_tokens_may_be_overridden(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, {"eos_token_id": 7})
+    assert open_checkpoint(folder, hf_overrides='{"eos_token_id": [3, 4]}').generation.eos_token_ids == (3, 4)
+
+
+@pytest.mark.parametrize("model", [None, "{tmp}"])
+def test_a_revision_of_what_is_on_this_machine_is_refused(tmp_path: Path, model: str | None) -> None:
+    given = None if model is None else write_model(tmp_path, {})
+    with pytest.raises(ConfigError, match=r"revision is for models of the Hugging Face hub, and .*: leave it out"):
+        resolve_path(given, "main")
+
+
+@pytest.mark.parametrize("revision", ["../main", "", "a b", "a/../../b", "-x"])
+def test_a_revision_that_can_be_none_is_refused(revision: str) -> None:
+    with pytest.raises(ConfigError, match="revision must be a branch, tag or commit of some/repo"):
+        resolve_path("some/repo", revision)
+
+
+OLD, NEW = "0" * 40, "1" * 40
+RESOLVE = """
+import sys
+from penstock.checkpoint import open_checkpoint
+for revision in sys.argv[2:]:
+    print(open_checkpoint(sys.argv[1], revision=revision or None).path)
+"""
+
+
+def resolved(model: str, *revisions: str, cache: Path, endpoint: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", RESOLVE, model, *revisions]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_without_network_a_revision_is_found_in_the_cache_by_branch_tag_or_commit(
+    tmp_path: Path, is_gguf: bool
+) -> None:
+    cached = tmp_path / "models--some--repo"
+    (cached / "refs").mkdir(parents=True)
+    for name, commit in (("main", NEW), ("v1", OLD)):
+        (cached / "refs" / name).write_text(commit)
+        folder = cached / "snapshots" / commit
+        if is_gguf:
+            folder.mkdir(parents=True)
+            write_gguf(folder / "m-F32.gguf", write_tiny_llama(tmp_path / "tiny"))
+        else:
+            write_tiny_llama(folder)
+    run = resolved("some/repo", "", "v1", OLD, NEW, cache=tmp_path, endpoint="http://127.0.0.1:9")
+    paths = [Path(line) for line in run.stdout.splitlines()]
+    assert [(path.parent if is_gguf else path).name for path in paths] == [NEW, OLD, OLD, NEW], run.stderr
+    run = resolved("some/repo", "v2", cache=tmp_path, endpoint="http://127.0.0.1:9")
+    assert "some/repo is not a local folder or file, and its revision v2 could not be downloaded" in run.stderr
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_the_files_of_a_revision_are_downloaded(tmp_path: Path, is_gguf: bool) -> None:
+    for commit in (OLD, NEW):
+        folder = tmp_path / "hub" / commit
+        if is_gguf:
+            folder.mkdir(parents=True)
+            write_gguf(folder / f"m-{commit[0]}.gguf", write_tiny_llama(tmp_path / "tiny"))
+        else:
+            write_tiny_llama(folder, rope_theta=float(commit[0]) + 5)
+    with hub(tmp_path / "hub", {"main": NEW, "v1": OLD}) as endpoint:
+        run = resolved("some/repo", "v1", "", OLD, cache=tmp_path / "cache", endpoint=endpoint)
+    paths = [Path(line) for line in run.stdout.splitlines()]
+    assert len(paths) == 3, run.stderr
+    if is_gguf:
+        assert [path.name for path in paths] == ["m-0.gguf", "m-1.gguf", "m-0.gguf"]
+    else:
+        assert [json.loads((path / "config.json").read_text())["rope_theta"] for path in paths] == [5, 6, 5]
+
+
+@contextlib.contextmanager
+def hub(folder: Path, branches: dict[str, str]) -> Iterator[str]:
+    """A server with what downloading a repository asks of the hub; its commits are the folders in `folder`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            path = urllib.parse.unquote(urllib.parse.urlparse(self.path).path)
+            if path.startswith("/api/models/some/repo"):
+                self.answer_api(path.removeprefix("/api/models/some/repo").strip("/").split("/"))
+                return
+            commit, _, name = path.removeprefix("/some/repo/resolve/").partition("/")
+            commit = branches.get(commit, commit)
+            file = folder / commit / name
+            if not file.is_file():
+                self.answer(b"", 404, {"X-Error-Code": "EntryNotFound"})
+                return
+            self.answer(file.read_bytes(), 200, {"ETag": f'"{commit}-{name}"', "X-Repo-Commit": commit})
+
+        def answer_api(self, parts: list[str]) -> None:
+            commit = branches.get(parts[1] if len(parts) > 1 else "main", parts[-1])
+            names = sorted(file.name for file in (folder / commit).iterdir())
+            if parts[0] == "tree":
+                listed: object = [
+                    {"type": "file", "path": name, "size": (folder / commit / name).stat().st_size, "oid": "0" * 40}
+                    for name in names
+                ]
+            else:
+                listed = {"id": "some/repo", "sha": commit, "siblings": [{"rfilename": name} for name in names]}
+            self.answer(json.dumps(listed).encode(), 200, {"Content-Type": "application/json"})
+
+        def answer(self, content: bytes, status: int, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name, value in (headers | {"Content-Length": str(len(content))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

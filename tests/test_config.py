@@ -1,10 +1,11 @@
 """Options and how the open ones are settled."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, parse_overrides
 from penstock.errors import ConfigError
 from penstock.memory import GIB, MIB, Machine, parse_bytes
 from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
@@ -245,3 +246,25 @@ def test_tgi_controls_left_open_beside_others_are_neutral() -> None:
 )
 def test_bytes_are_written_as_numbers_or_with_units(text: str | int, count: int) -> None:
     assert parse_bytes(text) == count
+
+
+def test_overrides_are_a_json_object_as_text_or_as_a_dictionary() -> None:
+    overrides = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "sliding_window": None}
+    for given in (overrides, json.dumps(overrides)):
+        model = EngineConfig.from_options(hf_overrides=given).model
+        assert parse_overrides(model.hf_overrides) == overrides
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("{", "hf_overrides is not valid JSON"),
+        ("[" * 100_000, "hf_overrides is not valid JSON"),
+        ("[1]", r"hf_overrides must be a JSON object, as .*, not \[1\]"),
+        ({"a": object()}, "hf_overrides must hold what JSON can"),
+        (3, "hf_overrides must be a text"),
+    ],
+)
+def test_overrides_that_are_no_json_object_are_refused(given: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EngineConfig.from_options(hf_overrides=given)

@@ -148,7 +148,8 @@ def test_a_tokenizer_in_another_form_is_named(tmp_path, caplog, names):
     for name in names:
         (tmp_path / name).touch()
     assert Tokenizer.load(tmp_path) is None
-    assert (f"no tokenizer.json, the only form that is read, but {', '.join(names)}:" in caplog.text) == bool(names)
+    form = f", the only form that is read, but {', '.join(names)}" if names else ": prompts"
+    assert f"no tokenizer.json{form}" in caplog.text
 
 
 def test_the_special_eos_token_of_a_folder_has_an_id(tmp_path):

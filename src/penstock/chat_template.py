@@ -13,9 +13,11 @@ import json
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
+from penstock.checkpoint import read_text
+from penstock.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, InvalidRequestError
 from penstock.worker_process import WorkerEndedError, WorkerProcess
 
 CPU_SECONDS = 2.0
@@ -29,12 +31,54 @@ ABANDONED_SECONDS = 0.25
 TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
 """First byte of a rendering process's answer: the prompt follows, the reason of a refusal, or out of memory."""
 
+MAX_TEMPLATE_CHARACTERS = 2**20
+"""Characters of all templates of a model together."""
 _LONG = 32_768
 """Characters and items from which on a conversation is a long one."""
 _LONG_BYTES = 2**20
 """What a long conversation counts as, as counting it would take the time that this is to save."""
 
 OffLoop: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
+
+
+def read_template(option: str | None) -> str | None:
+    """The source of the template that the option `chat_template` names, or is; compiled once, to check it.
+
+    A file is read if there is one of that name; a name has neither braces nor line breaks, and a template has.
+
+    Raises:
+        ConfigError: there is no such file, or it is no chat template.
+    """
+    if option is None:
+        return None
+    is_source = any(character in option for character in "{}\n")
+    try:
+        source = option if is_source else read_text(Path(option).expanduser())
+    except (CheckpointError, RuntimeError) as error:  # the latter: no such home
+        raise ConfigError(f"chat_template: {error}") from None
+    if source is None:
+        raise ConfigError(f"chat_template: there is no file {option}, and without braces it is no template itself")
+    where = "chat_template" if is_source else f"chat_template: {option}"
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        raise ConfigError(f"{where} has {len(source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are read")
+    if "messages" not in source or _is_json(source):
+        raise ConfigError(f"{where} is not a chat template: give Jinja source that writes out `messages`")
+    process = _Process({"default": source})
+    try:
+        process.render(_frame("default", None))
+    except InvalidRequestError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    finally:
+        process.close()
+    return source
+
+
+def _is_json(source: str) -> bool:
+    try:
+        json.loads(source)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class ChatTemplates:
@@ -136,7 +180,7 @@ class ChatTemplates:
         if not self._sources:
             raise InvalidRequestError(
                 "the model has no chat template, so it takes no messages; send the prompt's text to /v1/completions, "
-                "or use LLM.generate",
+                "use LLM.generate, or give a template by the option chat_template",
                 "messages",
             )
         raise InvalidRequestError(
@@ -242,8 +286,9 @@ class _Process:
             worker.kill()
 
 
-def _frame(name: str, variables: Mapping[str, Any]) -> bytes:
-    """
+def _frame(name: str, variables: Mapping[str, Any] | None) -> bytes:
+    """What a rendering process is sent: without variables it compiles the template, and renders nothing.
+
     Raises:
         InvalidRequestError: the variables are not what JSON can hold.
     """

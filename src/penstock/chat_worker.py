@@ -69,7 +69,8 @@ class Renderer:
         """The answer to one conversation: see `penstock.chat_template`."""
         try:
             name, variables = json.loads(frame.decode("utf-8", "surrogatepass"))
-            text = self._render(self._template(name), variables)
+            template = self._template(name)
+            text = "" if variables is None else self._render(template, variables)
             if len(text) > longest_prompt(len(frame)):
                 return _refused(
                     f"the model's chat template makes a prompt of {len(text)} characters of these messages; at most "

@@ -1,6 +1,6 @@
 """A checkpoint on disk: its path, and the facts of its model. No torch, no weights.
 
-    model (folder, .gguf file, hub id or None) ──resolve_path──> folder or GGUF file ──open_checkpoint──> Checkpoint
+    model (folder, .gguf file, hub id or None) ──resolve_path──> folder or GGUF file ──open_model──> Checkpoint
                                                                  folder ──weight_files──> its safetensors files
 
 A folder holds config.json and safetensors files; a GGUF file holds all in one, and its metadata is turned into the same
@@ -15,11 +15,13 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
-from penstock.errors import CheckpointError, shown
+from penstock.config import ModelConfig, parse_overrides
+from penstock.errors import CheckpointError, ConfigError, shown
 from penstock.gguf.config import generation_config, model_config
 from penstock.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 
@@ -49,6 +51,7 @@ _NEUTRAL: tuple[object, ...] = (None, False, 0, 1, [], {})
 """Values by which these keys change nothing."""
 
 _HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
+_REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_SECONDS = 10.0
 """Maximum time to wait for the hub's list of a repository's files."""
@@ -90,7 +93,7 @@ class Checkpoint:
     name: str
     """The hub id as given, else the name of the folder, the file, or the link to it that was given."""
     config: dict[str, Any]
-    """The content of `config.json`, or its equivalent for a GGUF file."""
+    """The content of `config.json` with `hf_overrides`, or its equivalent for a GGUF file."""
     config_file: Path
     """Where that stands, for errors."""
     generation: GenerationDefaults
@@ -98,23 +101,40 @@ class Checkpoint:
     """The headers of a GGUF file."""
     task: Literal["generate", "embed", "score"] | None = None
     """The task that the caller asks for; None: the model's own."""
+    hf_overrides: str | None = None
+    """What the caller replaces in `config.json`: a JSON object."""
     unheeded: tuple[str, ...] = ()
     """Keys of `generation_config.json` that change answers of `transformers`, and not Penstock's."""
 
 
-def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
+def open_model(config: ModelConfig) -> Checkpoint:
+    """Find the model that the options name, and read its configs. Raises as `open_checkpoint` does."""
+    return open_checkpoint(config.model, config.task, config.revision, config.hf_overrides)
+
+
+def open_checkpoint(
+    model: str | None, task: str = "auto", revision: str | None = None, hf_overrides: str | None = None
+) -> Checkpoint:
     """Find a model and read its configs.
 
     Args:
         task: generate, embed, score, or auto: what it is made for.
+        revision: branch, tag or commit of a hub repository.
+        hf_overrides: a JSON object that replaces settings of config.json.
 
     Raises:
         CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
+        ConfigError: the revision or the overrides do not go with this kind of model.
     """
-    path = resolve_path(model)
+    path = resolve_path(model, revision)
     name = _name(model, path)
     wanted = cast('Literal["generate", "embed", "score"] | None', None if task == "auto" else task)
+    overrides = parse_overrides(hf_overrides)
     if path.is_file():
+        if overrides:
+            raise ConfigError(
+                f"hf_overrides replace settings of config.json, and {path.name}, a GGUF file, has none: leave them out"
+            )
         gguf = open_gguf(path)
         defaults = _generation_defaults(generation_config(gguf), {}, path, path)
         return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted)
@@ -122,10 +142,34 @@ def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
     config = read_json(config_file)
     if config is None:
         raise CheckpointError(f"{path} has no config.json, so it is not a Hugging Face model folder")
+    config = _overridden(config, overrides)
     generation = read_json(generation_file) or {}
     defaults = _generation_defaults(generation, config, generation_file, config_file)
     unheeded = tuple(key for key in _UNHEEDED if generation.get(key) not in _NEUTRAL)
-    return Checkpoint(path, name, config, config_file, defaults, task=wanted, unheeded=unheeded)
+    return Checkpoint(
+        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=unheeded
+    )
+
+
+def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these settings in it, as vLLM puts them there: a nested config, such as `text_config`, is merged
+    at every level, and any other value is replaced as a whole.
+    """
+    merged = dict(config)
+    for key, value in overrides.items():
+        is_config = key.endswith("_config") and key != "quantization_config"
+        old = merged.get(key)
+        is_merged = is_config and isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merged(cast(dict[str, Any], old), value) if is_merged else value
+    return merged
+
+
+def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: _merged(old[key], value) if isinstance(value, dict) and isinstance(old.get(key), dict) else value
+        for key, value in new.items()
+    }
+    return old | nested
 
 
 def describe(checkpoint: Checkpoint) -> str:
@@ -145,15 +189,24 @@ def describe(checkpoint: Checkpoint) -> str:
     return line if line.isprintable() else shown(line)
 
 
-def resolve_path(model: str | None) -> Path:
+def resolve_path(model: str | None, revision: str | None = None) -> Path:
     """The folder of a model, or its GGUF file: the demo model's for None, else what lies here, else a download.
+
+    Args:
+        revision: branch, tag or commit of a hub repository; None: its main branch.
 
     Raises:
         CheckpointError: it is neither, nor a model that can be downloaded, or there are several GGUF files.
+        ConfigError: there is a revision, and the model is not of the hub.
     """
+    path = DEMO_FOLDER if model is None else Path(os.path.expanduser(model))  # Path's own raises without such a home
+    if revision is not None and path.exists():
+        raise ConfigError(
+            f"revision is for models of the Hugging Face hub, and {model or 'the demo model'} is on this machine: "
+            "leave it out"
+        )
     if model is None:
-        return DEMO_FOLDER
-    path = Path(os.path.expanduser(model))  # the method of Path raises where there is no such home
+        return path
     if path.is_dir():
         return _in_folder(path.resolve())
     if path.exists():
@@ -165,7 +218,9 @@ def resolve_path(model: str | None) -> Path:
     hub_id = _HUB_ID.fullmatch(model)
     if hub_id is None:
         raise CheckpointError(f"there is no folder or file {model}")
-    return _download(hub_id["repository"], hub_id["choice"])
+    if revision is not None and not _REVISION.fullmatch(revision):
+        raise ConfigError(f"revision must be a branch, tag or commit of {model}, not {shown(revision)}")
+    return _download(hub_id["repository"], hub_id["choice"], revision)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -184,47 +239,52 @@ _downloading = threading.Lock()
 """The tokenizer and the weights, which threads load side by side, are asked of the hub once."""
 
 
-def _download(repository: str, choice: str | None) -> Path:
+def _download(repository: str, choice: str | None, revision: str | None) -> Path:
     """A hub model as a folder, or as the GGUF file that is chosen, or the only one; the same as long as we run."""
     with _downloading:
-        return _download_once(repository, choice)
+        return _download_once(repository, choice, revision)
 
 
 @functools.cache
-def _download_once(repository: str, choice: str | None) -> Path:
+def _download_once(repository: str, choice: str | None, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
 
+    download = functools.partial(snapshot_download, repository, revision=revision)
+    where = f"the hub repository {repository}" + (f" at {revision}" if revision else "")
     try:
         if choice is None:
-            folder = Path(snapshot_download(repository, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
+            folder = Path(download(allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
             if _has_safetensors(folder):
                 return folder
-        names, cached = _hub_gguf_names(repository)
+        names, cached = _hub_gguf_names(repository, revision)
         if choice is None and not names:
             return folder
-        chosen = choose_gguf(names, choice, f"the hub repository {repository}")
+        chosen = choose_gguf(names, choice, where)
         if cached is not None:
             logger.warning("offline: using the cached file %s", cached / chosen)
             return cached / chosen
-        return Path(snapshot_download(repository, allow_patterns=parts_of(names, chosen))) / chosen
+        return Path(download(allow_patterns=parts_of(names, chosen))) / chosen
     except CheckpointError:
         raise
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type, all end here
         raise CheckpointError(
-            f"{repository} is not a local folder or file, and could not be downloaded from the Hugging Face hub: "
-            f"{type(error).__name__}: {error}"
+            f"{repository} is not a local folder or file, and{f' its revision {revision}' if revision else ''} could "
+            f"not be downloaded from the Hugging Face hub: {type(error).__name__}: {error}"
         ) from error
 
 
-def _hub_gguf_names(repository: str) -> tuple[list[str], Path | None]:
+def _hub_gguf_names(repository: str, revision: str | None) -> tuple[list[str], Path | None]:
     """The GGUF files of a hub repository; where the hub does not answer, those in the cache, and their folder."""
     from huggingface_hub import HfApi, snapshot_download
 
     try:  # not by `list_repo_files`, which tries for half a minute
-        names = [one.rfilename for one in HfApi().model_info(repository, timeout=_HUB_SECONDS).siblings or ()]
+        names = [
+            one.rfilename
+            for one in HfApi().model_info(repository, revision=revision, timeout=_HUB_SECONDS).siblings or ()
+        ]
     except Exception as error:
         try:
-            folder = Path(snapshot_download(repository, local_files_only=True))
+            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except Exception:
             raise error from None
         return [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], folder

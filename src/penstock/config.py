@@ -6,25 +6,30 @@ The dataclasses are the documentation: the CLI's flags, with their help, are der
 """
 
 import difflib
+import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, cast
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, shown
 from penstock.model_facts import BYTES_OF
 from penstock.ranks import Rendezvous
 from penstock.recipes import RECIPES
 from penstock.sampling_params import SEED_RANGE
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = (), *, repeated: bool = False) -> Any:
+def option(
+    default: Any, help: str, choices: tuple[str, ...] = (), *, repeated: bool = False, is_json: bool = False
+) -> Any:
     """A dataclass field that is also a keyword of `LLM` and a flag of the CLI.
 
-    `repeated`: the flag may come several times; its values are then joined by commas.
+    `repeated`: the flag may come several times; its values are then joined by commas. `is_json`: its text is a JSON
+    object, for which Python may give a dictionary, and TOML a table.
     """
-    return field(default=default, metadata={"help": help, "choices": choices, "repeated": repeated})
+    metadata = {"help": help, "choices": choices, "repeated": repeated, "is_json": is_json}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,16 @@ class ModelConfig:
         "task of the model: generate text, embed texts, or score documents against a query (as Qwen3-Reranker does); "
         "auto: from its folder and architecture",
         ("auto", "generate", "embed", "score"),
+    )
+    revision: str | None = option(None, "branch, tag or commit of the model's hub repository; default: its main branch")
+    chat_template: str | None = option(
+        None, "file with a Jinja chat template, or the template itself; default: the model's own"
+    )
+    hf_overrides: str | None = option(
+        None,
+        "JSON object of settings that replace those of the model's config.json, as "
+        '{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}',
+        is_json=True,
     )
     dtype: str = option(
         "auto",
@@ -69,6 +84,24 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.seed is not None and not 0 <= self.seed < SEED_RANGE:
             raise ConfigError(f"seed must be from 0 to {SEED_RANGE - 1}, not {self.seed}")
+        parse_overrides(self.hf_overrides)
+
+
+def parse_overrides(text: str | None) -> dict[str, Any]:
+    """The settings of `hf_overrides`.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        overrides = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"hf_overrides is not valid JSON: {error}") from None
+    if not isinstance(overrides, dict):
+        raise ConfigError(f'hf_overrides must be a JSON object, as {{"rope_theta": 1000000.0}}, not {shown(overrides)}')
+    return overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +289,10 @@ FOREIGN_OPTIONS = {
     "tp": "tensor_parallel_size",
     "tp_size": "tensor_parallel_size",
     "hf_repo": "model",
+    "hf_config_overrides": "hf_overrides",
+    "json_model_override_args": "hf_overrides",
+    "rope_scaling": "hf_overrides",
+    "chat_template_file": "chat_template",
     "model_id": "model",
     "model_path": "model",
     "draft_model": "speculative_model",
@@ -289,6 +326,8 @@ def parse_value(f: "Field[Any]", value: Any) -> Any:
     """
     kinds = _types_of(f)
     choices = f.metadata.get("choices", ())
+    if f.metadata.get("is_json") and isinstance(value, Mapping):
+        value = _json_text(f.name, value)
     is_none = value is None or (isinstance(value, str) and value.lower() == "none")
     if is_none and type(None) in kinds:
         return None
@@ -299,6 +338,13 @@ def parse_value(f: "Field[Any]", value: Any) -> Any:
         names = " or ".join(NAMES_OF_TYPES[kind] for kind in kinds if kind is not type(None))
         raise ConfigError(f"{f.name} must be {names}, not {value!r}")
     return parsed
+
+
+def _json_text(name: str, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must hold what JSON can: {error}") from None
 
 
 NAMES_OF_TYPES: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

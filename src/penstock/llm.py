@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock import startup
+from penstock.chat_template import read_template
 from penstock.checkpoint import resolve_path
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineStats
@@ -63,12 +64,13 @@ class LLM:
     def __init__(self, model: str | None = None, *, engine: "Core | None" = None, **options: Any) -> None:
         self._core: "Core | None" = None
         config = EngineConfig.from_options(model=model, **options)
-        core, tokenizer = (engine, None) if engine else _start(config)
+        template = read_template(config.model.chat_template)
+        core, tokenizer = (engine, None) if engine else _start(config, template)
         self._core = core
         self._adapters = AdapterNames(lambda: core.info)
         try:
             self._adapters.add_listed(config.adapters.paths)
-            self.tokenizer = Tokenizer.load(core.info.model_path) if tokenizer is None else tokenizer.result()
+            self.tokenizer = Tokenizer.load(core.info.model_path, template) if tokenizer is None else tokenizer.result()
         except PenstockError:
             core.close()
             raise
@@ -488,13 +490,14 @@ def _each_adapter(adapter: str | Sequence[str | None] | None, count: int) -> lis
     return list(adapter)
 
 
-def _start(config: EngineConfig) -> "tuple[Core, Future[Tokenizer | None]]":
+def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
     """The engine, and the model's tokenizer, which a thread of its own loads beside the weights."""
+    model = config.model
     with startup.starting(config) as imported, ThreadPoolExecutor(1, "tokenizer") as beside:
         from penstock.engine.build import build
 
         imported()
-        tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(config.model.model)))
+        tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(model.model, model.revision), chat_template))
         return build(config), tokenizer
 
 

@@ -66,6 +66,8 @@ class RankJoin:
     model: str | None
     """As the user named it."""
     ranks: Ranks
+    revision: str | None = None
+    hf_overrides: str | None = None
 
     def encode(self) -> bytes:
         """As a line."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock import packed_cache
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint import open_model
 from penstock.config import EngineConfig, SpeculationConfig
 from penstock.errors import PenstockError
 from penstock.host import free_memory, physical_cores, trim_heaps
@@ -63,7 +63,7 @@ def _open_packed(
     cache = packed_key.packed_cache(settings)
     key = None
     if cache is not None:
-        checkpoint, ranks = open_checkpoint(config.model.model, config.model.task), settings.tensor_parallel_size
+        checkpoint, ranks = open_model(config.model), settings.tensor_parallel_size
         key = packed_key.packed_key(checkpoint, settings, Ranks(0, ranks))
     if cache is None or key is None:
         return None, None
@@ -111,7 +111,7 @@ def _expected_settings(config: EngineConfig) -> Settings | None:
         return None
     machine = Machine("cpu", physical_cores(), free_memory(), native=True)
     try:
-        checkpoint = open_checkpoint(model, config.model.task)
+        checkpoint = open_model(config.model)
         facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
         return resolve(replace(config, speculation=SpeculationConfig()), facts, machine)
     except PenstockError:

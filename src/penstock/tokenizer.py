@@ -21,10 +21,10 @@ from typing import Any
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
-from penstock.chat_template import ChatTemplates, OffLoop
+from penstock.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
 from penstock.checkpoint import read_json, read_text
 from penstock.errors import CheckpointError, InvalidRequestError, shown
-from penstock.gguf.tokenizer import read_tokenizer
+from penstock.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
 from penstock.tokenizer_trial import try_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ _MAX_BYTES = 64 * 2**20
 """Most bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Size of a tokenizer.json that is certain to need no more than some 200 MB when loaded."""
-_MAX_TEMPLATE_CHARACTERS = 2**20
 _OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
@@ -61,21 +60,24 @@ class Tokenizer:
         self._spaces_marked = "▁" in decoder
 
     @classmethod
-    def from_path(cls, path: str | Path) -> "Tokenizer":
+    def from_path(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer":
         """Read the tokenizer of the checkpoint in a folder or a GGUF file.
+
+        Args:
+            chat_template: the source of a template that replaces the checkpoint's.
 
         Raises:
             CheckpointError: a file is missing or damaged; the message names it.
         """
         folder = Path(path)
         if folder.is_file():
-            tokenizer = cls._from_gguf(folder)
+            tokenizer = cls._from_gguf(folder, chat_template)
             if tokenizer is None:
                 raise CheckpointError(f"{folder} has no tokenizer; without one, prompts must be token ids")
             return tokenizer
         file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise CheckpointError(f"{folder} has no tokenizer.json; without it, prompts must be token ids")
+        if (missing := missing_tokenizer(folder)) is not None:
+            raise CheckpointError(f"{missing}; without it, prompts must be token ids")
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} has {file.stat().st_size} bytes; at most {_MAX_BYTES} are read")
         try:
@@ -84,14 +86,14 @@ class Tokenizer:
             raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        config = read_json(folder / "tokenizer_config.json") or {}
+        config = _tokenizer_config(folder)
         older = read_json(folder / "special_tokens_map.json") or {}
         if "added_tokens_decoder" not in config:
             config.update(older)
             added = read_json(folder / "added_tokens.json") or {}
             config["added_tokens_decoder"] = {str(token): {"content": text} for text, token in added.items()}
         special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
-        templates = _template_sources(folder, config)
+        templates = _template_sources(folder, config) if chat_template is None else {"default": chat_template}
         try:
             _add_missing_tokens(backend, config, special)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -102,15 +104,16 @@ class Tokenizer:
         return cls(backend, ChatTemplates(templates, special), special.get("eos_token"))
 
     @classmethod
-    def _from_gguf(cls, file: Path) -> "Tokenizer | None":
+    def _from_gguf(cls, file: Path, chat_template: str | None) -> "Tokenizer | None":
         found = read_tokenizer(file)
         if found is None:
             return None
-        _check_templates(found.chat_templates, file)
-        return cls(found.backend, ChatTemplates(found.chat_templates, found.special_tokens))
+        templates = found.chat_templates if chat_template is None else {"default": chat_template}
+        _check_templates(templates, file)
+        return cls(found.backend, ChatTemplates(templates, found.special_tokens))
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer | None":
+    def load(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer | None":
         """As `from_path`, but None if the checkpoint has no tokenizer: such a model takes and gives token ids.
 
         A large one is first loaded by a process of its own, within limits on memory and time.
@@ -119,20 +122,17 @@ class Tokenizer:
             CheckpointError: as `from_path`; also if loading it takes too much.
         """
         if Path(path).is_file():
-            return cls._from_gguf(Path(path))
-        file = Path(path) / "tokenizer.json"
-        if not file.exists():
-            found = [name for name in _OTHER_FORMS if (Path(path) / name).exists()]
-            if found:
-                logger.warning(
-                    "%s has no tokenizer.json, the only form that is read, but %s: prompts must be token ids, unless "
-                    "transformers converts it (AutoTokenizer.from_pretrained(...).save_pretrained(...))",
-                    *(path, ", ".join(found)),
-                )
+            tokenizer = cls._from_gguf(Path(path), chat_template)
+            if tokenizer is None:
+                logger.warning("%s: prompts must be token ids", missing_tokenizer(Path(path)))
+            return tokenizer
+        if (missing := missing_tokenizer(Path(path))) is not None:
+            logger.warning("%s: prompts must be token ids", missing)
             return None
+        file = Path(path) / "tokenizer.json"
         if file.stat().st_size > _UNTRIED_BYTES:
             try_tokenizer(file)
-        return cls.from_path(path)
+        return cls.from_path(path, chat_template)
 
     @property
     def vocab_size(self) -> int:
@@ -312,6 +312,30 @@ class Tokenizer:
         return None
 
 
+def missing_tokenizer(path: Path) -> str | None:
+    """Why the checkpoint in a folder or GGUF file has no tokenizer, in words; None: it has one."""
+    if path.is_file():
+        return None if has_tokenizer(path) else f"{path} has no tokenizer (tokenizer.ggml.tokens)"
+    if (path / "tokenizer.json").exists():
+        return None
+    found = [name for name in _OTHER_FORMS if (path / name).exists()]
+    if not found:
+        return f"{path} has no tokenizer.json"
+    return (
+        f"{path} has no tokenizer.json, the only form that is read, but {', '.join(found)} (transformers converts it: "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+    )
+
+
+def has_chat_template(path: Path) -> bool:
+    """Whether the checkpoint in a folder or GGUF file has a chat template. Raises as `Tokenizer.load` does."""
+    return bool(read_chat_templates(path) if path.is_file() else _template_sources(path, _tokenizer_config(path)))
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder / "tokenizer_config.json") or {}
+
+
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages for a template, which would spell a content of None."""
     return [{**message, "content": ""} if message.get("content", "") is None else dict(message) for message in messages]
@@ -412,9 +436,9 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
 
 
 def _check_templates(sources: Mapping[str, str], path: Path) -> None:
-    if (size := sum(map(len, sources.values()))) > _MAX_TEMPLATE_CHARACTERS:
+    if (size := sum(map(len, sources.values()))) > MAX_TEMPLATE_CHARACTERS:
         raise CheckpointError(
-            f"the chat templates in {path} have {size} characters; at most {_MAX_TEMPLATE_CHARACTERS} are read"
+            f"the chat templates in {path} have {size} characters; at most {MAX_TEMPLATE_CHARACTERS} are read"
         )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.sources import gather, show
-from penstock.config import iter_options
+from penstock.config import EngineConfig, iter_options, parse_overrides
 from penstock.errors import ConfigError
 from penstock.toml import read_toml
 
@@ -43,6 +43,14 @@ def test_a_misspelt_option_is_refused_wherever_it_stands(tmp_path):
         path.write_text(content)
         with pytest.raises(ConfigError, match=message):
             gather(OPTIONS, {}, {}, str(path))
+
+
+def test_an_option_that_is_a_json_object_may_be_a_table(tmp_path):
+    path = tmp_path / "penstock.toml"
+    path.write_text('[hf_overrides.rope_scaling]\nrope_type = "yarn"\nfactor = 4.0\n')
+    given = values(gather(OPTIONS, {}, {}, str(path)))
+    overrides = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert parse_overrides(EngineConfig.from_options(**given).model.hf_overrides) == overrides
 
 
 def test_variables_of_others_are_left_alone(file):

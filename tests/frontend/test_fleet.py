@@ -124,7 +124,7 @@ def test_a_poisonous_request_meets_one_engine_and_is_ended(tmp_path, capfd):
 class LinkWithoutAnother(EngineLink):
     """Its engine's successor finds no machine, as in a cluster that has lost one."""
 
-    def again(self, model=None):
+    def again(self, model=None, revision=None):
         return type(self)(self._config, self._core)
 
     async def placed(self):
@@ -164,7 +164,7 @@ class StuckLink(EngineLink):
         super().__init__(*arguments)
         self._process.kill = lambda: None
 
-    def again(self, model=None):
+    def again(self, model=None, revision=None):
         return EngineLink(self._config, self._core)
 
 

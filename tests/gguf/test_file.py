@@ -166,6 +166,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
 
     def download(
         repository: str,
+        revision: str | None = None,
         allow_patterns: list[str] | None = None,
         ignore_patterns: list[str] | None = None,
         local_files_only: bool = False,
@@ -184,7 +185,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     siblings = [SimpleNamespace(rfilename=name) for name in [*names, "README.md"]]
     info = SimpleNamespace(siblings=siblings)
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, repository, timeout: info)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, repository, revision, timeout: info)
     checkpoint._download_once.cache_clear()
     return downloads
 
@@ -214,7 +215,7 @@ def test_a_hub_repository_with_one_file_is_that_file(tmp_path: Path, monkeypatch
 def test_without_the_hub_what_was_downloaded_before_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    def fail(self: object, repository: str, timeout: float) -> None:
+    def fail(self: object, repository: str, revision: str | None, timeout: float) -> None:
         raise ConnectionError("no network")
 
     hub_of(monkeypatch, tmp_path, NAMES)

@@ -171,3 +171,13 @@ def test_the_checkpoint_of_a_key_is_known_by_its_whole_config(tmp_path: Path) ->
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace("1e-05", "1e-06"))
     assert packed_key.packed_key(open_checkpoint(str(folder)), settings_for(folder)[1]) != key
+
+
+def test_overrides_of_the_config_are_part_of_the_key(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path)
+    settings = settings_for(folder)[1]
+    keys = {
+        packed_key.packed_key(open_checkpoint(str(folder), hf_overrides=overrides), settings)
+        for overrides in (None, '{"rms_norm_eps": 1e-06}', '{"rms_norm_eps": 1e-04}')
+    }
+    assert len(keys) == 3

@@ -40,6 +40,8 @@ from tests.controls import answer, requests_of
 from tests.kernels.versions import needs_native
 from tests.waiting import alive, wait_until
 
+OVERRIDES = '{"rope_theta": 100.0}'
+
 
 def engine(
     folder: Path, size: int, rendezvous: Rendezvous | None = None, role: Role = "any", **options: Any
@@ -158,7 +160,7 @@ def test_a_node_that_would_compute_otherwise_is_refused(tiny_llama: Path) -> Non
     other = RankOrder(settings, "of another instruction set")
     with pytest.raises(ConfigError, match="rank 1 would not compute as rank 0 does"):
         other.launch(RankJoin(rendezvous, str(tiny_llama), Ranks(1, 2)), checkpoint)
-    own = RankOrder(settings, arithmetic(checkpoint.path, settings))
+    own = RankOrder(settings, arithmetic(checkpoint, settings))
     launch = own.launch(RankJoin(rendezvous, str(tiny_llama), Ranks(1, 2)), checkpoint)
     assert (launch.ranks, launch.shared, launch.settings.device) == (Ranks(1, 2), None, "cpu")
 
@@ -279,3 +281,24 @@ def test_what_concerns_one_machine_is_refused_where_ranks_are_on_several_nodes(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         engine(tiny_llama, 2, make_rendezvous("127.0.0.1", num_nodes=2), **options)
+
+
+def test_overrides_of_the_config_reach_every_rank_and_are_part_of_its_arithmetic(tiny_llama: Path) -> None:
+    plain, given = (open_checkpoint(str(tiny_llama), hf_overrides=one) for one in (None, OVERRIDES))
+    settings = settings_of(tiny_llama, 1)
+    assert arithmetic(plain, settings) != arithmetic(given, settings)
+    answers = []
+    for options in ({}, {"hf_overrides": OVERRIDES}):
+        for size in (1, 2):
+            core, _ = engine(tiny_llama, size, **options)
+            answers.append(answer(core, questions(core)))
+            core.close()
+    assert answers[0] == answers[1] != answers[2] == answers[3]
+
+
+def test_overrides_and_revision_reach_the_ranks_of_other_nodes(tiny_llama: Path) -> None:
+    join = RankJoin(make_rendezvous("127.0.0.1", num_nodes=2), "some/repo", Ranks(1, 2), "v1", OVERRIDES)
+    assert RankJoin.decode(join.encode()) == join
+    checkpoint = open_checkpoint(str(tiny_llama), hf_overrides=OVERRIDES)
+    settings = settings_of(tiny_llama, 2)
+    assert RankOrder(settings, arithmetic(checkpoint, settings)).launch(join, checkpoint).hf_overrides == OVERRIDES

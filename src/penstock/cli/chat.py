@@ -38,7 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> int:
     params, adapter = sampling_params(args), only_adapter(args)
     opening = [{"role": "system", "content": args.system}] if args.system else []
-    with open_llm(args) as llm:
+    with open_llm(args, chats=True) as llm:
         params = fill_sampling(params, llm)
         print(CHAT_HELP, file=sys.stderr)
         messages = list(opening)

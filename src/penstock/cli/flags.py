@@ -9,6 +9,7 @@ from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.checkpoint import open_model
 from penstock.cli.loading import loading_shown
 from penstock.cli.parser import Parser
 from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
@@ -175,11 +176,25 @@ def only_adapter(args: argparse.Namespace) -> str | None:
     return names[0] if names else None
 
 
-def open_llm(args: argparse.Namespace) -> "LLM":
+def open_llm(args: argparse.Namespace, *, chats: bool) -> "LLM":
+    """The model that the flags name.
+
+    Args:
+        chats: whether the command is of no use without a chat template.
+
+    Raises:
+        ConfigError, CheckpointError: it cannot be used for text, or for chats; told before its weights are read.
+    """
+    from penstock.cli.text_models import check_chats, check_takes_text
     from penstock.llm import LLM
 
     options = engine_options(args)
-    with loading_shown(options.get("model"), options.get("task", "auto")):
+    model = EngineConfig.from_options(**options).model
+    checkpoint = open_model(model)
+    check_takes_text(checkpoint)
+    if chats:
+        check_chats(checkpoint, model.chat_template)
+    with loading_shown(checkpoint):
         llm = LLM(**options)
     print(llm.memory_plan, file=sys.stderr)
     return llm

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from penstock.llm import LLM
 
+_RAW_PROMPTS = "the model has no chat template (--chat-template FILE gives one): prompts are sent as they are"
+
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
@@ -71,9 +73,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.output} answers {len(answered)} of {len(prompts)} prompts already", file=sys.stderr)
     if not open_indices:
         return 0
-    with open_llm(args) as llm:
+    with open_llm(args, chats=False) as llm:
         params, tokenizer = fill_sampling(params, llm), llm.tokenizer
-        templated = not args.raw and tokenizer is not None and tokenizer.has_chat_template
+        has_template = tokenizer is not None and tokenizer.has_chat_template
+        if not has_template and not args.raw:
+            print(_RAW_PROMPTS, file=sys.stderr)
+        templated = has_template and not args.raw
         texts = [prompts[index] for index in open_indices]
         if args.system and not templated:
             raise InvalidRequestError("the model has no chat template, so nothing takes --system", "system")

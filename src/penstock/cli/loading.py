@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint import describe, open_checkpoint
+from penstock.checkpoint import Checkpoint, describe
 from penstock.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
 
 if TYPE_CHECKING:
@@ -20,14 +20,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def loading_shown(model: str | None, task: str = "auto") -> Iterator[None]:
-    """Show on standard error that the model is loaded within this context.
-
-    Raises:
-        CheckpointError: see `open_checkpoint`.
-    """
+def loading_shown(checkpoint: Checkpoint) -> Iterator[None]:
+    """Show on standard error that the model is loaded within this context."""
     began = time.monotonic()
-    print(f"loading {describe(open_checkpoint(model, task))}", file=sys.stderr, flush=True)
+    print(f"loading {describe(checkpoint)}", file=sys.stderr, flush=True)
     with progress_to(_Bar() if sys.stderr.isatty() else Intervals(_print)):
         yield
     print(f"ready in {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)

@@ -32,11 +32,13 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="model that the new engines load; default: the old engines' model"
     )
+    parser.add_argument("--revision", help="branch, tag or commit of the model's hub repository")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    body = {} if args.model is None else {"model": args.model}
+    chosen = {"model": args.model, "revision": args.revision}
+    body = {name: value for name, value in chosen.items() if value is not None}
     answer = post(args.url, "/v1/admin/reload", body, os.environ.get("PENSTOCK_API_KEY"))
     for engine in answer["engines"]:
         print(f"engine {engine['place']}: {engine['model']}, {engine['state']}, process {engine['pid']}")

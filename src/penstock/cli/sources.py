@@ -74,7 +74,8 @@ def _from_file(path: str, known: Mapping[str, Any]) -> Iterator[tuple[str, Given
     for name, value in read_toml(path).items():
         if name not in known:
             raise ConfigError(f"{path}: unknown option {name!r}{_nearest(name, known)}")
-        if not isinstance(value, (str, int, float, bool)):
+        is_table = isinstance(value, dict) and known[name].metadata["is_json"]
+        if not is_table and not isinstance(value, (str, int, float, bool)):
             raise ConfigError(f"{path}: {name} must be a single value, not a table or a list")
         yield name, Given(value, path)
 

@@ -29,13 +29,14 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from penstock.checkpoint import open_model
     from penstock.engine.build import build_engine
     from penstock.verify import SelfTest, self_test_config
 
     config = self_test_config(**engine_options(args))
     whole = replace(config, model=replace(config.model, tensor_parallel_size=1))
     make_whole = partial(build_engine, whole) if config.model.tensor_parallel_size > 1 else None
-    with loading_shown(config.model.model, config.model.task):
+    with loading_shown(open_model(config.model)):
         core = build_engine(config)
     return report(SelfTest(core, make_whole))
 

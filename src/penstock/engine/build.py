@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.adapters.folder import Adaptable, read_adapter
-from penstock.checkpoint import Checkpoint, open_checkpoint
+from penstock.checkpoint import Checkpoint, open_model
 from penstock.config import AdapterConfig, EngineConfig
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
@@ -57,7 +57,7 @@ def build_engine(
     Raises:
         ConfigError: the options, the checkpoint and the machine are incompatible.
     """
-    checkpoint = open_checkpoint(config.model.model, config.model.task)
+    checkpoint = open_model(config.model)
     facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
@@ -106,7 +106,7 @@ def build_encoder(
     config: EngineConfig, *, machine: Machine | None = None, clock: Callable[[], float] = time.monotonic
 ) -> EncoderCore:
     """Build an engine for an embedding model or reranker, and load its model. See `build_engine`."""
-    checkpoint = open_checkpoint(config.model.model, config.model.task)
+    checkpoint = open_model(config.model)
     facts, spec = read_facts(checkpoint), read_spec(checkpoint)
     settings = resolve(config, facts, machine or detect_machine(config.model.device))
     about = read_encoder(checkpoint)
@@ -122,7 +122,7 @@ def build_encoder(
 
 def build(config: EngineConfig) -> EngineCore | EncoderCore:
     """Build the engine for the model's task. Raises the same errors as `build_engine`."""
-    generates = task_of(open_checkpoint(config.model.model, config.model.task)) == "generate"
+    generates = task_of(open_model(config.model)) == "generate"
     return build_engine(config) if generates else build_encoder(config)
 
 
@@ -166,6 +166,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         adaptable=replace(takes, dtype=settings.dtype) if takes is not None and settings.memory.adapters else None,
         max_adapter_elements=settings.memory.adapters // BYTES_OF[settings.dtype],
         max_adapters=MAX_SLOTS if settings.memory.adapters else 0,
-        arithmetic=arithmetic(checkpoint.path, settings),
+        arithmetic=arithmetic(checkpoint, settings),
         role=settings.role,
+        hf_overrides=checkpoint.hf_overrides,
     )

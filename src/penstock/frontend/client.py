@@ -21,8 +21,9 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
+from penstock.chat_template import read_template
 from penstock.checkpoint import resolve_path
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ModelConfig
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import FromEngine, HandedOver, Pong, StepOutputs
 from penstock.errors import (
@@ -106,7 +107,12 @@ class AsyncEngine:
         """
         links = list(link) if isinstance(link, Sequence) else [link]
         fleet = Fleet(FleetOptions(step_deadline, restarts, router), config.scheduler.policy)
-        loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, config.model.model))
+        try:
+            template = await asyncio.to_thread(read_template, config.model.chat_template)
+        except BaseException:
+            await _close_started(links, journal)
+            raise
+        loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, config.model, template))
         try:
             await fleet.open(links)
             tokenizer = await asyncio.shield(loading)
@@ -116,9 +122,7 @@ class AsyncEngine:
             await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
-            await asyncio.gather(*(one.close(grace=0.0) for one in links))
-            if journal is not None:
-                await journal.close()
+            await _close_started(links, journal)
             await _close_loaded(loading)
             raise
         fleet.supervise(engine)
@@ -189,7 +193,7 @@ class AsyncEngine:
         """Resume a journaled request, or end it with an error if this engine cannot accept it."""
         request = output_processor.request
         self._requests.begin_request(output_processor, [])
-        if entry.record.model != self.info.model_path or not self._input_processor.fits(request):
+        if entry.record.model != self.info.model_identity or not self._input_processor.fits(request):
             self._requests.end_request(request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
             return
         try:
@@ -323,7 +327,7 @@ class AsyncEngine:
         if self._journal is not None:
             self._journal.check()
             call = [(one.request, one.params, one.prompt) for one in accepted]
-            rows = [row_of(entry) for entry in entries_of(call, self.info.model_path, alias)]
+            rows = [row_of(entry) for entry in entries_of(call, self.info.model_identity, alias)]
         self.admission.enter([one.request for one in accepted], accepted[0].caller, queue_timeout)
         output_processors = {
             one.request.request_id: OutputProcessor(one.request, one.params, self.tokenizer, one.prompt)
@@ -465,8 +469,14 @@ class AsyncEngine:
         self._requests.lose(error)
 
 
-def _load_tokenizer(model: str | None) -> Tokenizer | None:
-    tokenizer = Tokenizer.load(resolve_path(model))
+async def _close_started(links: Sequence[Link], journal: Journal | None) -> None:
+    await asyncio.gather(*(one.close(grace=0.0) for one in links))
+    if journal is not None:
+        await journal.close()
+
+
+def _load_tokenizer(model: ModelConfig, chat_template: str | None) -> Tokenizer | None:
+    tokenizer = Tokenizer.load(resolve_path(model.model, model.revision), chat_template)
     if tokenizer is not None:
         tokenizer.start_chat_templates()
     return tokenizer

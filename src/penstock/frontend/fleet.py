@@ -262,12 +262,13 @@ class Fleet:
         closing.add_done_callback(self._closing.discard)
         return closing
 
-    async def grow(self, beside: int | None = None, model: str | None = None) -> Place:
+    async def grow(self, beside: int | None = None, model: str | None = None, revision: str | None = None) -> Place:
         """Start one more engine, which takes requests once it is up.
 
         Args:
             beside: the place whose seat and options the engine gets; None: the oldest place.
             model: the model to load; None: that of the place `beside`, read from disk again.
+            revision: of the model's hub repository; None: its main branch or, without `model`, that of the place.
 
         Raises:
             ConfigError: the engine cannot be started, or its model has another vocabulary or other defaults.
@@ -275,7 +276,7 @@ class Fleet:
         """
         like = self._place(beside if beside is not None else min(self.places))
         began = time.monotonic()
-        link = like.supervisor.link_again(model)
+        link = like.supervisor.link_again(model, revision)
         try:
             info = await await_ready(link)
             _check_alike(like.info, info)
@@ -309,11 +310,12 @@ class Fleet:
             await asyncio.shield(self._end(place))
         logger.info("engine %d is drained", number)
 
-    async def reload(self, model: str | None = None) -> None:
+    async def reload(self, model: str | None = None, revision: str | None = None) -> None:
         """Replace the engines one by one. No request is lost: requests that have begun end with the old model.
 
         Args:
             model: the model to load; None: each engine's own, read from disk again.
+            revision: see `grow`.
 
         Raises:
             InvalidRequestError: another reload is under way.
@@ -326,7 +328,7 @@ class Fleet:
         try:
             for number in list(self.places):
                 if number in self.places and not self.places[number].is_draining:
-                    await self.grow(number, model)
+                    await self.grow(number, model, revision)
                     await self.retire(number)
         finally:
             self.is_reloading = False

@@ -57,7 +57,7 @@ class Link(Protocol):
     @property
     def in_flight(self) -> StepInFlight: ...
 
-    def again(self, model: str | None = None) -> "Link":
+    def again(self, model: str | None = None, revision: str | None = None) -> "Link":
         """Make a link to a new engine with the same configuration and seat, optionally with another model."""
 
     async def placed(self) -> None:
@@ -148,9 +148,9 @@ class EngineLink:
         self._channel.outputs.bind(local_address(self.folder, "outputs"))
         self._channel.requests.bind(local_address(self.folder, "requests"))
 
-    def again(self, model: str | None = None) -> "EngineLink":
+    def again(self, model: str | None = None, revision: str | None = None) -> "EngineLink":
         """Make a link to a new engine with the same configuration and seat, optionally with another model."""
-        return EngineLink(with_model(self._config, model), self._core, self._seat)
+        return EngineLink(with_model(self._config, model, revision), self._core, self._seat)
 
     @property
     def pid(self) -> int:
@@ -237,9 +237,11 @@ def _set_if_open(future: "asyncio.Future[int]", result: int) -> None:
         future.set_result(result)
 
 
-def with_model(config: EngineConfig, model: str | None) -> EngineConfig:
-    """The configuration with another model; None: unchanged."""
-    return config if model is None else replace(config, model=replace(config.model, model=model))
+def with_model(config: EngineConfig, model: str | None, revision: str | None = None) -> EngineConfig:
+    """The configuration with another model, or another revision of its own; both None: unchanged."""
+    if model is None and revision is None:
+        return config
+    return replace(config, model=replace(config.model, model=model or config.model.model, revision=revision))
 
 
 def words_of(words: bytes) -> Failed | None:

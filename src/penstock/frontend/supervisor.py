@@ -118,9 +118,9 @@ class Supervisor:
         """The machine that the engine runs on; empty for this one."""
         return self._link.node
 
-    def link_again(self, model: str | None) -> Link:
+    def link_again(self, model: str | None, revision: str | None) -> Link:
         """Make a link to an engine beside this one with the same configuration, optionally with another model."""
-        return self._link.again(model)
+        return self._link.again(model, revision)
 
     def supervise(self, owner: Owner) -> None:
         """Begin supervision; the owner is notified of messages, deaths and restarts."""

@@ -49,6 +49,16 @@ def read_tokenizer(path: Path) -> GGUFTokenizer | None:
     return GGUFTokenizer(backend, special, _chat_templates(metadata))
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a GGUF file has a tokenizer. Raises as `read_tokenizer` does."""
+    return read_vocabulary(read_metadata(path)) is not None
+
+
+def read_chat_templates(path: Path) -> dict[str, str]:
+    """The chat templates of a GGUF file, by name. Raises as `read_tokenizer` does."""
+    return _chat_templates(read_metadata(path))
+
+
 def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     cut = _pre_tokenization(metadata)
     backend = _bpe(metadata, vocabulary, _merges(metadata), ignore_merges=cut.whole_words)

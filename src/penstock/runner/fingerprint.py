@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from penstock import native
+from penstock.checkpoint import Checkpoint
 from penstock.settings import Settings
 
 _SAMPLES = 64
@@ -14,7 +15,7 @@ _SAMPLE_BYTES = 4096
 _WEIGHTS = (".safetensors", ".gguf", ".json")
 
 
-def arithmetic(path: Path, settings: Settings) -> str:
+def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     """The fingerprint of a model computed with these settings and this machine's kernels."""
     library = native.library() if settings.device == "cpu" else None
     digest = hashlib.sha256()
@@ -28,7 +29,8 @@ def arithmetic(path: Path, settings: Settings) -> str:
         settings.kv_cache_dtype,
         settings.quantization or "",
         settings.memory.block_size,
-        checkpoint_digest(path),
+        checkpoint_digest(checkpoint.path),
+        checkpoint.hf_overrides or "",
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())
     return digest.hexdigest()[:16]

@@ -157,6 +157,8 @@ class RankLaunch:
     """File descriptor of the ranks' shared memory; None: torch.distributed connects them."""
     rendezvous: str
     """Rendezvous address for torch.distributed."""
+    hf_overrides: str | None = None
+    """What is replaced in the model's config.json."""
 
     @property
     def backend(self) -> str:
@@ -204,7 +206,7 @@ class RankOrder:
         Raises:
             ConfigError: this node would not compute exactly as the first one does.
         """
-        if arithmetic(checkpoint.path, self.settings) != self.arithmetic:
+        if arithmetic(checkpoint, self.settings) != self.arithmetic:
             raise ConfigError(
                 f"rank {join.ranks.rank} would not compute as rank 0 does: all nodes of an engine need the same "
                 "instruction set, versions of penstock and torch, and files of the model"
@@ -218,6 +220,7 @@ class RankOrder:
             seat=seats(len(own))[index] if self.settings.device == "cpu" else Seat(),
             shared=None,
             rendezvous="",
+            hf_overrides=checkpoint.hf_overrides,
         )
 
 
@@ -289,6 +292,7 @@ class RankedRunner:
                 seat=places[rank],
                 shared=shared,
                 rendezvous="" if self._folder is None else f"file://{self._folder.path}/rendezvous",
+                hf_overrides=checkpoint.hf_overrides,
             )
             for rank in range(size)
         ]
@@ -309,9 +313,9 @@ class RankedRunner:
         own = rendezvous.of_node(0, size)
         if settings.device != "cpu":
             _check_gpus(settings.device, len(own), torch.cuda.device_count())
-        order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint.path, settings))
+        order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint, settings))
         for rank in own[1:]:
-            join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size))
+            join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size), hf_overrides=checkpoint.hf_overrides)
             self._processes.append(start_child(RANK_PROCESS, join.encode()))
         self._plans = PlanSource(rendezvous)
         for index in range(size - 1):
@@ -482,6 +486,6 @@ def join_engine(join: RankJoin) -> None:
     plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)
-    checkpoint = open_checkpoint(join.model)
+    checkpoint = open_checkpoint(join.model, revision=join.revision, hf_overrides=join.hf_overrides)
     launch = order.launch(join, checkpoint)
     run_rank(launch, checkpoint, NetworkGroup(join.ranks, join.rendezvous, launch.backend, plans))

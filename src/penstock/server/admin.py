@@ -39,6 +39,8 @@ class Engines(TypedDict):
 class ModelChoice(Body):
     model: str | None = None
     """Model that the new engines load; default: the old engines' model, read from disk again."""
+    revision: str | None = None
+    """Branch, tag or commit of the model's hub repository; default: the old engines' or, of another model, main."""
 
 
 @router.get("/engines")
@@ -72,7 +74,7 @@ async def reload(body: ModelChoice, request: Request, context: ContextOf, servin
     """Replace each engine by a new one, one after another, without losing a request. Answers when all are replaced."""
     check_operator(request, context)
     try:
-        await serving.engine.fleet.reload(body.model)
+        await serving.engine.fleet.reload(body.model, body.revision)
     except ConfigError as error:
         raise InvalidRequestError(f"the new engine cannot be started: {error}", "model") from error
     return _engines(serving)

@@ -84,6 +84,7 @@ class ServerConfig:
         None,
         'sampling of requests that do not set it, before the checkpoint\'s own defaults, as JSON: {"temperature": 0.7, '
         '"top_p": 0.9}; also top_k, min_p, typical_p and repetition_penalty',
+        is_json=True,
     )
     strict_fields: bool = option(
         False, "refuse unknown fields of requests; by default they are accepted and named in penstock-ignored"

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import __version__
-from penstock.checkpoint import describe, open_checkpoint
+from penstock.checkpoint import describe, open_model
 from penstock.config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
 from penstock.frontend.cluster.resources import resources_for
@@ -178,7 +178,7 @@ def _described(config: EngineConfig) -> str:
     if model is not None and not os.path.exists(os.path.expanduser(model)):
         return model
     try:
-        return describe(open_checkpoint(model, config.model.task))
+        return describe(open_model(config.model))
     except PenstockError:
         return str(model)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.config import ModelConfig
 from penstock.errors import ConfigError
 from penstock.frontend.cluster import host
 from penstock.frontend.cluster.host import NICENESS, RankHost, own_version
@@ -16,11 +17,14 @@ from penstock.frontend.cluster.secure import make_rendezvous
 from penstock.ranks import RANK_PROCESS
 from tests.waiting import wait_until
 
+TWO_RANKS = ModelConfig(tensor_parallel_size=2)
+
 
 def test_the_parent_of_ranks_tells_which_one_ended(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks wait for the first one, which was never started."""
     monkeypatch.setattr(host, "this_node", lambda: "node 2")
-    parent = RankHost(own_version(), make_rendezvous("127.0.0.1", num_nodes=2), str(tiny_llama), node=1, num_ranks=4)
+    model = ModelConfig(str(tiny_llama), tensor_parallel_size=4)
+    parent = RankHost(own_version(), make_rendezvous("127.0.0.1", num_nodes=2), model, node=1)
     told: list[str] = []
     waiting = threading.Thread(target=lambda: told.append(parent.one_ended()), daemon=True)
     waiting.start()
@@ -38,7 +42,7 @@ def test_the_parent_of_ranks_tells_which_one_ended(tiny_llama: Path, monkeypatch
 
 def test_a_node_with_another_version_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"has penstock .*, and the server 0\.0\.1: install the same"):
-        RankHost("0.0.1", make_rendezvous("127.0.0.1", num_nodes=2), None, node=1, num_ranks=2)
+        RankHost("0.0.1", make_rendezvous("127.0.0.1", num_nodes=2), TWO_RANKS, node=1)
 
 
 WORKER = """
@@ -88,5 +92,5 @@ def test_ranks_start_after_their_parent_has_left_ray_s_niceness(monkeypatch: pyt
     done: list[str] = []
     monkeypatch.setattr(host, "leave_niceness", lambda: done.append("niceness left"))
     monkeypatch.setattr(host, "start_child", lambda module, line: done.append("rank started"))
-    RankHost(own_version(), make_rendezvous("127.0.0.1", num_nodes=2), None, node=1, num_ranks=2)
+    RankHost(own_version(), make_rendezvous("127.0.0.1", num_nodes=2), TWO_RANKS, node=1)
     assert done == ["niceness left", "rank started"]

@@ -14,7 +14,7 @@ from importlib import metadata
 
 import msgspec
 
-from penstock.config import EngineConfig
+from penstock.config import EngineConfig, ModelConfig
 from penstock.engine import protocol
 from penstock.engine.protocol import Launch
 from penstock.errors import ConfigError
@@ -95,22 +95,25 @@ class EngineHost:
 class RankHost:
     """Starts and watches an engine's ranks on one of its further nodes. They live as long as the actor."""
 
-    def __init__(self, version: str, rendezvous: Rendezvous, model: str | None, node: int, num_ranks: int) -> None:
+    def __init__(self, version: str, rendezvous: Rendezvous, model: ModelConfig, node: int) -> None:
         """
         Args:
             version: of the server's package.
-            model: the model as the user named it.
+            model: the model as the user named it, and the number of ranks that divide it.
             node: index of this node among the engine's nodes.
-            num_ranks: ranks of the whole engine.
 
         Raises:
             ConfigError: this node has another version of the package.
         """
         _check_version(version)
         leave_niceness()
+        size = model.tensor_parallel_size
         self._processes = {
-            rank: start_child(RANK_PROCESS, RankJoin(rendezvous, model, Ranks(rank, num_ranks)).encode())
-            for rank in rendezvous.of_node(node, num_ranks)
+            rank: start_child(
+                RANK_PROCESS,
+                RankJoin(rendezvous, model.model, Ranks(rank, size), model.revision, model.hf_overrides).encode(),
+            )
+            for rank in rendezvous.of_node(node, size)
         }
 
     def one_ended(self) -> str:

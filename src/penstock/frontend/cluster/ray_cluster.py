@@ -107,11 +107,8 @@ class RayCluster:
         host = self._in_bundle(group, 0, EngineHost).remote(
             version, order_of(launch), self.resources.get("CPU", 0.0), count
         )
-        model = launch.config.model
         others = tuple(
-            self._in_bundle(group, node, RankHost).remote(
-                version, host.rendezvous.remote(), model.model, node, model.tensor_parallel_size
-            )
+            self._in_bundle(group, node, RankHost).remote(version, host.rendezvous.remote(), launch.config.model, node)
             for node in range(1, count)
         )
         return Placed(group, host, others)
@@ -173,9 +170,9 @@ class RayLink:
         self.pid = 0
         self.node = ""
 
-    def again(self, model: str | None = None) -> "RayLink":
+    def again(self, model: str | None = None, revision: str | None = None) -> "RayLink":
         """Make a link to a new engine with the same configuration, optionally with another model."""
-        return RayLink(self._cluster, with_model(self._config, model), self._core)
+        return RayLink(self._cluster, with_model(self._config, model, revision), self._core)
 
     @property
     def was_stopped(self) -> bool:
