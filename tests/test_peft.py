@@ -12,8 +12,10 @@ from penstock.checkpoint import open_checkpoint
 from penstock.errors import AdapterError
 from penstock.models.adaptable import adaptable
 from penstock.models.registry import read_spec
+from tests.adapters import write_adapter
 from tests.checkpoints import write_random
-from tests.families import LATENTS, SHAPE
+from tests.families import DELTA, LATENTS, MAMBA, NEMOTRON, QWEN_EXPERTS, SHAPE
+from tests.kernels.versions import needs_native
 
 PROMPT = [7, 31, 101, 58, 3, 99, 140, 22, 64, 9]
 TOKENS = 12
@@ -43,6 +45,19 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "DeepseekV2",
         LATENTS | {"first_k_dense_replace": 1},
         {"target_modules": r".*(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)"},
+    ),
+    "delta nets": ("Qwen3_5", DELTA, {"target_modules": "all-linear"}),
+    "delta nets, fused and grouped by key head": (
+        "Qwen3Next",
+        DELTA | QWEN_EXPERTS,
+        {"target_modules": ["in_proj_qkvz", "in_proj_ba", "out_proj"]},
+    ),
+    "state spaces": ("GraniteMoeHybrid", MAMBA, {"target_modules": "all-linear"}),
+    "state spaces with biases": ("NemotronH", NEMOTRON, {"target_modules": ["in_proj", "q_proj"]}),
+    "short convolutions": (
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
+        {"target_modules": "all-linear"},
     ),
 }
 SETTINGS = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
@@ -88,6 +103,35 @@ def test_an_answer_is_that_of_peft(case: str, tmp_path: Path) -> None:
             assert made is not None
             assert [one.token_id for one in made] == [token for token, _ in reference]
             assert [one.logprob for one in made] == pytest.approx([value for _, value in reference], abs=1e-4)
+
+
+RECURRENT = {
+    "delta nets": ("Qwen3_5", DELTA, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+    "grouped delta nets": ("Qwen3Next", DELTA | QWEN_EXPERTS, ("in_proj_qkvz", "in_proj_ba", "out_proj")),
+    "state spaces": ("GraniteMoeHybrid", MAMBA, ("in_proj", "out_proj")),
+    "short convolutions": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, ("in_proj", "out_proj")),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("case", RECURRENT)
+def test_adapters_of_recurrent_layers_give_the_same_bits_in_any_company(case: str, tmp_path: Path) -> None:
+    family, shape, targets = RECURRENT[case]
+    base = tmp_path / "base"
+    write_random(base, family, **SHAPE | shape)
+    paths = [write_adapter(tmp_path / name, base, seed=seed, targets=targets) for seed, name in enumerate("ab")]
+    names = [None, "a", "b", "a", None, "b"]
+    prompts = [PROMPT[: 4 + index] for index in range(len(names))]
+    options: dict[str, Any] = {"kv_cache_memory": "4MiB", "packed_cache": "off", "threads": 1, "max_model_len": 64}
+    found = []
+    for changes in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 6, "speculation": "ngram"}):
+        with LLM(str(base), adapter=",".join(f"{path.name}={path}" for path in paths), **options, **changes) as llm:
+            for prompt, name in [] if changes else zip(prompts, names, strict=True):
+                found.append(llm.generate([prompt], SETTINGS, adapter=name)[0].outputs[0].logprobs)
+            together = llm.generate(prompts, SETTINGS, adapter=names)
+            assert [one.outputs[0].logprobs for one in together] == found
+            unlike = [llm.generate([prompts[0]], SETTINGS, adapter=name)[0].outputs[0].logprobs for name in "ab"]
+            assert unlike[0] != unlike[1] != found[0] != unlike[0]
 
 
 @pytest.mark.filterwarnings("ignore")

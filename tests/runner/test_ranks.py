@@ -35,8 +35,9 @@ from penstock.runner.ranks import RankedRunner, RankOrder, RankStep, start_runne
 from penstock.settings import Settings
 from penstock.tokenizer import Tokenizer
 from tests.adapters import write_adapter
-from tests.checkpoints import write_tiny_llama
+from tests.checkpoints import write_random, write_tiny_llama, write_tokenizer
 from tests.controls import answer, requests_of
+from tests.families import DELTA, MAMBA, QWEN_EXPERTS, SHAPE
 from tests.kernels.versions import needs_native
 from tests.waiting import alive, wait_until
 
@@ -237,6 +238,36 @@ def test_adapters_of_ranks_add_the_same_bits_and_make_room_for_others(tiny_llama
         core.close()
     assert answers[0] == answers[1]
     assert answers[0][0] != answers[0][1] == answers[0][3] != answers[0][2]
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("family", "shape", "targets"),
+    [
+        ("Qwen3_5", DELTA, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+        ("Qwen3Next", DELTA | QWEN_EXPERTS, ("in_proj_qkvz", "in_proj_ba", "out_proj")),
+        ("GraniteMoeHybrid", MAMBA | {"mamba_n_groups": 2}, ("in_proj", "out_proj")),
+        ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, ("in_proj", "out_proj")),
+    ],
+)
+def test_adapters_of_recurrent_layers_add_the_same_bits_on_two_ranks(
+    family: str, shape: dict[str, Any], targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    write_random(base, family, **SHAPE | shape | {"vocab_size": 320})
+    write_tokenizer(base, 320)
+    path = write_adapter(tmp_path / "a", base, targets=targets)
+    answers = []
+    for size in (1, 2):
+        core, _ = engine(base, size, adapter_memory="1MiB")
+        assert core.info.adaptable is not None
+        adapter = read_adapter("a", str(path), core.info.adaptable).adapter
+        answers.append(
+            [answer(core, [replace(one, adapter=used) for one in questions(core)]) for used in (None, adapter)]
+        )
+        core.close()
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
 
 
 def test_a_rank_reads_an_adapter_beside_a_step_and_waits_for_it_in_the_first_that_needs_it() -> None:

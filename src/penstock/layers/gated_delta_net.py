@@ -49,7 +49,7 @@ class GatedDeltaNet:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         values, memory = cache.parts
-        projected = self._input(x)
+        projected = self._input(x, step.adapters)
         qkv = ops.causal_conv(projected, ConvColumns(0), self._conv, values, batch)
         first_gate = spec.qkv_size + spec.value_size
         seen = ops.gated_delta_rule(qkv, projected, first_gate, self._shape, self._gates, memory, batch)

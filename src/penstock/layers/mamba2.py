@@ -64,7 +64,7 @@ class Mamba2:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         values, memory = cache.parts
-        projected = self._input(x)
+        projected = self._input(x, step.adapters)
         xbc = ops.causal_conv(projected, ConvColumns(spec.inner_size), self._conv, values, batch)
         first_step = spec.inner_size + spec.conv_size
         seen = ops.state_space_scan(xbc, projected, first_step, self._shape, self._gates, self._skip, memory, batch)

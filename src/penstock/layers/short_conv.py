@@ -28,4 +28,4 @@ class ShortConv:
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         assert isinstance(cache, StateCache)
-        return self._ops.causal_conv(self._input(x), self._columns, self._weight, cache.parts[0], batch)
+        return self._ops.causal_conv(self._input(x, step.adapters), self._columns, self._weight, cache.parts[0], batch)

@@ -1,12 +1,15 @@
-"""The linear layers of a model that LoRA adapters can target: those of attention and MLPs. No torch."""
+"""The linear layers of a model that LoRA adapters can target: those of mixers and MLPs. No torch."""
 
 from collections.abc import Iterator
 
 from penstock.adapters.folder import Adaptable
 from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
 from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.layers.mamba2_spec import Mamba2Spec
 from penstock.layers.mixture_spec import MixtureSpec
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
+from penstock.layers.short_conv_spec import ShortConvSpec
 from penstock.layers.spec import MatrixSize, PartSpec
 from penstock.layers.sum_spec import SumSpec
 from penstock.model_facts import DType
@@ -39,5 +42,8 @@ def _of_part(part: PartSpec) -> Iterator[MatrixSize]:
             yield from _of_part(summand.part)
     elif isinstance(part, LatentAttentionSpec):  # without `kv_b_proj`, which is absorbed here
         yield from (size for size in part.matrices() if size.name != part.names.heads)
-    elif isinstance(part, (AttentionSpec, GatedMLPSpec, PlainMLPSpec)):
+    elif isinstance(part, GatedDeltaNetSpec):
+        if not part.in_turn:  # the heads of GGUF files, which are in another order than an adapter's
+            yield from part.matrices()
+    elif isinstance(part, (AttentionSpec, GatedMLPSpec, Mamba2Spec, PlainMLPSpec, ShortConvSpec)):
         yield from part.matrices()

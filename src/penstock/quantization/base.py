@@ -153,6 +153,16 @@ class AdaptedRows:
     """First row of the matrix in the table's weight."""
     runs: tuple[RowRun, ...]
     """The rows of the matrix that this rank has."""
+    order: tuple[RowRun, ...] = ()
+    """Where the checkpoint's rows go before; (): they stay."""
+
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """The rank's rows of `rows` [as in the checkpoint, any]."""
+        if self.order:
+            stored, rows = rows, torch.empty_like(rows)
+            for run in self.order:
+                rows[run.first : run.first + run.rows] = stored[run.given : run.given + run.rows]
+        return torch.cat([rows[run.given : run.given + run.rows] for run in self.runs])
 
 
 class WeightFactory:
@@ -275,6 +285,8 @@ class WeightFactory:
             CheckpointError: the matrix is stored in blocks of several rows.
         """
         full, count = f"{self._above}{name}.", sum(run.rows for run in runs)
+        if (adapted := self.adapted.get(full.removesuffix("."))) is not None:
+            self.adapted[full.removesuffix(".")] = replace(adapted, order=runs)
         for key, parameter in self.parameters.items():
             if key.startswith(full):
                 if parameter.shape[:1] != (count,):

@@ -102,8 +102,7 @@ class LoadedAdapters:
         return list(parts.values())
 
     def _map(self, one: AdaptedMap, target: AdaptedRows, a: Tensor, b: Tensor) -> LoraMap:
-        b = torch.cat([b[run.given : run.given + run.rows] for run in target.runs])
-        a, b = (part.to(self._device, self._dtype).contiguous() for part in (a, b.T))
+        a, b = (part.to(self._device, self._dtype).contiguous() for part in (a, target.own_rows(b).T))
         if not (a.isfinite().all() and b.isfinite().all()):
             raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
         return LoraMap(target.first, b.shape[1], one.scale, a, b)
