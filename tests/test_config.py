@@ -1,13 +1,15 @@
 """Options and how the open ones are settled."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from penstock.config import EngineConfig, parse_overrides
+from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
-from penstock.memory import GIB, MIB, Machine, parse_bytes
+from penstock.memory import GIB, MIB, Machine, in_words, parse_bytes
 from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
 from penstock.recipes import RECIPES
 from penstock.settings import Settings, resolve
@@ -120,9 +122,14 @@ def test_max_memory_bounds_the_plan_and_is_no_more_than_there_is() -> None:
 
 
 def test_the_plan_says_where_the_bytes_go() -> None:
-    words = settled(kv_cache_memory="64MiB", block_size=16).memory.describe()
-    assert "KV cache 64.0 MiB" in words
-    assert "blocks of 16" in words
+    words = memory_line(settled(kv_cache_memory="64MiB", block_size=16).memory)
+    assert re.fullmatch(
+        r"Memory: [\d.]+ MiB weights \+ up to 64 MiB KV cache \(room for [\d,]+ tokens, filled on demand; "
+        r"--kv-cache-memory\) \+ [\d.]+ MiB workspace",
+        words,
+    )
+    assert memory_line(settled().memory, device="cuda", ranks=2).startswith("Memory of each of 2 ranks: ")
+    assert "on demand" not in memory_line(settled().memory, device="cuda")
 
 
 def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:
@@ -222,8 +229,8 @@ def test_a_draft_model_is_in_the_memory_plan_with_as_many_blocks() -> None:
     assert (settings.kv_cache_dtype, draft.kv_cache_dtype) == ("bfloat16", "float32")
     assert draft.memory.num_blocks == settings.memory.num_blocks == 10 * MIB // (2 * (4 * 32 * 2 + 32 * 4) * 4 * 32)
     assert draft.memory.weights == 7_000_000 * 4
-    words = settings.memory.describe()
-    assert words.index("draft model: weights 26.7 MiB") > words.index("tokens in")
+    words = memory_line(settings.memory)
+    assert words.index("draft model: 26.7 MiB weights") > words.index("room for")
 
 
 def test_a_draft_model_of_a_shorter_context_asks_for_a_shorter_one() -> None:
@@ -268,3 +275,45 @@ def test_overrides_are_a_json_object_as_text_or_as_a_dictionary() -> None:
 def test_overrides_that_are_no_json_object_are_refused(given: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EngineConfig.from_options(hf_overrides=given)
+
+
+BIG = replace(FACTS, num_parameters=10**10)
+
+
+@pytest.mark.parametrize(
+    ("facts", "memory", "options", "words"),
+    [
+        (FACTS, GIB, {"max_memory": "10KiB"}, "max_memory is 10 KiB, weights take .*; raise max_memory to more"),
+        (FACTS, GIB, {"max_memory": "700"}, "max_memory is 700 bytes, .*; raise max_memory to more than"),
+        (
+            FACTS,
+            GIB,
+            {"max_memory": "200MiB", "kv_cache_memory": "500MiB"},
+            "max_memory is 200 MiB.*or lower kv_cache_m",
+        ),
+        (FACTS, GIB, {"kv_cache_memory": "1GiB"}, "1 GiB are free, .*; lower kv_cache_memory to at most"),
+        (FACTS, 100 * MIB, {"max_num_batched_tokens": 65536}, "100 MiB are free.*lower max_model_len, max_num_batched"),
+        (BIG, GIB, {}, "1 GiB are free.*the weights alone do not fit: take a smaller model"),
+        (
+            BIG,
+            GIB,
+            {"max_memory": "1MiB"},
+            r"raise max_memory to more than [\d.]+ GiB \(with several engines, run fewer\)$",
+        ),
+    ],
+)
+def test_too_little_memory_is_refused_with_the_remedy_that_helps(facts, memory, options, words) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolve(EngineConfig.from_options(**options), facts, replace(CPU, memory=memory))
+    assert not re.search(r"\b0(\.0)? (MiB|GiB)", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        *((0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (10_240, "10 KiB"), (MIB, "1 MiB")),
+        *((96_574_873, "92.1 MiB"), (100 * MIB, "100 MiB"), (8 * GIB, "8 GiB"), (GIB * 5 // 4, "1.25 GiB")),
+    ],
+)
+def test_bytes_are_told_in_the_unit_that_suits(count: int, words: str) -> None:
+    assert in_words(count) == words

@@ -225,6 +225,6 @@ def test_an_adapter_option_is_a_name_and_a_path(option: str, tiny_llama: Path) -
 
 
 def test_the_plan_tells_of_the_adapters_and_the_engine_takes_no_more(llm: LLM, adapters: dict[str, Path]) -> None:
-    assert "adapters 0.2 MiB" in llm.memory_plan
+    assert "KiB adapters" in llm.memory_plan
     with pytest.raises(InvalidRequestError, match="3 prompts, but 2 adapters"):
         llm.generate(["a", "b", "c"], adapter=["a", "b"])

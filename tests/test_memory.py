@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ from penstock import native
 from penstock.config import EngineConfig
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.sequence import Sequence
+from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from penstock.memory import GIB, LayerGroup, Machine, most_branches
 from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec, Working
@@ -99,16 +99,16 @@ SMALL = ModelFacts(  # SmolLM2-135M
 @pytest.mark.parametrize(
     ("memory", "options", "words"),
     [
-        (64 * GIB, {"max_num_seqs": 8}, r"max_num_seqs \(8\) sequences of max_model_len \(8,192\) tokens"),
-        (64 * GIB, {}, r"the default's 8.00 GiB \(kv_cache_memory\)"),
-        (4 * GIB, {}, "60 % of the memory that is left"),
-        (4 * GIB, {"kv_cache_memory": "1GiB"}, "kv_cache_memory"),
+        (64 * GIB, {"max_num_seqs": 8}, "all that --max-num-seqs 8 of --max-model-len 8192 can use"),
+        (64 * GIB, {}, "--kv-cache-memory"),
+        (4 * GIB, {}, "60 % of what is left; --kv-cache-memory"),
+        (4 * GIB, {"kv_cache_memory": "1GiB"}, "--kv-cache-memory"),
     ],
 )
 def test_the_plan_says_what_limits_the_cache(memory: int, options: dict[str, object], words: str) -> None:
     machine = Machine(device="cpu", cores=2, memory=memory, native=True)
     plan = resolve(EngineConfig.from_options(**options), SMALL, machine).memory
-    assert re.search(f"limited by {words}", plan.describe())
+    assert f"tokens, filled on demand; {words})" in memory_line(plan)
 
 
 def test_no_more_is_planned_than_all_sequences_can_fill() -> None:
@@ -152,7 +152,7 @@ def test_small_windows_leave_most_of_the_memory_to_the_layers_that_see_all() -> 
         for windows in ((None,) * 24, ((512,) * 5 + (None,)) * 4)
     ]
     assert plans[1].num_tokens > 2 * plans[0].num_tokens
-    assert re.search("blocks of 20 layers with a window of 512", plans[1].describe())
+    assert "in layers with a window of 512" in memory_line(plans[1])
 
 
 RECURRENT = LayerFacts(StateSpec(((3, 6144), (16, 4, 128, 32))), (Working(1920, 1920, 576),))
@@ -170,7 +170,7 @@ def test_each_sequence_has_a_state_and_checkpoints_take_a_quarter_of_what_keys_t
     assert 0.24 * keys <= (states.num_blocks - 8) * STATE <= 0.26 * keys + STATE
     assert states.checkpoint_every is not None
     assert states.num_blocks == 8 + -(-main.num_blocks // states.checkpoint_every)
-    assert f"{states.num_blocks} states of 18 layers" in plan.describe()
+    assert f" and {states.num_blocks} recurrent states" in memory_line(plan)
     assert plan.with_fewer_blocks(3).groups == (replace(main, num_blocks=3), states)
 
 

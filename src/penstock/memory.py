@@ -45,6 +45,8 @@ class Machine:
     """Bytes free for the engine on `device`."""
     native: bool = False
     """Whether the native CPU kernels are available."""
+    is_limited: bool = False
+    """Whether `memory` is less than what is free: `max_memory`."""
     multiplies_bfloat16: bool = False
     """Whether the kernels multiply bfloat16; bfloat16 weights are then stored in 12 bits."""
 
@@ -60,7 +62,9 @@ class MemoryPlan:
     """Groups of layers, the main group first: see `penstock.core.kv_manager`."""
     block_size: int
     limited_by: str = ""
-    """What limited the size of the KV cache."""
+    """What limited the size of the KV cache, with the option to change."""
+    is_cache: bool = True
+    """False: an encoder's, whose keys last for one step."""
     adapters: int = 0
     """Bytes for the weights of adapters; 0: none can be loaded."""
     draft: "MemoryPlan | None" = None
@@ -84,25 +88,6 @@ class MemoryPlan:
         """Capacity of the KV cache in tokens."""
         return self.num_blocks * self.block_size
 
-    def describe(self) -> str:
-        """The plan in one line, which is printed at start."""
-        pool = f"{self.num_tokens:,} tokens in {self.num_blocks:,} blocks of {self.block_size}"
-        for group in self.groups[1:]:
-            if group.window is None:
-                pool += f"; {group.num_blocks:,} states of {len(group.layers)} layers"
-            else:
-                pool += f"; {group.num_blocks:,} blocks of {len(group.layers)} layers with a window of {group.window:,}"
-        pool += f", limited by {self.limited_by}" if self.limited_by else ""
-        draft = f"; draft model: {self.draft._parts()}" if self.draft is not None else ""
-        return f"memory plan: {self._parts()}; {pool}{draft}"
-
-    def _parts(self) -> str:
-        adapters = f", adapters {_size(self.adapters)}" if self.adapters else ""
-        return (
-            f"weights {_size(self.weights)}{adapters}, KV cache {_size(self.kv_cache)}, workspace "
-            f"{_size(self.workspace)}"
-        )
-
 
 _MOST_RANKS = 3 * 256  # of the maps that share an input
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
@@ -119,6 +104,41 @@ class PoolLimits:
     block_size: int
     num_branches: int = 0
     """Maximum number of sequences with drafts in one step; each needs a second recurrent state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the machine has, and what is taken before there is a KV cache."""
+
+    machine: Machine
+    weights: int
+    workspace: int
+    adapters: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.machine.memory - self.weights - self.workspace - self.adapters
+
+    @property
+    def taken(self) -> str:
+        memory = in_words(self.machine.memory)
+        has = f"max_memory is {memory}" if self.machine.is_limited else f"{memory} are free"
+        adapters = f", adapters {in_words(self.adapters)}" if self.adapters else ""
+        return f"{has}, weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}{adapters}"
+
+    def remedy(self, cache: int, lower: str) -> str:
+        """What helps if a cache of this many bytes does not fit.
+
+        Args:
+            lower: the options by which workspace and cache become smaller.
+        """
+        if self.machine.is_limited:
+            needed = in_words(self.weights + self.workspace + self.adapters + cache)
+            more = f"raise max_memory to more than {needed} (with several engines, run fewer)"
+            return more if self.weights > self.machine.memory else f"{more}, or lower {lower}"
+        if self.weights > self.machine.memory:
+            return "the weights alone do not fit: take a smaller model, or one quantized to fewer bits"
+        return f"lower {lower}"
 
 
 def plan_memory(
@@ -148,12 +168,8 @@ def plan_memory(
     workspaces = [_workspace(model, limits, samples, machine) for model in models]
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
-    taken = (
-        f"{_size(machine.memory)} are free; weights take {_size(sum(weights))}, the workspace "
-        f"{_size(sum(workspaces))}{f', adapters {_size(adapters)}' * bool(adapters)}"
-    )
-    free = machine.memory - sum(weights) - sum(workspaces) - adapters
-    num_blocks, limit = _num_blocks(kv_cache_memory, free, machine, models, limits, taken)
+    demand = Demand(machine, sum(weights), sum(workspaces), adapters)
+    num_blocks, limit = _num_blocks(kv_cache_memory, demand, models, limits)
     first, *others = (
         MemoryPlan(
             weights=weights[index],
@@ -183,12 +199,11 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
     workspace = _workspace(model, replace(limits, budget=num_blocks * block_size), 0, machine)
     keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
     if weights + workspace + keys > machine.memory:
-        raise ConfigError(
-            f"{_size(machine.memory)} are free, but weights take {_size(weights)}, and a text of "
-            f"{limits.max_model_len:,} tokens {_size(workspace + keys)}: lower max_model_len"
-        )
+        demand = Demand(machine, weights, workspace + keys)
+        longest = f"the longest text, of {limits.max_model_len:,} tokens,"
+        raise ConfigError(f"{longest} does not fit: {demand.taken}; {demand.remedy(0, 'max_model_len')}")
     groups = (LayerGroup(tuple(range(len(facts.layers))), None, num_blocks),)
-    return MemoryPlan(weights, keys, workspace, groups, block_size, "the tokens of a step, which are all that is kept")
+    return MemoryPlan(weights, keys, workspace, groups, block_size, is_cache=False)
 
 
 def most_branches(max_num_seqs: int, num_drafts: int) -> int:
@@ -262,33 +277,27 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
 
 
 def _num_blocks(
-    wanted: str | int,
-    free: int,
-    machine: Machine,
-    models: Sequence[ModelPrecision],
-    limits: PoolLimits,
-    taken: str,
+    wanted: str | int, demand: Demand, models: Sequence[ModelPrecision], limits: PoolLimits
 ) -> tuple[int, str]:
-    """Blocks of the main group in `free` bytes, and what limited their number.
+    """Blocks of the main group in the memory that is left, and what limited their number.
 
     Args:
         wanted: bytes of the KV cache, or "auto": at most what all sequences of the longest text can use.
-        taken: the rest of the memory in words, for messages.
     """
-    kv_cache, limit = _kv_cache_bytes(wanted, free, machine.device == "cpu", taken)
+    kv_cache, limit = _kv_cache_bytes(wanted, demand)
     num_blocks = _most_blocks(models, limits, kv_cache)
     most = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
     if wanted == "auto" and num_blocks > most:
         num_blocks = most
-        limit = f"max_num_seqs ({limits.max_num_seqs}) sequences of max_model_len ({limits.max_model_len:,}) tokens"
+        limit = f"all that --max-num-seqs {limits.max_num_seqs} of --max-model-len {limits.max_model_len} can use"
     if num_blocks < 1:
         has_states = any(model.facts.state_bytes for model in models)
-        least = _size(sum(_pool_bytes(model, limits, 1) for model in models))
-        cause = taken if wanted == "auto" else f"kv_cache_memory is {_size(kv_cache)}: raise it"
-        raise ConfigError(
-            f"no KV block of {limits.block_size} tokens ({least}) fits: {cause}; {'or ' * (wanted != 'auto')}lower "
-            f"{'max_num_seqs, ' * has_states}max_model_len, max_num_batched_tokens or block_size"
-        )
+        least = sum(_pool_bytes(model, limits, 1) for model in models)
+        lower = f"{'max_num_seqs, ' * has_states}max_model_len, max_num_batched_tokens or block_size"
+        what = f"no KV block of {limits.block_size} tokens ({in_words(least)}) fits"
+        if wanted == "auto":
+            raise ConfigError(f"{what}: {demand.taken}; {demand.remedy(least, lower)}")
+        raise ConfigError(f"{what}: kv_cache_memory is {in_words(kv_cache)}: raise it; or lower {lower}")
     return num_blocks, limit
 
 
@@ -304,18 +313,22 @@ def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache:
     return low
 
 
-def _kv_cache_bytes(wanted: str | int, free: int, on_cpu: bool, taken: str) -> tuple[int, str]:
-    """Bytes of the KV cache, out of the `free` ones, and what limited them."""
+def _kv_cache_bytes(wanted: str | int, demand: Demand) -> tuple[int, str]:
+    """Bytes of the KV cache, out of the free ones, and what limited them."""
+    free = demand.free
     if wanted == "auto":
-        if not on_cpu:
-            return int(free * 0.9), "90 % of the memory that is left"
+        if demand.machine.device != "cpu":
+            return int(free * 0.9), "90 % of what is left; --kv-cache-memory"
         if free * 0.6 <= _AUTO_KV_CEILING:
-            return int(free * 0.6), "60 % of the memory that is left"
-        return _AUTO_KV_CEILING, f"the default's {_size(_AUTO_KV_CEILING)} (kv_cache_memory)"
+            return int(free * 0.6), "60 % of what is left; --kv-cache-memory"
+        return _AUTO_KV_CEILING, "--kv-cache-memory"
     count = parse_bytes(wanted)
     if count > free:
-        raise ConfigError(f"kv_cache_memory {_size(count)} does not fit: {taken}")
-    return count, "kv_cache_memory"
+        lower = "kv_cache_memory" if free <= 0 else f"kv_cache_memory to at most {in_words(free)}"
+        raise ConfigError(
+            f"kv_cache_memory {in_words(count)} does not fit: {demand.taken}; {demand.remedy(count, lower)}"
+        )
+    return count, "--kv-cache-memory"
 
 
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
@@ -430,5 +443,9 @@ def parse_bytes(text: str | int) -> int:
     return count
 
 
-def _size(count: int) -> str:
-    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
+def in_words(count: int) -> str:
+    """Bytes for people: 8 GiB, 92.1 MiB, 10 KiB, 500 bytes."""
+    for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (2**10, "KiB", 1)):
+        if count >= unit:
+            return f"{count / unit:.{digits}f}".rstrip("0").rstrip(".") + f" {name}"
+    return f"{count} bytes"

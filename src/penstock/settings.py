@@ -127,7 +127,8 @@ def resolve(
         ConfigError: the options contradict each other, a model or the machine.
     """
     if config.cache.max_memory is not None:
-        machine = replace(machine, memory=min(machine.memory, parse_bytes(config.cache.max_memory)))
+        most = parse_bytes(config.cache.max_memory)
+        machine = replace(machine, memory=min(machine.memory, most), is_limited=most < machine.memory)
     if facts.is_encoder:
         return _resolve_encoder(config, facts, machine)
     model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -215,9 +216,10 @@ def _plan(
     if memory.num_tokens >= limits.max_model_len:
         return memory, limits
     if config.model.max_model_len is not None:
+        larger = "max_memory" if machine.is_limited and cache.kv_cache_memory == "auto" else "kv_cache_memory"
         raise ConfigError(
             f"a request of max_model_len ({limits.max_model_len}) tokens does not fit the KV cache, which holds "
-            f"{memory.num_tokens}; lower max_model_len or raise kv_cache_memory"
+            f"{memory.num_tokens}; lower max_model_len or raise {larger}"
         )
     return memory, replace(limits, max_model_len=memory.num_tokens)
 

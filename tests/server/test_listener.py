@@ -35,6 +35,8 @@ def test_clients_are_served_over_a_unix_socket_until_it_is_removed_at_the_end(ti
     with running_server(*flags) as server:
         assert server.url == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        for number in (0, 1):
+            assert any(f"engine {number}: Memory: " in line for line in server.log)
         assert not any("no API key" in line for line in server.log)
         with over(path) as http:
             assert http.get("/health").json()["status"] == "ok"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -78,7 +79,7 @@ def test_the_server_process_never_loads_torch(server):
 
 
 def test_the_memory_plan_is_printed_at_the_start(server):
-    assert any("memory plan: weights" in line for line in server.log)
+    assert any(re.search(r"Memory: [\d.]+ [KM]iB weights \+ up to .* KV cache", line) for line in server.log)
 
 
 def test_health_is_good_when_idle_and_at_work(server):

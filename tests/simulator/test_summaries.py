@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -85,6 +86,24 @@ def test_a_table_has_a_line_each_and_costs_where_there_is_a_price() -> None:
     heading, row = table([summarise(fleet, outcome)]).splitlines()
     assert len(heading.split()) - len(row.split()) == 12  # "ttft mean" and the like are two words
     assert "cost/Mtok" in table([summarise(fleet, outcome, 1.0)])
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_a_table_fits_the_terminal_and_leaves_nothing_out(width: int, count: int) -> None:
+    fleet = make_fleet()
+    one = summarise(fleet, Simulation(fleet, CHATS).run(), 1.0)
+    summaries = [replace(one, engines=1000 + index) for index in range(count)]
+    shown = table(summaries, width)
+    assert max(map(len, shown.splitlines())) <= width
+    for summary in summaries:
+        assert shown.count(str(summary.engines)) == 1
+    if width == 200:
+        assert shown == table(summaries)
+    else:
+        assert len(shown.split("\n\n")[0].splitlines()) == 22, "a line for each number"
+        assert "ttft p90" in shown
+        assert "cost/Mtok" in shown
 
 
 def test_objectives_are_read_as_they_are_written() -> None:

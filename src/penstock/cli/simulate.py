@@ -4,10 +4,11 @@ import argparse
 import json
 import math
 import re
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.cli.flags import add_flags
 from penstock.cli.parser import Parser
@@ -141,11 +142,16 @@ def run(args: argparse.Namespace) -> int:
             print(f"{len(summaries)} of {len(fleets)} simulated", file=sys.stderr)
     best = cheapest(summaries, objectives) if objectives else None
     out = sys.stderr if args.json == Path("-") else sys.stdout
-    print(f"{workload.describe()}\n\n{table(summaries)}", file=out)
+    print(f"{workload.describe()}\n\n{table(summaries, _width(out))}", file=out)
     for line in _notes(summaries, objectives, best):
         print(line, file=out)
     _write(args, workload, summaries, objectives, best)
     return 0 if best is not None or not objectives else 1
+
+
+def _width(out: TextIO) -> int | None:
+    """Columns of the terminal; None: it is none, and lines may be as long as they are."""
+    return shutil.get_terminal_size().columns if out.isatty() else None
 
 
 def _check(args: argparse.Namespace) -> None:

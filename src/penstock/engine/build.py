@@ -16,6 +16,7 @@ from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.encoder_core import EncoderCore
 from penstock.engine.info import EngineInfo
+from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_spec import Verdict
@@ -142,11 +143,6 @@ def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None)
     return awaited
 
 
-def _memory_plan(settings: Settings) -> str:
-    ranks = settings.tensor_parallel_size
-    return settings.memory.describe() + (f"; so for each of {ranks} ranks" if ranks > 1 else "")
-
-
 def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable | None) -> EngineInfo:
     return EngineInfo(
         model_name=settings.model_name,
@@ -156,7 +152,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
         defaults=checkpoint.generation,
-        memory_plan=_memory_plan(settings),
+        memory_plan=memory_line(settings.memory, device=settings.device, ranks=settings.tensor_parallel_size),
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,

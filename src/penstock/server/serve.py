@@ -221,8 +221,9 @@ def _announce(
     engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, warnings: Sequence[str]
 ) -> None:
     """Log the memory plan, the warnings, and the model with its address."""
-    for place in engine.fleet.places.values():
-        logger.info("%s", place.info.memory_plan)
+    places = engine.fleet.places
+    for number, place in places.items():
+        logger.info("%s%s", f"engine {number}: " if len(places) > 1 else "", place.info.memory_plan)
     for warning in warnings:
         logger.warning("%s", warning)
     address, prefix = address_of(listener, tls=config.tls_cert is not None), config.prefix

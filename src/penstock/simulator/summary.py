@@ -121,21 +121,39 @@ _HEADINGS = [
 ]
 
 
-def table(summaries: Sequence[Summary]) -> str:
-    """A line each, for people."""
+def table(summaries: Sequence[Summary], width: int | None = None) -> str:
+    """A line for each simulation; a line for each number, where that is what fits `width` columns.
+
+    Many simulations on a narrow terminal are several such tables, one below the other.
+    """
     has_cost = any(one.cost is not None for one in summaries)
-    rows = [[*_HEADINGS, *(("cost", "cost/Mtok") if has_cost else ())]]
-    for one in summaries:
-        cells = [str(one.engines), one.router, str(one.max_num_batched_tokens), str(one.max_num_seqs)]
-        for spread in (one.ttft, one.itl, one.e2e):
-            cells += [_shown(getattr(spread, share)) for share in _SHOWN]
-        cells += [f"{one.answer_tokens_per_second:,.0f}", f"{100 * one.hit_rate:.0f}%", f"{100 * one.busy:.0f}%"]
-        cells.append(str(sum(one.refused.values())))
-        if one.cost is not None and one.cost_per_million is not None:
-            cells += [f"{one.cost:,.2f}", f"{one.cost_per_million:,.2f}"]
-        rows.append(cells)
+    headings = [*_HEADINGS, *(("cost", "cost/Mtok") if has_cost else ())]
+    rows = [headings, *map(_cells, summaries)]
+    lines = _aligned(rows)
+    if width is None or len(lines[0]) <= width or not summaries:
+        return "\n".join(lines)
+    taken = max(map(len, headings))
+    widest = max(len(cell) for row in rows[1:] for cell in row)
+    each = max(1, (width - taken) // (widest + 2))
+    parts = (rows[1 + at : 1 + at + each] for at in range(0, len(summaries), each))
+    return "\n\n".join("\n".join(_aligned(list(zip(headings, *part, strict=True)))) for part in parts)
+
+
+def _cells(one: Summary) -> list[str]:
+    cells = [str(one.engines), one.router, str(one.max_num_batched_tokens), str(one.max_num_seqs)]
+    for spread in (one.ttft, one.itl, one.e2e):
+        cells += [_shown(getattr(spread, share)) for share in _SHOWN]
+    cells += [f"{one.answer_tokens_per_second:,.0f}", f"{100 * one.hit_rate:.0f}%", f"{100 * one.busy:.0f}%"]
+    cells.append(str(sum(one.refused.values())))
+    if one.cost is not None and one.cost_per_million is not None:
+        cells += [f"{one.cost:,.2f}", f"{one.cost_per_million:,.2f}"]
+    return cells
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _shown(seconds: float) -> str:

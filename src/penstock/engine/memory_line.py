@@ -1,0 +1,34 @@
+"""The memory plan in a line, in the words of those who run a model."""
+
+from penstock.memory import MemoryPlan, in_words
+
+
+def memory_line(plan: MemoryPlan, *, device: str = "cpu", ranks: int = 1) -> str:
+    """Where the engine's bytes go: Memory: 92.1 MiB weights + up to 8 GiB KV cache (room for 372,800 tokens, ...)."""
+    draft = f"; draft model: {_parts(plan.draft, device)}" if plan.draft is not None else ""
+    whose = f" of each of {ranks} ranks" if ranks > 1 else ""
+    return f"Memory{whose}: {_parts(plan, device)}{draft}"
+
+
+def _parts(plan: MemoryPlan, device: str) -> str:
+    parts = [f"{in_words(plan.weights)} weights"]
+    if plan.adapters:
+        parts.append(f"{in_words(plan.adapters)} adapters")
+    parts.append(_cache(plan, on_demand=device == "cpu"))
+    parts.append(f"{in_words(plan.workspace)} workspace")
+    return " + ".join(parts)
+
+
+def _cache(plan: MemoryPlan, *, on_demand: bool) -> str:
+    size = in_words(plan.kv_cache)
+    if not plan.is_cache:
+        return f"{size} for the keys of a step (up to {plan.num_tokens:,} tokens; nothing is cached)"
+    room = f"room for {plan.num_tokens:,} tokens"
+    for group in plan.groups[1:]:
+        if group.window is None:
+            room += f" and {group.num_blocks:,} recurrent states"
+        else:
+            room += f", {group.num_blocks * plan.block_size:,} in layers with a window of {group.window:,}"
+    filled = ", filled on demand" if on_demand else ""
+    limit = f"; {plan.limited_by}" if plan.limited_by else ""
+    return f"{'up to ' * on_demand}{size} KV cache ({room}{filled}{limit})"
