@@ -84,11 +84,9 @@ def check_operator(request: Request, context: ContextOf) -> None:
         AuthenticationError: the caller may not change what is served.
     """
     if not context.caller.operator:
-        raise AuthenticationError("engines and adapters are changed by operators: it needs an operator's API key")
+        raise AuthenticationError("changing engines and adapters needs an operator's API key")
     if not context.key and not request.app.state.admin_without_key:
-        raise AuthenticationError(
-            "without API keys engines and adapters are changed only if the server runs with --admin"
-        )
+        raise AuthenticationError("changing engines and adapters needs --admin or an operator's API key")
 
 
 def _engines(serving: ServingOf) -> Engines:

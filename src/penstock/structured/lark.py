@@ -36,7 +36,7 @@ def rewrite_schemas(grammar: str, keep: Keep = lambda schema: True) -> tuple[str
     """A grammar in which each schema is one that the library obeys to the letter, and what they leave to others.
 
     Raises:
-        SchemaError: one cannot be obeyed.
+        SchemaError: one cannot be enforced.
     """
     pieces: list[str] = []
     schemas: list[Rewritten] = []
@@ -60,7 +60,7 @@ def rewrite_schemas(grammar: str, keep: Keep = lambda schema: True) -> tuple[str
 
 
 def _kept(text: str, keep: Keep) -> Rewritten | None:
-    """A schema; None if it cannot be obeyed, or must not be kept."""
+    """A schema; None if it cannot be enforced, or must not be kept."""
     try:
         made = rewrite(text)
     except SchemaError:
@@ -80,7 +80,7 @@ def _named(grammar: str, at: int, end: int) -> Rewritten:
     """The schema between two places; if it is refused, the error begins with the name after it.
 
     Raises:
-        SchemaError: it cannot be obeyed.
+        SchemaError: it cannot be enforced.
     """
     try:
         return rewrite(grammar[at:end])
