@@ -157,3 +157,22 @@ def test_the_configuration_for_production_has_options_that_exist() -> None:
     assert {"--" + name.replace("_", "-") for name in re.findall(r"^(\w+) =", block[1], re.MULTILINE)} <= flags_of(
         "serve"
     )
+
+
+OUR_OWN_WORDS = {
+    r"refused by name": "rejected with an error that names it",
+    r"\bthe kit\b": "the folder or package that is meant",
+    r"(in|had) another (hour|round|run)": "the newest figures alone",
+    r"(that|do not|not) pays?\b": "is (not) faster",
+    r"(?<!requests_)hand(ed)? on\b": "hand over",
+    r"[Tt]he target (is|of)": "what was measured",
+    r"processor multiplies": "CPUs with native bfloat16 instructions",
+    r"[Tt]GI's dialect|[Aa]nthropic's dialect|OpenAI's dialect": "API",
+}
+"""Words that only its authors know, and the field's."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "architecture"], ids=lambda page: page.stem)
+def test_pages_for_users_have_the_words_of_the_field(page: Path) -> None:
+    text = " ".join(page.read_text().split())
+    assert [f"{word}: write {ours}" for word, ours in OUR_OWN_WORDS.items() if re.search(word, text)] == []

@@ -73,12 +73,14 @@ class ModelConfig:
         "(~/.cache); off: no cache",
     )
     max_model_len: int | None = option(None, "maximum tokens of prompt and answer together; default: the model's")
-    seed: int | None = option(None, "seed from which requests without one get theirs, in their order")
+    seed: int | None = option(
+        None, "makes requests without a seed reproducible: theirs follow from this one and their order"
+    )
     threads: int | None = option(None, "CPU threads of the engine; default: one per physical core")
     tensor_parallel_size: int = option(
         1,
         "processes that the model is split over, each with some rows of every matrix: one per GPU, or on the CPU each "
-        "with its share of the threads; answers do not change by a bit",
+        "with its share of the threads; answers stay the same, bit for bit",
     )
 
     def __post_init__(self) -> None:
@@ -118,9 +120,10 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of cached keys and values; auto: int8 with quantization, on a CPU with native kernels and except for "
-        "latents; for quantized GGUF files bfloat16 where the processor multiplies it, else float16; otherwise the "
-        "model's; int8: half the size of 16 bits, with a scale per token and head, and queries are quantized as well",
+        "type of cached keys and values; auto: int8 with quantization, on a CPU with native kernels and without "
+        "multi-head latent attention; for quantized GGUF files bfloat16 on CPUs with native bfloat16 instructions, "
+        "else float16; otherwise the model's; int8: half the size of 16 bits, with a scale per token and head, and "
+        "queries are quantized as well",
         ("auto", *BYTES_OF, "int8"),
     )
     enable_prefix_caching: bool = option(True, "reuse the computed blocks of common prompt prefixes")
@@ -151,26 +154,28 @@ class SchedulerConfig:
         "arrival; fcfs: first come, first served; priority: by priority alone",
         ("fair", "fcfs", "priority"),
     )
-    max_batch_prefill_tokens: int | None = option(None, "TGI's: maximum prompt tokens computed in a step")
+    max_batch_prefill_tokens: int | None = option(None, "(TGI compatibility) maximum prompt tokens computed in a step")
     max_batch_total_tokens: int | None = option(
-        None, "TGI's: maximum sum of prompt tokens and max_tokens over all running sequences"
+        None, "(TGI compatibility) maximum sum of prompt tokens and max_tokens over all running sequences"
     )
     waiting_served_ratio: float | None = option(
-        None, "TGI's: while a batch runs, admit requests only if they are at least this share of the running ones"
+        None,
+        "(TGI compatibility) while a batch runs, admit requests only if they are at least this share of the running "
+        "ones",
     )
     max_waiting_tokens: int | None = option(
-        None, "TGI's: steps without an admission after which the ratio no longer applies; default: 20"
+        None, "(TGI compatibility) steps without an admission after which the ratio no longer applies; default: 20"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Speculative decoding: drafted tokens are verified in one step. Answers do not change by a bit."""
+    """Speculative decoding: drafted tokens are verified in one step. Answers stay the same, bit for bit."""
 
     speculation: str | None = option(
         None,
-        "draft the next tokens where that pays: ngram looks them up in the text so far, draft uses a small model, mtp "
-        "the model's own multi-token prediction head",
+        "draft the next tokens whenever that is faster: ngram looks them up in the text so far, draft uses a small "
+        "model, mtp the model's own multi-token prediction head",
         ("ngram", "draft", "mtp"),
     )
     speculative_model: str | None = option(

@@ -48,7 +48,7 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model, ready to answer; a context manager that gives its memory back at the end.
+    """A model, ready to answer. Use it as a context manager to free its memory at the end.
 
     `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options are those of
     `penstock.config`, by the names of the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`.

@@ -294,7 +294,7 @@ def test_a_reload_replaces_every_engine_and_begun_answers_end_by_the_old_model(t
         (tmp_path / "trained").touch()
         reloading = asyncio.ensure_future(engine.fleet.reload())
         await asyncio.sleep(0)
-        with pytest.raises(InvalidRequestError, match="under way"):
+        with pytest.raises(InvalidRequestError, match="in progress"):
             await engine.fleet.reload()
         await reloading
         assert list(engine.fleet.places) == [2, 3]

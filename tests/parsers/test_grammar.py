@@ -294,7 +294,7 @@ def test_beside_calls_with_a_mark_any_form_may_stand_and_without_one_only_json()
         assert told_as_it_is("b", either)
         assert told_as_it_is(write(HERMES, [FIVE]), either)
         assert told_as_it_is("{}", either) is False
-        with pytest.raises(InvalidRequestError, match="without a mark") as refused:
+        with pytest.raises(InvalidRequestError, match="without a tag") as refused:
             beside(LLAMA, form, STRICT)
         assert refused.value.param == "tools"
 

@@ -124,7 +124,7 @@ def test_a_form_that_cannot_be_had_is_refused_by_the_parameter_and_what_is_wrong
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "null"}}}}
     error = refusal(server.post("/v1/chat/completions", messages=HELLO, response_format=schema))
     assert error["param"] == "response_format"
-    assert error["message"] == "the JSON schema cannot be obeyed: these keywords are not supported: not"
+    assert error["message"] == "the JSON schema cannot be enforced: these keywords are not supported: not"
     error = refusal(server.post("/v1/completions", prompt="x", structured_outputs={"regex": "(a"}))
     assert error["param"] == "structured_outputs"
     assert "unclosed group" in error["message"]

@@ -72,10 +72,13 @@ def test_several_prompts_with_log_probabilities_go_on_each_with_its_own_seed(cel
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda event_id: event_id.rpartition("~")[0] + "~0123456789abcdef", "another model or arithmetic"),
+        (
+            lambda event_id: event_id.rpartition("~")[0] + "~0123456789abcdef",
+            "another model, instruction set or version",
+        ),
         (lambda event_id: event_id.rpartition("~")[0], "not the id of an event"),
         (lambda event_id: event_id.replace("~", "~9", 1).replace("~", "~" + "9" * 30, 1), "not the id of an event"),
-        (lambda event_id: event_id.split("~")[0], "names no call that is known here"),
+        (lambda event_id: event_id.split("~")[0], "names no known call"),
     ],
 )
 def test_an_id_that_would_not_give_the_same_answer_is_refused(cells, change, words):

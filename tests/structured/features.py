@@ -177,7 +177,10 @@ FEATURES = [
         ['["a", "a"]', "[1, 1.0]"],
     ),
     refused(
-        "`uniqueItems` of lists and objects", "", array(items=obj(), uniqueItems=True), '"uniqueItems" is held where'
+        "`uniqueItems` of lists and objects",
+        "",
+        array(items=obj(), uniqueItems=True),
+        '"uniqueItems" is enforced only where',
     ),
     enforced("`anyOf`, `allOf`", "", {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, ["4"], ["2", "6"]),
     enforced(

@@ -37,7 +37,7 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "n": (int, "answers per prompt"),
     "best_of": (int, "sample this many answers, and print the n with the highest mean log-probability"),
     "num_beams": (int, "beam search with this many beams, without sampling"),
-    "length_penalty": (float, "beam search: exponent of the length that scores are divided by; default: 1"),
+    "length_penalty": (float, "beam search: scores are divided by length ** this; default: 1"),
     "logprobs": (int, "with --json: log-probabilities of each token and of this many most likely ones"),
 }
 

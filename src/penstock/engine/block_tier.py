@@ -38,7 +38,7 @@ def tier_maker(
     if not settings.moves_blocks:
         return None
     if memory is None:
-        raise ConfigError("this engine's blocks cannot be kept in files: leave kv_disk and prefill engines out")
+        raise ConfigError("this engine's blocks cannot be stored in files: leave out kv_disk and prefill_engines")
     key_bytes = settings.memory.block_size * array(INT32).itemsize
     ranks = settings.tensor_parallel_size
     if ranks > 1:

@@ -272,7 +272,7 @@ class AsyncEngine:
             adapter=adapter,
         )
         if self._requests.is_quarantined(request):
-            raise QuarantinedError("an equal request made the engine fail more than once: it is not run again")
+            raise QuarantinedError("an identical request made the engine fail more than once, so this one is refused")
         return Accepted(request, params, prompt, caller)
 
     def accept_encoded(
@@ -284,7 +284,7 @@ class AsyncEngine:
             encoded, request_id=request_id, arrival=time.monotonic(), priority=priority, tenant=caller.tenant
         )
         if self._requests.is_quarantined(request):
-            raise QuarantinedError("an equal text made the engine fail more than once: it is not run again")
+            raise QuarantinedError("an identical text made the engine fail more than once, so this one is refused")
         return Accepted(request, _NO_SAMPLING, None, caller)
 
     async def check_structured(self, params: SamplingParams, tenant: str = "") -> None:
@@ -320,8 +320,8 @@ class AsyncEngine:
             raise self._refusal
         if not all(self.fleet.dispatcher.has_arithmetic(arithmetic) for arithmetic in begun if arithmetic):
             raise InvalidRequestError(
-                "Last-Event-ID: the answer was begun by a server with another model or arithmetic, so no engine here "
-                "can continue it exactly; ask again without it"
+                "Last-Event-ID: the answer was started by a server with another model, instruction set or version, so "
+                "no engine here can continue it exactly; send the request again without it"
             )
         rows: list[Row] = []
         if self._journal is not None:

@@ -297,7 +297,7 @@ class Fleet:
         """
         place = self._place(number)
         if all(other.is_draining for other in self.places.values() if other is not place):
-            raise InvalidRequestError(f"engine {number} is the only one: add another before, or stop the server")
+            raise InvalidRequestError(f"engine {number} is the only one: add another first, or stop the server")
         logger.info("engine %d drains", number)
         place.is_draining = True
         moved = self.dispatcher.drain(number)
@@ -323,7 +323,7 @@ class Fleet:
             EngineDeadError: a new engine ended while it started.
         """
         if self.is_reloading:
-            raise InvalidRequestError("a reload is under way: ask again when it is done")
+            raise InvalidRequestError("a reload is in progress: try again when it is done")
         self.is_reloading = True
         try:
             for number in list(self.places):

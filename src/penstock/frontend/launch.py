@@ -75,7 +75,7 @@ def divide(
             raise ConfigError(f"{count} engines need {needed}, and this machine has {num_gpus}: lower engines")
         return [(_on_device(config, f"cuda:{index * each}"), ANYWHERE) for index in range(count)]
     if config.model.device != "auto" and config.model.device.startswith("cuda"):
-        raise ConfigError(f"{count} engines cannot share {config.model.device}: say cuda, and each takes its own")
+        raise ConfigError(f"{count} engines cannot share {config.model.device}: use cuda, and each takes its own")
     found, total, share = find_seats(count), cores(), memory() // count
     configs = []
     for index, seat in enumerate(found):

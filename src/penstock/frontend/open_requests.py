@@ -296,7 +296,7 @@ class OpenRequests:
             self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
         if convict is not None:
-            logger.error("request %s is ended: with it alone to blame, the engine %s", convict, death.reason)
+            logger.error("request %s is ended: it ran alone when the engine %s", convict, death.reason)
             live = self._live[convict]
             self._quarantine.append(_signature(live.request))
             self._end(live, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}")

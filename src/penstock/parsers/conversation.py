@@ -365,7 +365,7 @@ def _form_or_calls(
         return replace(form, documents=place)
     if not is_json and not known.marks_calls:
         raise InvalidRequestError(
-            "this model's calls of tools are JSON without a mark, so beside tools an answer can only have a form of "
+            "this model's tool calls are JSON without a tag, so beside tools an answer can only have a form of "
             "JSON: ask for one, or leave tools out",
             "tools",
         )

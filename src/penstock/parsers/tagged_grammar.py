@@ -1,7 +1,7 @@
 """Grammars of calls with arguments between tags (`penstock.parsers.tagged`).
 
 Strings are plain text, up to their closing tag; all else is JSON. Of a schema for all
-arguments, `properties` and `required` are obeyed; of one for a string, `enum`, `const` and the length. Other keywords
+arguments, `properties` and `required` are enforced; of one for a string, `enum`, `const` and the length. Other keywords
 of a strict tool are refused by name; those of another leave the arguments, or the one value, free.
 """
 

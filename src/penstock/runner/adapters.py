@@ -46,8 +46,8 @@ class LoadedAdapters:
         folder = read_adapter(adapter.name, adapter.path, self._model)
         if folder.adapter.digest != adapter.digest:
             raise AdapterError(
-                f"the files of the adapter {adapter.name!r} in {adapter.path} are not what they were: unload it, and "
-                "load it again"
+                f"the files of the adapter {adapter.name!r} in {adapter.path} have changed since they were checked: "
+                "unload it, and load it again"
             )
         weights = self._read(folder)
         with self._lock:

@@ -131,7 +131,7 @@ class BlockStore:
             yield
         except OSError as error:
             if not self._is_failing:
-                logger.warning("blocks cannot be written to kv_disk, and go without: %s", error)
+                logger.warning("blocks cannot be written to kv_disk and are not stored: %s", error)
             self._is_failing = True
             raise
         self._is_failing = False

@@ -86,11 +86,9 @@ def check_operator(request: Request, context: ContextOf) -> None:
         NotPermittedError: the caller may not change what is served.
     """
     if not context.caller.operator:
-        raise NotPermittedError("engines and adapters are changed by operators: it needs an operator's API key")
+        raise NotPermittedError("changing engines and adapters needs an operator's API key")
     if not context.key and not request.app.state.admin_without_key:
-        raise NotPermittedError(
-            "without API keys engines and adapters are changed only if the server runs with --admin"
-        )
+        raise NotPermittedError("changing engines and adapters needs --admin or an operator's API key")
 
 
 def _engines(serving: ServingOf) -> Engines:

@@ -99,7 +99,7 @@ class BoundedConnection(h11.Connection):
         self.is_head_request = request.method == b"HEAD"
         self.path = request.target.partition(b"?")[0].decode("ascii")
         if request.http_version not in (b"1.0", b"1.1"):
-            raise _Beyond("only HTTP/1.0 and HTTP/1.1 are spoken here", error_status_hint=505)
+            raise _Beyond("only HTTP/1.0 and HTTP/1.1 are supported", error_status_hint=505)
         if len(request.target) > MAX_TARGET:
             raise _Beyond(_LONG_TARGET, error_status_hint=414)
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
@@ -279,7 +279,7 @@ class BoundedProtocol(H11Protocol):
 
     def _end_stalled(self) -> None:
         seconds = self._limits.write_timeout
-        logger.warning("a client read nothing of its answer for %g s: its connection is cut", seconds)
+        logger.warning("a client read nothing of its answer for %g s: its connection is closed", seconds)
         self.transport.abort()  # closing would wait until the client has read the buffer
 
     def _make_room(self) -> None:

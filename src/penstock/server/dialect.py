@@ -412,8 +412,8 @@ class Call:
                 raise
         if origin.adapter != self._adapter_digest:
             raise InvalidRequestError(
-                "Last-Event-ID: the answer was begun with other weights of an adapter, or with none, so that it "
-                "cannot go on here; ask again without it"
+                "Last-Event-ID: the answer was started with other weights of an adapter, or with none, so it cannot "
+                "continue here; send the request again without it"
             )
         again = [_with_seed(one, seed) for one, seed in zip(accepted, origin.seeds, strict=True)]
         return await self._open(again, stream=True, begun=origin.arithmetics)

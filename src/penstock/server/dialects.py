@@ -61,12 +61,12 @@ async def _on_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     reply = reply_to_error(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        words = {
-            404: f"there is nothing at {path}; {request.scope.get('root_path', '')}/docs lists what there is",
-            405: f"{path} does not take {request.method}",
-        }
-        headers = {"allow": _methods_at(request)} if reply.status == 405 else reply.headers
-        reply = ErrorReply(reply.status, words[reply.status], headers=headers)
+        if reply.status == 404:
+            docs = f"{request.scope.get('root_path', '')}/docs"
+            reply = ErrorReply(404, f"unknown route {path}; see {docs}", headers=reply.headers)
+        else:
+            allowed = _methods_at(request)
+            reply = ErrorReply(405, f"{path} accepts {allowed}, not {request.method}", headers={"allow": allowed})
     context_of(request.scope).record_failure(reply)
     return render_reply(reply, shape_of(path))
 

@@ -14,12 +14,12 @@ from penstock.server.tei.routes import EmbedBody, TeiRerankBody
 from penstock.server.tgi.schema import ChatTokenizeBody, GenerateBody, GenerateParameters, TokenizeBody
 
 INTRO = """\
-# API dialects
+# HTTP APIs
 
-One server speaks five dialects: OpenAI's, Anthropic's, Cohere's (reranking), and those of Hugging Face's servers TGI
-and TEI. Each is tested with its own client package. [agents.md](agents.md) says how to point agents and other tools at
-it. The OpenAPI page at `/docs` has every route, schema and answer. This page is generated:
-`python -m penstock.server.dialects_doc > docs/dialects.md`.
+One server has five APIs: OpenAI's, Anthropic's, Cohere's (reranking), and those of Hugging Face's servers TGI and
+TEI. Each is tested with its own client package. [agents.md](agents.md) says how to point agents and other tools at
+it. The OpenAPI page at `/docs` has every route, schema and answer. This page is generated: `python -m
+penstock.server.dialects_doc > docs/dialects.md`.
 
 - **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and [tools](tools.md); recent ones are
   [stored](limits.md#stored-responses)), `/v1/models`. For [models that embed or score](embeddings.md):
@@ -27,8 +27,8 @@ it. The OpenAPI page at `/docs` has every route, schema and answer. This page is
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` serves its client as well. A final
   assistant turn is continued. A full server answers with status 529.
 - **TGI**: `/generate`, `/generate_stream`, `/` (either, depending on `stream`), `/info`, `/tokenize`,
-  `/chat_tokenize`, and SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are Penstock's. Checks have
-  the order and messages of TGI, except that what cannot be streamed is refused before the stream begins. Without
+  `/chat_tokenize`, and SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are Penstock's. Validation
+  order and messages match TGI's; requests that cannot be streamed are rejected before streaming starts. Without
   `max_new_tokens` an answer may fill the context. The model names `tgi` and `dummy`, which Hugging Face's clients
   send, stand for the served model.
 - **Cohere**: `/v2/rerank`, for models that embed or score. Documents that are too long are truncated; errors are
@@ -38,15 +38,14 @@ it. The OpenAPI page at `/docs` has every route, schema and answer. This page is
 
 ## Fields
 
-- A field that asks for something else than what is done is **refused** by name, in the dialect's own format of
-  errors.
+- A field that Penstock cannot honour is **refused**: the error names it, in the API's own format.
 - A field that cannot change the answer here (about caching, storage, billing, telemetry, users) is accepted **without
   effect**, whatever its value; the tables below list these.
 - An **unknown field** is refused with a suggestion if it looks like a typo of a known one (`temprature`, `topK`), and
   otherwise accepted. `--strict-fields` refuses all unknown fields.
 - The answer's header `penstock-ignored` names the fields that were accepted without effect: `user,
   tools.cache_control`. So does the metric `penstock_ignored_fields_total`.
-- `null` is a field left out, in every object, and a whole number may be written as `8.0`.
+- `null` means that the field is left out, in every object. A whole number may be written as `8.0`.
 - In **earlier turns** unknown fields are accepted and not named: whatever a server or an SDK returned can be sent
   back (`parsed`, `annotations`, `refusal`, `id`, `citations` and so on). Reasoning comes back as `reasoning_content`,
   `reasoning`, `reasoning_details` or `thinking_blocks`, and goes to the field that the chat template reads. A call
@@ -66,7 +65,7 @@ read as JSON whatever its content type says.
 (`https://example.org,app://obsidian.md`, or `*`).
 
 **Silent streams.** A stream that has sent nothing for 10 s, because it waits or because its prompt is long, gets a
-sign of life: a comment, in Anthropic's dialect a `ping`, in OpenAI's responses the event `response.in_progress`.
+keep-alive: a comment, in Anthropic's API a `ping`, in OpenAI's responses the event `response.in_progress`.
 
 **Chat templates** that refuse a conversation get another form of it that says the same: all system messages joined at
 the beginning, consecutive turns of one role joined, the system message as the beginning of the user's, and a call's
@@ -75,7 +74,7 @@ message, is left out, as it changes and so would keep the prompt from being foun
 
 Anthropic's `thread` (conversations stored on the server) is refused with the message that makes Anthropic's tool
 runner send whole conversations. An error during a stream is an event, and the last one. [tools.md](tools.md)
-describes tools and reasoning in each dialect.
+describes tools and reasoning in each API.
 
 `scripts/clients` runs the suites of `tests/clients` against a real server, each client at a pinned version in its own
 environment. Passed: openai 3.54.0, anthropic 2.12.0, cohere 7.3.1, huggingface_hub 2.4.0, LangChain 1.4.7

@@ -204,7 +204,7 @@ class KeyRing:
         keyed = self._keyed(hashlib.sha256(secret.encode()).digest())
         holder = self._holders.get(keyed)
         if holder is None:
-            raise AuthenticationError("the API key that was sent is not known here")
+            raise AuthenticationError("the API key is unknown")
         return holder
 
     def _keyed(self, digest: bytes) -> bytes:

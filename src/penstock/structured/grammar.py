@@ -177,4 +177,4 @@ def refusal(structured: Structured, reason: str) -> InvalidRequestError:
     lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
     summary = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]
     kind = kinds.get(structured.kind, structured.kind)
-    return InvalidRequestError(f"the {kind} cannot be obeyed: {summary}", "structured")
+    return InvalidRequestError(f"the {kind} cannot be enforced: {summary}", "structured")

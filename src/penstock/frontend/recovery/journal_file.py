@@ -171,7 +171,7 @@ class JournalFile:
         there = file_identity(self._path)
         if there is not None and there != self._identity[0]:
             raise sqlite3.OperationalError(f"{self._path} was replaced by another file: move that away")
-        logger.error("the journal %s was removed while it was open; it is put back", self._path)
+        logger.error("the journal %s was removed while it was open; it is restored", self._path)
         if there is None:
             copy = beside(self._path, ".copy")
             copy.unlink(missing_ok=True)

@@ -81,9 +81,7 @@ class RequestReplay:
         """
         found = await self.look_up(name, tenant)
         if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
-            raise InvalidRequestError(
-                "Last-Event-ID names no call that is known here and had the same prompts and parameters"
-            )
+            raise InvalidRequestError("Last-Event-ID names no known call with the same prompts and parameters")
         deltas = [
             (position, delta)
             for position, (entry, output_processor) in enumerate(found)

@@ -38,7 +38,7 @@ class ErrorBody(TypedDict):
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request is refused; the message names the field at fault."},
-    401: {"model": ErrorBody, "description": "No API key, or none that is known here."},
+    401: {"model": ErrorBody, "description": "No API key, or an unknown one."},
     404: {"model": ErrorBody, "description": "The model is not served here."},
     429: {"model": ErrorBody, "description": "The key's allowance is used up; `Retry-After` says when."},
     500: {"model": ErrorBody, "description": "The server failed."},

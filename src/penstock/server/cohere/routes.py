@@ -29,7 +29,7 @@ def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request is refused; the message names the field at fault."},
-    401: {"model": ErrorBody, "description": "No API key, or none that is known here."},
+    401: {"model": ErrorBody, "description": "No API key, or an unknown one."},
     404: {"model": ErrorBody, "description": "The model is not served here."},
     429: {"model": ErrorBody, "description": "No room now, or the key's allowance is used up."},
     503: {"model": ErrorBody, "description": "The engine is gone, or the server is shutting down."},

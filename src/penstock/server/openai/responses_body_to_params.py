@@ -23,7 +23,7 @@ def response_params(body: ResponsesBody, known: ChatFormat) -> SamplingParams:
     if body.top_logprobs and not wanted:
         raise InvalidRequestError(f"top_logprobs needs {LOGPROBS!r} in include", "top_logprobs")
     if wanted and (body.tools or known.thinks):
-        raise InvalidRequestError(f"{LOGPROBS!r} in include goes with answers that are nothing but text", "include")
+        raise InvalidRequestError(f"{LOGPROBS!r} in include works only with answers that are text alone", "include")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options needs stream to be true", "stream_options")
     return SamplingParams(
@@ -49,7 +49,7 @@ def conversation(
     """
     messages = messages_of(items, num_earlier)
     if not messages:
-        raise InvalidRequestError("input has nothing that this model reads: add a message", "input")
+        raise InvalidRequestError("input has no text for the model: add a message", "input")
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": check_text(body.instructions, "instructions")})
     add_names(messages)

@@ -135,7 +135,7 @@ class GenerationBody(FormatBody):
         None, description="Beam search with `num_beams` beams, or `n` if that is not set."
     )
     length_penalty: float | None = Field(
-        None, ge=-10, le=10, description="Beam search: exponent of the length that scores are divided by; default: 1."
+        None, ge=-10, le=10, description="Beam search: scores are divided by length ** this; default: 1."
     )
     early_stopping: bool | Literal["never"] | None = Field(
         None, description="Beam search: as in `transformers`; default: false."

@@ -60,7 +60,7 @@ def least_integer(value: Number, exclusive: bool, pointer: str) -> int:
     if exclusive and least == value:
         least += 1
     if least > MAX_INTEGER:
-        raise SchemaError(pointer, f"the bound {show(abs(value))} is too far out: integers have at most 63 bits")
+        raise SchemaError(pointer, f"the bound {show(abs(value))} is too large: integers have at most 63 bits")
     held = float(max(least, -MAX_INTEGER))
     return int(held if held >= least else math.nextafter(held, math.inf))
 
@@ -72,7 +72,7 @@ def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
         SchemaError: there is none.
     """
     if value > MAX_BOUND:
-        raise SchemaError(pointer, f"the bound {show(abs(value))} is too far out: at most 10^17 is held")
+        raise SchemaError(pointer, f"the bound {show(abs(value))} is too large: at most 10^17 is enforced")
     tiny = 0 < abs(Decimal(value)) < Decimal(1).scaleb(-_SAFE_PLACES)
     nearest = math.ceil(value) * 10.0**-_SAFE_PLACES if tiny else max(float(value), float(-MAX_BOUND))
     for held in _from(nearest, math.inf):
@@ -80,7 +80,7 @@ def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
         passed = _passed_for(held)
         if written >= value and passed is not None and (held % 1 or written == int(held)):
             return passed, written == value
-    raise SchemaError(pointer, f"the bound {show(abs(value))} cannot be held")
+    raise SchemaError(pointer, f"the bound {show(abs(value))} cannot be enforced")
 
 
 def next_number(value: Number) -> Decimal:
@@ -99,7 +99,7 @@ def multiple(value: Number, pointer: str) -> int | float:
         raise SchemaError(pointer, f"it must be above 0, not {show(value)}")
     held = _held_multiple(value)
     if held is None:
-        raise SchemaError(pointer, f"multiples of {show(value)} cannot be held: it has too many digits")
+        raise SchemaError(pointer, f"multiples of {show(value)} cannot be enforced: it has too many digits")
     if _num_remainders([value]) > MAX_REMAINDERS:
         most = f"its digits, without the factors 2 and 5, may be at most {MAX_REMAINDERS}"
         raise SchemaError(pointer, f"multiples of {show(value)} take too long to compile: {most}")

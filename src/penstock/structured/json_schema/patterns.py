@@ -62,7 +62,7 @@ class _Translation:
                 repeatable = False
                 continue
             if self._pattern.startswith("{,", self._at):
-                raise self._error("has '{,': some readers take it for '{0,', others for itself")
+                raise self._error("has '{,': some libraries read it as '{0,', others literally")
             repeatable = character not in "^$|("
             if character == "(":
                 yield self._group()
@@ -99,7 +99,7 @@ class _Translation:
         if self._match(_GROUP):
             return "(?:"
         what = "look-around" if self._pattern[self._at : self._at + 3] in ("(?=", "(?!", "(?<") else "flags"
-        raise self._error(f"has {what}, which cannot be obeyed")
+        raise self._error(f"has {what}, which cannot be enforced")
 
     def _escape(self) -> str:
         """Translate an escape outside a character class."""
@@ -107,9 +107,9 @@ class _Translation:
             raise self._error("ends with a backslash")
         letter = self._pattern[self._at]
         if letter in "bB":
-            raise self._error("has a word boundary, which is look-around and cannot be obeyed")
+            raise self._error("has a word boundary, which is look-around and cannot be enforced")
         if letter in "123456789k":
-            raise self._error("has backreferences, which cannot be obeyed")
+            raise self._error("has backreferences, which cannot be enforced")
         inside = self._set()
         return _literal(self._code()) if inside is None else inside
 

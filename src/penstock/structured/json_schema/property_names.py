@@ -21,7 +21,9 @@ def allowed_names(rule: Subschema, overlap: Overlap) -> list[str] | str | None:
     for part in parts:
         part.check_keywords()
         if values is None and any(keyword in part.keywords for keyword in _HARD):
-            raise SchemaError(part.pointer, f'"propertyNames" with one of {show(list(_HARD))} is not held: use enum')
+            raise SchemaError(
+                part.pointer, f'"propertyNames" with one of {show(list(_HARD))} is not enforced: use enum'
+            )
     patterns = [pattern for part in parts for pattern in _patterns(part)]
     if len(patterns) > 1 or (patterns and values is not None):
         raise SchemaError(rule.pointer, '"propertyNames" may have only one of enum, pattern, format and lengths')
@@ -47,7 +49,7 @@ def _patterns(schema: Subschema) -> list[str]:
         name = string(schema, "format")
         known = find_format(name)
         if known.of_library:
-            raise SchemaError(schema.path("format"), f"names of the format {show(name)} are not held")
+            raise SchemaError(schema.path("format"), f"names of the format {show(name)} are not enforced")
         if known.pattern is not None:
             patterns.append(f"^(?:{known.pattern})$")
         if known.max_length is not None:

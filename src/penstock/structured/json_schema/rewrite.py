@@ -2,7 +2,7 @@
 
 Each keyword has one handler. Numbers become doubles, formats and ECMA's regular expressions such as the library has,
 `oneOf` becomes `anyOf` where its branches exclude each other, references lead to definitions by number. Annotations and
-unknown keywords are left out, and what cannot be obeyed is refused with its JSON pointer.
+unknown keywords are left out, and what cannot be enforced is refused with its JSON pointer.
 """
 
 import itertools
@@ -125,7 +125,9 @@ class _Rewriting:
         parts = self._overlap.parts(schema, branches=True)
         given = {value for one in parts if (value := number(one.keywords.get("multipleOf"))) is not None}
         if len(given) > 1 and not have_common_multiple(given):
-            raise SchemaError(schema.pointer, "multiples of all of several numbers cannot be held: they are too large")
+            raise SchemaError(
+                schema.pointer, "multiples of all of several numbers cannot be enforced: they are too large"
+            )
 
     def _is_open(self, schema: Subschema) -> bool:
         """Whether it allows objects with keys that it does not name, or arrays with items of any kind.
@@ -182,7 +184,7 @@ class _Rewriting:
                 raise SchemaError(
                     schema.path("oneOf"),
                     f"a value might be of branches {at} and {other} at once, which oneOf forbids and no grammar "
-                    "holds: use anyOf, or give the branches a property or type that tells them apart",
+                    "enforces: use anyOf, or give the branches a property or type that tells them apart",
                 )
         also.append({"anyOf": [self._schema(one) for one in branches]})
 
@@ -255,7 +257,8 @@ class _Rewriting:
         if "prefixItems" in made or self._overlap.types(item) & {"array", "object"}:
             raise SchemaError(
                 pointer,
-                '"uniqueItems" is held where `items` of the same schema are strings, numbers, booleans or null only',
+                '"uniqueItems" is enforced only where `items` of the same schema are strings, numbers, booleans '
+                "or null",
             )
         values = self._overlap.values(item)
         if values is not None:

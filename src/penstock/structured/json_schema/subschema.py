@@ -110,7 +110,7 @@ class References:
             raise SchemaError(pointer, f"a reference is a string, not {show(reference)}")
         document, _, fragment = reference.partition("#")
         if document and document != self._document:
-            raise SchemaError(pointer, f"{show(reference)} is in another document, which is not looked at")
+            raise SchemaError(pointer, f"{show(reference)} is in another document, which is not loaded")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             targets = self._anchors.get(fragment, [])
