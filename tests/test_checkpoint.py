@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoint import DEMO_FOLDER, GenerationDefaults, open_checkpoint, resolve_path
+from penstock.checkpoint import DEMO_FOLDER, open_checkpoint, resolve_path
 from penstock.errors import CheckpointError, ConfigError
+from penstock.generation_config import GenerationDefaults
 from tests.checkpoints import write_tiny_llama
 from tests.gguf_files import write_gguf
 

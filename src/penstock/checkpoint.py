@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 
 from penstock.config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
+from penstock.generation_config import GenerationDefaults, read_defaults, unheeded
 from penstock.gguf.config import generation_config, model_config
 from penstock.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 
@@ -32,23 +33,6 @@ _MAX_JSON_BYTES = 8 * 2**20
 """Of config.json and files like it: the largest in use have 1 MB. Reading one takes up to 25 times as much memory."""
 _MAX_INDEX_BYTES = 64 * 2**20
 _MAX_TEXT_BYTES = 2**20
-_MAX_TOKEN_ID = 2**31 - 1
-
-_UNHEEDED = (
-    *("stop_strings", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"),
-    *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "max_time", "num_beams", "num_beam_groups"),
-    *(
-        "length_penalty",
-        "diversity_penalty",
-        "penalty_alpha",
-        "no_repeat_ngram_size",
-        "exponential_decay_length_penalty",
-    ),
-    *("epsilon_cutoff", "eta_cutoff", "top_h", "guidance_scale", "forced_bos_token_id", "forced_eos_token_id"),
-    *("remove_invalid_values", "watermarking_config", "exponential_decay_length_penalty"),
-)
-_NEUTRAL: tuple[object, ...] = (None, False, 0, 1, [], {})
-"""Values by which these keys change nothing."""
 
 _HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*")
@@ -60,28 +44,6 @@ _HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What the checkpoint's `generation_config.json` decides where a request does not; None: it says nothing."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    """Tokens that end a text; where `generation_config.json` names none, those of `config.json` or its `text_config`.
-    """
-    temperature: float | None = None
-    """0.0 if the file says `do_sample: false`."""
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-
-    @property
-    def has_sampling(self) -> bool:
-        """Whether it decides how tokens are sampled; a penalty alone does not."""
-        controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
-        return any(value is not None for value in controls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +98,7 @@ def open_checkpoint(
                 f"hf_overrides replace settings of config.json, and {path.name}, a GGUF file, has none: leave them out"
             )
         gguf = open_gguf(path)
-        defaults = _generation_defaults(generation_config(gguf), {}, path, path)
+        defaults = read_defaults(generation_config(gguf), {}, path, path)
         return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted)
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
@@ -144,10 +106,9 @@ def open_checkpoint(
         raise CheckpointError(f"{path} has no config.json, so it is not a Hugging Face model folder")
     config = _overridden(config, overrides)
     generation = read_json(generation_file) or {}
-    defaults = _generation_defaults(generation, config, generation_file, config_file)
-    unheeded = tuple(key for key in _UNHEEDED if generation.get(key) not in _NEUTRAL)
+    defaults = read_defaults(generation, config, generation_file, config_file)
     return Checkpoint(
-        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=unheeded
+        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=unheeded(generation)
     )
 
 
@@ -367,48 +328,3 @@ def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-
-
-def _generation_defaults(
-    generation: dict[str, Any], config: dict[str, Any], file: Path, config_file: Path
-) -> GenerationDefaults:
-    eos, eos_file = generation.get("eos_token_id"), file
-    for values in (config, config.get("text_config")):
-        if eos is None and isinstance(values, dict):
-            eos, eos_file = values.get("eos_token_id"), config_file
-    sampled = generation.get("do_sample")
-    if sampled is not None and not isinstance(sampled, bool):
-        raise CheckpointError(f"do_sample in {file} must be true or false, not {shown(sampled)}")
-    top_k = _number(generation, "top_k", file)
-    if top_k is not None and top_k != int(top_k):
-        raise CheckpointError(f"top_k in {file} must be a whole number, not {top_k!r}")
-    return GenerationDefaults(
-        eos_token_ids=_token_ids(eos, eos_file),
-        temperature=0.0 if sampled is False else _number(generation, "temperature", file),
-        top_k=None if top_k is None else int(top_k),
-        top_p=_number(generation, "top_p", file),
-        min_p=_number(generation, "min_p", file),
-        typical_p=_number(generation, "typical_p", file),
-        repetition_penalty=_number(generation, "repetition_penalty", file),
-    )
-
-
-def _token_ids(eos: Any, file: Path) -> tuple[int, ...]:
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MAX_TOKEN_ID:
-            raise CheckpointError(
-                f"eos_token_id in {file} must be a token id from 0 on or a list of them, not {shown(eos)}"
-            )
-    return tuple(ids)
-
-
-def _number(generation: dict[str, Any], key: str, file: Path) -> float | None:
-    value = generation.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _MAX_TOKEN_ID:  # or NaN
-        raise CheckpointError(
-            f"{key} in {file} must be a number from {-_MAX_TOKEN_ID} to {_MAX_TOKEN_ID}, not {shown(value)}"
-        )
-    return value

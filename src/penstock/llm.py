@@ -330,7 +330,7 @@ class LLM:
     def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> OutputProcessor:
         """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
         assert self._engine
-        params = params or SamplingParams()
+        params = self._input_processor.with_default_stops(params or SamplingParams())
         chosen = None if adapter is None else self._adapters.find(adapter)
         if adapter is not None and chosen is None:
             raise InvalidRequestError(f"there is no adapter {adapter!r}: load_adapter adds one", "adapter")

@@ -205,11 +205,11 @@ class SamplingParams:
     seed: int | None = None
     """The same seed gives the same tokens, whatever else runs; None: random."""
     max_tokens: int | None = None
-    """The answer ends after this many tokens; None: as many as the context holds."""
+    """The answer ends after this many tokens; None: the checkpoint's number, or as many as the context holds."""
     min_tokens: int = 0
-    """Neither an end-of-text token nor a stop string ends the answer before this many tokens."""
+    """Neither an end-of-text token nor a stop string ends the answer before this many; 0: the checkpoint's number."""
     stop: str | Sequence[str] = ()
-    """Strings that end the answer, which does not include them."""
+    """Strings that end the answer, which does not include them; none: the checkpoint's."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer, in addition to the checkpoint's."""
     ignore_eos: bool = False

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock import loading_progress
-from penstock.checkpoint import GenerationDefaults
 from penstock.config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import CheckpointError
+from penstock.generation_config import GenerationDefaults
 from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
 
 RULE_CORE = "tests.engine.rule_core:RuleCore"

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.checkpoint import GenerationDefaults
 from penstock.config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
+from penstock.generation_config import GenerationDefaults
 from penstock.request import ErrorReason, FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
 from penstock.sampling_params import Beams, ResolvedParams
 

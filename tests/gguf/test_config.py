@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint import GenerationDefaults, open_checkpoint
+from penstock.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
+from penstock.generation_config import GenerationDefaults
 from penstock.gguf.config import partial_rotary
 from penstock.model_facts import ModelFacts
 from penstock.models.registry import read_facts, read_spec

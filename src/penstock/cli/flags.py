@@ -33,7 +33,7 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "repetition_penalty": (float, "above 1: tokens of prompt and answer become less likely"),
     "frequency_penalty": (float, "above 0: a token becomes less likely each time it occurs in the answer"),
     "presence_penalty": (float, "above 0: tokens that occur in the answer become less likely"),
-    "max_tokens": (int, "maximum tokens of an answer; default: as many as the context holds"),
+    "max_tokens": (int, "maximum tokens of an answer; default: the checkpoint's, or as many as the context holds"),
     "n": (int, "answers per prompt"),
     "best_of": (int, "sample this many answers, and print the n with the highest mean log-probability"),
     "num_beams": (int, "beam search with this many beams, without sampling"),

@@ -261,6 +261,7 @@ class AsyncEngine:
         if priority and policy == "fcfs":
             raise InvalidRequestError(f"priority has no effect under --policy {policy}: leave it out", "priority")
         caller.check_priority(priority)
+        params = self._input_processor.with_default_stops(params)
         request = self._input_processor.make_request(
             token_ids,
             params,

@@ -135,6 +135,7 @@ class InputProcessor:
             ends.append(tokenizer.eos_token_id)  # fine-tunes may name their end of turn only there
         # some checkpoints name ids beyond the vocabulary, which are never generated
         self._eos = tuple(token for token in dict.fromkeys(ends) if token < info.vocab_size)
+        self._default_bans, self._default_bias = _default_edits(info, self._eos)
         self._random = SystemRandom() if info.seed is None else Random(info.seed)
         self._spellings = functools.lru_cache(maxsize=16)(self._encode_words)  # a call may have thousands of prompts
 
@@ -204,6 +205,13 @@ class InputProcessor:
             second_text=encoded.second_text,
         )
 
+    def with_default_stops(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the checkpoint's stop strings, where they name none and do not ignore its ends."""
+        stops = self._info.defaults.stop
+        if params.stop or not stops or params.ignore_eos or params.num_beams > 1 or self._tokenizer is None:
+            return params
+        return replace(params, stop=stops)
+
     def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
         """Validate a request that was accepted before, possibly for another engine.
 
@@ -252,7 +260,8 @@ class InputProcessor:
                 "prompt",
             )
         left = context - prompt_length
-        return left if params.max_tokens is None else min(params.max_tokens, left)
+        wanted = self._info.defaults.max_tokens if params.max_tokens is None else params.max_tokens
+        return left if wanted is None else min(max(wanted, params.min_tokens), left)
 
     def _refuse_max_tokens(self, prompt_length: int, max_tokens: int) -> None:
         context = self._info.max_model_len
@@ -307,8 +316,12 @@ class InputProcessor:
         defaults = self._defaults
         eos = () if params.ignore_eos else self._eos
         stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
-        banned = self._banned(params)
-        self._check_some_token_left(params, banned, stops if params.min_tokens else ())
+        min_tokens, banned, bias = params.min_tokens, self._banned(params), params.logit_bias
+        if params.num_beams == 1:
+            min_tokens = min_tokens or min(self._info.defaults.min_tokens, max_tokens)
+            banned = tuple(dict.fromkeys((*banned, *self._default_bans)))
+            bias = {**self._default_bias, **bias}
+        self._check_some_token_left(params, banned, stops if min_tokens else ())
         logprobs = params.logprobs
         if params.best_of is not None and logprobs is None:
             logprobs = 0  # the log-probabilities rank the answers
@@ -320,7 +333,7 @@ class InputProcessor:
             min_p=float(_first(params.min_p, defaults.min_p, 0.0)),
             seed=self._random.getrandbits(64) if params.seed is None else params.seed,
             max_tokens=max_tokens,
-            min_tokens=params.min_tokens,
+            min_tokens=min_tokens,
             stop_token_ids=stops,
             logprobs=logprobs,
             prompt_logprobs=params.prompt_logprobs,
@@ -330,7 +343,7 @@ class InputProcessor:
             frequency_penalty=float(params.frequency_penalty),
             presence_penalty=float(params.presence_penalty),
             share_penalty=float(params.share_penalty),
-            logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias.items() if bias),
+            logit_bias=tuple((token, float(value)) for token, value in bias.items() if value),
             banned=banned,
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted({*params.allowed_token_ids})),
         )
@@ -383,9 +396,27 @@ class InputProcessor:
             )
 
 
+def _default_edits(info: EngineInfo, eos: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], ...], dict[int, float]]:
+    """The sequences of tokens that the checkpoint bans, and its biases. As in `transformers`, a bad word bans no end
+    of text; ids beyond the vocabulary are never generated."""
+    defaults, size = info.defaults, info.vocab_size
+    words = [run for run in defaults.bad_words if not (len(run) == 1 and run[0] in eos)]
+    bans = [(token,) for token in defaults.bad_token_ids] + words
+    bias = {token: value for token, value in defaults.logit_bias if token < size}
+    return tuple(run for run in bans if max(run) < size), bias
+
+
 def _check_defaults(info: EngineInfo) -> SamplingParams:
+    defaults = info.defaults
     try:
-        return SamplingParams(**{name: getattr(info.defaults, name) for name in DEFAULTABLE})
+        SamplingParams(
+            stop=defaults.stop,
+            max_tokens=defaults.max_tokens,
+            bad_token_ids=defaults.bad_token_ids,
+            logit_bias=dict(defaults.logit_bias),
+        )
+        SamplingParams(min_tokens=defaults.min_tokens)
+        return SamplingParams(**{name: getattr(defaults, name) for name in DEFAULTABLE})
     except InvalidRequestError as error:
         raise CheckpointError(f"generation_config.json in {info.model_path}: {error}") from error
 

@@ -292,7 +292,7 @@ class ChoiceState:
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self._index = index
-        self._min_tokens = params.min_tokens
+        self._min_tokens = request.params.min_tokens
         self._stop_token_ids = request.params.stop_token_ids
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:

@@ -335,7 +335,7 @@ def _load(
     given.warn_of_unread()  # here, because this runs once per model
     if checkpoint.unheeded:
         file, keys = checkpoint.path / "generation_config.json", ", ".join(checkpoint.unheeded)
-        logger.warning("%s: these settings have no effect; a request may set their like: %s", file, keys)
+        logger.warning("%s: these settings have no effect (docs/model-folders.md has the reasons): %s", file, keys)
     return load_through_cache(
         checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
