@@ -126,9 +126,9 @@ class ChatTemplates:
             return "default"
         if not self._sources:
             raise InvalidRequestError(
-                "the model has no chat template, so it takes no messages; send the prompt's text to /v1/completions, "
-                "or use LLM.generate",
+                "the model has no chat template, so it takes no messages; generate from the prompt's text instead",
                 "messages",
+                over_http="ask /v1/completions",
             )
         raise InvalidRequestError(
             f"the model has chat templates for {', '.join(sorted(self._sources))} but none by default", "messages"
