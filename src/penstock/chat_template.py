@@ -179,9 +179,10 @@ class ChatTemplates:
             return "default"
         if not self._sources:
             raise InvalidRequestError(
-                "the model has no chat template, so it takes no messages; send the prompt's text to /v1/completions, "
-                "use LLM.generate, or give a template by the option chat_template",
+                "the model has no chat template, so it takes no messages; generate from the prompt's text instead, or "
+                "give a template by the option chat_template",
                 "messages",
+                over_http="ask /v1/completions",
             )
         raise InvalidRequestError(
             f"the model has chat templates for {', '.join(sorted(self._sources))} but none by default", "messages"

@@ -71,12 +71,14 @@ class NativeLibraryError(ConfigError):
 class InvalidRequestError(PenstockError):
     """A request that is refused before any work is done for it.
 
-    `param` is the field at fault as the caller wrote it, or None if no single one is.
+    `param` is the field at fault as the caller wrote it, or None if no single one is. `over_http` is advice that the
+    server adds to the message: the routes that a client may ask instead.
     """
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, *, over_http: str = "") -> None:
         super().__init__(message)
         self.param = param
+        self.over_http = over_http
 
 
 class PromptTooLongError(InvalidRequestError):

@@ -6,12 +6,15 @@ with LLM() as llm:
 
 import functools
 import itertools
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from typing_extensions import Unpack
 
 from penstock import startup
 from penstock.chat_template import read_template
@@ -20,16 +23,30 @@ from penstock.config import EngineConfig
 from penstock.engine.info import EngineStats
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError, PenstockError
 from penstock.frontend.adapters import AdapterNames
+from penstock.frontend.arguments import (
+    Message,
+    Prompt,
+    check_params,
+    conversations_of,
+    each_adapter,
+    each_params,
+    listed_prompts,
+    plain_prompt,
+    side_of,
+)
 from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.scoring import Scoring, paired
-from penstock.frontend.text_encoding import EncodedText, Side, TextEncoder, check_dimensions, vector_of
+from penstock.frontend.text_encoding import EncodedText, TextEncoder, check_dimensions, vector_of
 from penstock.host import interrupts_held
+from penstock.llm_options import LLMOptions
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
 from penstock.parsers.tools import Tools
 from penstock.request import FinishReason, RequestOutput
 from penstock.sampling_params import SamplingParams
+from penstock.signatures import advises_names, lists_options
 from penstock.structured.inspector import Inspector
 from penstock.tokenizer import Tokenizer
 
@@ -43,16 +60,14 @@ if TYPE_CHECKING:
 
     Core: TypeAlias = EngineCore | EncoderCore
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 
-
+@lists_options
 class LLM:
     """A model, ready to answer. Use it as a context manager to free its memory at the end.
 
-    `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options are those of
-    `penstock.config`, by the names of the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`.
-    `engine` is one that was built already (`engine.build`), instead of all these.
+    `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options have the names of
+    the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`. `engine` is one that was built already
+    (`engine.build`), instead of all these.
 
     For one thread at a time; several streams may be read in turns.
 
@@ -61,7 +76,9 @@ class LLM:
         CheckpointError: the model cannot be read.
     """
 
-    def __init__(self, model: str | None = None, *, engine: "Core | None" = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, engine: "Core | None" = None, **options: Unpack[LLMOptions]
+    ) -> None:
         self._core: "Core | None" = None
         config = EngineConfig.from_options(model=model, **options)
         template = read_template(config.model.chat_template)
@@ -82,25 +99,28 @@ class LLM:
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
         self._ended: dict[str, deque[str]] = {}  # of the other live requests: where their ends are noted
 
+    @advises_names
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         *,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer each prompt: text, or token ids. Returns one output a prompt, in their order.
 
-        `params` and `adapter`, the name of one, are for all prompts, or one each; `progress` shows a bar.
+        `params` and `adapter`, the name of one, are for all prompts, or one each. `progress` shows a bar; None: for
+        several prompts, on a terminal.
 
         Raises:
             InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
         """
         pending = self._accept_all(prompts, params, adapter)
         self._run(pending, progress)
-        return [output_processor.result() for output_processor in pending]
+        return [self._result(output_processor) for output_processor in pending]
 
+    @advises_names
     def generate_unordered(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -117,11 +137,12 @@ class LLM:
         """
         return self._finished(self._accept_all(prompts, params, adapter))
 
+    @advises_names
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         *,
         tools: Tools | None = None,
         adapter: str | Sequence[str | None] | None = None,
@@ -141,7 +162,7 @@ class LLM:
         """
         asked = [
             Conversation([dict(message) for message in conversation], tools or Tools(()), template)
-            for conversation in _conversations(messages)
+            for conversation in conversations_of(messages)
         ]
         prompts = [
             self.encode_chat(
@@ -149,7 +170,7 @@ class LLM:
             )
             for each in asked
         ]
-        given = zip(prompts, _each(params, len(prompts)), asked, strict=True)
+        given = zip(prompts, each_params(params, len(prompts)), asked, strict=True)
         settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]
         return self.generate(prompts, settled, progress, adapter=adapter)
 
@@ -161,7 +182,7 @@ class LLM:
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> "NDArray[np.float32]":
         """The vectors of texts, or of token ids: [texts, vector_size] float32.
 
@@ -176,10 +197,10 @@ class LLM:
         """
         import numpy as np
 
-        encoder, listed = self._text_encoder, _as_list(texts)
+        encoder, listed = self._text_encoder, listed_prompts(texts)
         encoder.check_task("embed")
         check_dimensions(dimensions, encoder.config)
-        prompt, cut = encoder.prompt(prompt_name), _side(truncate)
+        prompt, cut = encoder.prompt(prompt_name), side_of(truncate)
         if all(isinstance(text, str) for text in listed):
             encoded = encoder.encode(cast("list[str]", listed), prompt=prompt, truncate=cut, param="texts")
         else:
@@ -198,7 +219,7 @@ class LLM:
         *,
         truncate: bool = False,
         raw: bool = False,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> list[float]:
         """How well documents answer a query, one score each; a single query goes with all documents, several one each.
 
@@ -210,10 +231,10 @@ class LLM:
         """
         encoder = self._text_encoder
         pairs = paired(query, documents)
-        scoring = Scoring(encoder, pairs, _side(truncate))
+        scoring = Scoring(encoder, pairs, side_of(truncate))
         return scoring.scores(self._encode(scoring.encoded, progress), raw=raw)
 
-    def _encode(self, encoded: Sequence[EncodedText], progress: bool) -> list[RequestOutput]:
+    def _encode(self, encoded: Sequence[EncodedText], progress: bool | None) -> list[RequestOutput]:
         assert self._engine
         now = time.monotonic()
         pending = [
@@ -247,7 +268,7 @@ class LLM:
         Raises:
             InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
         """
-        _check_params(params)
+        check_params(params)
         if params is not None:
             params.check_streamable()
         pending = self._accept(prompt, params, adapter)
@@ -335,7 +356,7 @@ class LLM:
         if adapter is not None and chosen is None:
             raise InvalidRequestError(f"there is no adapter {adapter!r}: load_adapter adds one", "adapter")
         request = self._input_processor.make_request(
-            prompt, params, request_id=str(next(self._ids)), arrival=time.monotonic(), adapter=chosen
+            plain_prompt(prompt), params, request_id=str(next(self._ids)), arrival=time.monotonic(), adapter=chosen
         )
         if params.structured is not None:
             self._inspector.submit(params.structured).result()
@@ -347,12 +368,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         adapter: str | Sequence[str | None] | None,
     ) -> list[OutputProcessor]:
-        listed = _as_list(prompts)
-        given = zip(listed, _each(params, len(listed)), _each_adapter(adapter, len(listed)), strict=True)
+        listed = listed_prompts(prompts)
+        given = zip(listed, each_params(params, len(listed)), each_adapter(adapter, len(listed)), strict=True)
         return [self._accept(prompt, one, name) for prompt, one, name in given]
 
-    def _run(self, pending: list[OutputProcessor], progress: bool) -> None:
-        with _bar(len(pending)) if progress else nullcontext() as bar:
+    def _run(self, pending: list[OutputProcessor], progress: bool | None) -> None:
+        is_shown = len(pending) > 1 and sys.stderr.isatty() if progress is None else progress
+        with _bar(len(pending)) if is_shown else nullcontext() as bar:
             for _ in self._finished(pending):
                 if bar is not None:
                     bar.update()
@@ -373,11 +395,14 @@ class LLM:
                     interrupt = error
                 while ended:
                     index = indices.pop(ended.popleft())
-                    yield index, pending[index].result()
+                    yield index, self._result(pending[index])
         finally:
             self._abort(pending)
         if interrupt is not None:
             raise interrupt
+
+    def _result(self, output_processor: OutputProcessor) -> RequestOutput:
+        return output_with_texts(output_processor.result(), self.tokenizer)
 
     def _stream(self, pending: OutputProcessor) -> Iterator[CompletionDelta]:
         inbox = self._inboxes[pending.request.request_id] = deque[CompletionDelta]()
@@ -387,7 +412,7 @@ class LLM:
                 if not inbox:
                     self._step()
                 while inbox:
-                    yield inbox.popleft()
+                    yield delta_with_texts(inbox.popleft(), self.tokenizer)
         finally:
             self._abort([pending])
 
@@ -432,64 +457,6 @@ class LLM:
                     self._core.finish_request(request_id, None, FinishReason.ABORT)
 
 
-def _side(truncate: bool) -> Side | None:
-    return "right" if truncate else None
-
-
-def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
-    """The parameters of each of `count` prompts."""
-    listed: list[SamplingParams | None] = []
-    if isinstance(params, Sequence) and not isinstance(params, str):
-        listed.extend(params)
-    else:
-        listed = [params] * count
-    if len(listed) != count:
-        raise InvalidRequestError(f"{count} prompts, but {len(listed)} sampling parameters", "params")
-    for one in listed:
-        _check_params(one)
-    return listed
-
-
-def _check_params(params: object) -> None:
-    """
-    Raises:
-        InvalidRequestError: it is neither None nor `SamplingParams`.
-    """
-    if params is not None and not isinstance(params, SamplingParams):
-        hint = ": SamplingParams(**params) makes them of a dict" if isinstance(params, Mapping) else ""
-        raise InvalidRequestError(f"params must be SamplingParams, not {type(params).__name__}{hint}", "params")
-
-
-def _conversations(messages: object) -> "list[list[Message]]":
-    """One conversation or several, as a list of conversations.
-
-    Raises:
-        InvalidRequestError: it is something else.
-    """
-    listed = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (str, Mapping)) else None
-    if listed is not None and all(isinstance(message, Mapping) for message in listed):
-        return [listed]
-    conversations = [
-        list(one) for one in listed or () if isinstance(one, Iterable) and not isinstance(one, (str, bytes, Mapping))
-    ]
-    is_whole = listed is not None and len(conversations) == len(listed)
-    if not is_whole or not all(isinstance(message, Mapping) for one in conversations for message in one):
-        raise InvalidRequestError(
-            'messages must be a list of messages such as {"role": "user", "content": "hello"}, or a list of such lists',
-            "messages",
-        )
-    return conversations
-
-
-def _each_adapter(adapter: str | Sequence[str | None] | None, count: int) -> list[str | None]:
-    """The adapter of each of `count` prompts."""
-    if adapter is None or isinstance(adapter, str):
-        return [adapter] * count
-    if len(adapter) != count:
-        raise InvalidRequestError(f"{count} prompts, but {len(adapter)} adapters", "adapter")
-    return list(adapter)
-
-
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
     """The engine, and the model's tokenizer, which a thread of its own loads beside the weights."""
     model = config.model
@@ -505,19 +472,3 @@ def _bar(total: int) -> "tqdm[Any]":
     from tqdm import tqdm  # here: it is a fifth of what importing this module takes
 
     return tqdm(total=total, unit="request")
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts as a list; a single text or list of token ids is one prompt. Takes arrays and iterators, too.
-
-    Raises:
-        InvalidRequestError: it is something else.
-    """
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
-        raise InvalidRequestError(
-            f"prompts must be a text, token ids, or a list of these; not {type(prompts).__name__}", "prompts"
-        )
-    listed = list(prompts.tolist() if hasattr(prompts, "tolist") else prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed

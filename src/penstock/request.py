@@ -106,6 +106,10 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability) of the most likely tokens, best first."""
+    text: str | None = None
+    """The token's text, in outputs of the Python API; U+FFFD stands for a part of a character."""
+    top_texts: tuple[str, ...] = ()
+    """Texts of the tokens of `top`, likewise."""
 
 
 @dataclass(slots=True)

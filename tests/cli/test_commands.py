@@ -80,7 +80,13 @@ def test_json_has_a_line_a_prompt(tiny: list[str]) -> None:
     assert [line["prompt"] for line in lines] == ["hello", "fox"]
     for line in lines:
         assert len(line["outputs"]) == 2
-        assert len(line["outputs"][0]["token_ids"]) == len(line["outputs"][0]["logprobs"])
+        answer = line["outputs"][0]
+        assert [entry["token_id"] for entry in answer["logprobs"]] == answer["token_ids"]
+        best = answer["logprobs"][0]["top"]
+        assert len(best) == 2
+        for entry in (answer["logprobs"][0], *best):
+            assert entry.keys() >= {"token_id", "token", "logprob"}
+            assert isinstance(entry["token"], str)
 
 
 def test_a_prompt_comes_from_standard_input_or_a_file_whole_or_by_lines(tiny: list[str], tmp_path: Path) -> None:

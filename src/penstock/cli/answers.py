@@ -14,7 +14,7 @@ from textwrap import shorten
 from typing import Any, Protocol, TextIO
 
 from penstock.errors import InvalidRequestError
-from penstock.request import RequestOutput
+from penstock.request import RequestOutput, TokenLogprob
 
 HEADING_WIDTH = 70
 """Most characters of a prompt in the line above its answer."""
@@ -141,7 +141,7 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
         }
         if answer.logprobs is not None:
             shown["logprobs"] = [
-                {"logprob": entry.logprob, "top": {token: _finite(value) for token, value in entry.top}}
+                _token(entry.token_id, entry.text, entry.logprob) | {"top": [_token(*one) for one in _top(entry)]}
                 for entry in answer.logprobs
             ]
         if answer.score is not None:
@@ -155,6 +155,15 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
         "num_cached_tokens": output.num_cached_tokens,
         "outputs": answers,
     }
+
+
+def _top(entry: TokenLogprob) -> list[tuple[int, str | None, float]]:
+    texts = entry.top_texts or (None,) * len(entry.top)
+    return [(token_id, text, logprob) for (token_id, logprob), text in zip(entry.top, texts, strict=True)]
+
+
+def _token(token_id: int, text: str | None, logprob: float) -> dict[str, Any]:
+    return {"token_id": token_id, "token": text, "logprob": _finite(logprob)}
 
 
 def _finite(logprob: float) -> float | None:

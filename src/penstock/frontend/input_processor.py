@@ -39,7 +39,9 @@ class PromptEncoder:
             InvalidRequestError: the model has no tokenizer.
         """
         if self._tokenizer is None:
-            raise InvalidRequestError("the model came without a tokenizer.json: send token ids to /v1/completions")
+            raise InvalidRequestError(
+                "the model came without a tokenizer.json: it takes token ids only", over_http="/v1/completions does"
+            )
         return self._tokenizer
 
     async def encode(self, text: str, tenant: str = "") -> list[int]:
@@ -99,8 +101,8 @@ def check_generates(info: EngineInfo) -> None:
         WrongTaskError: the model embeds or scores.
     """
     if info.encoder is not None:
-        does = "embeds texts: ask /v1/embeddings" if info.encoder.task == "embed" else "scores pairs: ask /v1/rerank"
-        raise WrongTaskError(f"{info.model_name} does not generate; it {does}", "model")
+        does, route = ("embeds texts", "embeddings") if info.encoder.task == "embed" else ("scores pairs", "rerank")
+        raise WrongTaskError(f"{info.model_name} does not generate; it {does}", "model", over_http=f"ask /v1/{route}")
 
 
 MAX_CANDIDATES = 256

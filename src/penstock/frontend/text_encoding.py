@@ -49,9 +49,10 @@ class TextEncoder:
         """
         if self._info.encoder is None:
             raise WrongTaskError(
-                f"{self._info.model_name} generates text: ask /v1/chat/completions or /v1/completions; it has no "
-                "embeddings and no scores, for which an embedding model or a reranker must be served",
+                f"{self._info.model_name} generates text; it has no embeddings and no scores, which an embedding model "
+                "or a reranker has",
                 "model",
+                over_http="ask /v1/chat/completions or /v1/completions",
             )
         return self._info.encoder
 
@@ -61,8 +62,10 @@ class TextEncoder:
             WrongTaskError: the model is for another task.
         """
         if self.config.task != task:
-            scores, embeds = "scores pairs of texts: ask /v1/rerank or /v1/score", "embeds texts: ask /v1/embeddings"
-            raise WrongTaskError(f"{self._info.model_name} {scores if task == 'embed' else embeds}", "model")
+            name, scores = self._info.model_name, "ask /v1/rerank or /v1/score"
+            if task == "embed":
+                raise WrongTaskError(f"{name} scores pairs of texts; it has no embeddings", "model", over_http=scores)
+            raise WrongTaskError(f"{name} embeds texts; it is no reranker", "model", over_http="ask /v1/embeddings")
 
     def prompt(self, name: str | None) -> str:
         """The prefix of a text: the named prompt, or the folder's default.

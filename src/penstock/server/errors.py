@@ -113,9 +113,11 @@ def reply_to_error(error: Exception) -> ErrorReply:
     kind = next((_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS), None)
     if kind is None:
         return ErrorReply(500, "the server failed on this request; its log has the details")
-    param = error.param if isinstance(error, InvalidRequestError) else None
+    param, message = None, str(error)
+    if isinstance(error, InvalidRequestError):
+        param, message = error.param, f"{error}: {error.over_http}" if error.over_http else message
     headers = {"retry-after": str(math.ceil(error.retry_after))} if isinstance(error, LimitError) else {}
-    return ErrorReply(kind[0], str(error), param, kind[1], headers)
+    return ErrorReply(kind[0], message, param, kind[1], headers)
 
 
 def render_reply(reply: ErrorReply, shape: Shape) -> Response:

@@ -1,0 +1,210 @@
+"""The Python API for asyncio: the engine runs in a process of its own, and each request is a coroutine or a stream.
+
+async with AsyncLLM() as llm:
+    async for delta in llm.stream("What is 37 + 58?"):
+        print(delta.text, end="")
+"""
+
+import functools
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self, Unpack
+
+from penstock.config import EngineConfig
+from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.frontend.arguments import Message, Prompt, check_params, conversations_of, plain_prompt
+from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
+from penstock.frontend.output_processor import CompletionDelta
+from penstock.llm_options import LLMOptions
+from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
+from penstock.parsers.parts import Part
+from penstock.parsers.tools import Tools
+from penstock.request import Adapter, RequestOutput
+from penstock.sampling_params import SamplingParams
+from penstock.signatures import advises_names, lists_options
+from penstock.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.frontend.client import Accepted, AsyncEngine
+
+_NO_TOOLS = Tools(())
+_UNLIMITED = 2**62
+"""The caller's own tasks limit what is queued, and what is not read yet."""
+_QUEUE_SECONDS = 1e9
+
+
+@lists_options
+class AsyncLLM:
+    """A model that generates for many tasks of one event loop; their requests run together. Used by `async with`.
+
+    The arguments are those of `LLM`. An engine that dies is replaced, and unfinished answers go on where they were. A
+    task that is cancelled, or leaves its stream, aborts its request.
+
+    Raises:
+        ConfigError: an option is unknown or does not go with the model or the machine.
+        CheckpointError: the model cannot be read.
+    """
+
+    def __init__(self, model: str | None = None, **options: Unpack[LLMOptions]) -> None:
+        self._config = EngineConfig.from_options(model=model, **options)
+        self._started: "AsyncEngine | None" = None
+        self._ids = itertools.count()
+
+    async def __aenter__(self) -> Self:
+        from penstock.frontend.client import AsyncEngine
+        from penstock.frontend.limits import QueueLimits
+        from penstock.frontend.link import EngineLink
+
+        assert self._started is None, "an AsyncLLM is entered once at a time"
+        limits = QueueLimits(
+            max_queued=_UNLIMITED,
+            max_queued_tokens=_UNLIMITED,
+            max_unread_tokens=_UNLIMITED,
+            queue_timeout=_QUEUE_SECONDS,
+        )
+        self._started = await AsyncEngine.start(self._config, EngineLink(self._config), limits=limits)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the engine; open requests fail with EngineDeadError. Calling it again does nothing."""
+        engine, self._started = self._started, None
+        if engine is not None:
+            await engine.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None if it has none."""
+        return self._engine.tokenizer
+
+    @advises_names
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> RequestOutput:
+        """Answer one prompt, text or token ids. `asyncio.gather` and `asyncio.as_completed` answer many.
+
+        Raises:
+            InvalidRequestError: the prompt or its parameters are refused.
+            EngineDeadError: the engine was closed, or failed again and again.
+        """
+        with self._engine.open([await self._accept(prompt, params, adapter)], stream=False) as request_stream:
+            (output,) = await request_stream.results()
+        return output_with_texts(output, self.tokenizer)
+
+    @advises_names
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        """Answer one prompt piece by piece, as the tokens come.
+
+        Raises:
+            InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
+            EngineDeadError: as `generate`.
+        """
+        check_params(params)
+        if params is not None:
+            params.check_streamable()
+        tokenizer = self.tokenizer
+        with self._engine.open([await self._accept(prompt, params, adapter)], stream=True) as request_stream:
+            async for deltas in request_stream:
+                for _, delta in deltas:
+                    yield delta_with_texts(delta, tokenizer)
+
+    @advises_names
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        adapter: str | None = None,
+        **template: Any,
+    ) -> RequestOutput:
+        """Answer a conversation; see `LLM.chat`. `parts` takes the answers apart.
+
+        Raises:
+            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
+        """
+        prompt, params = await self._conversation(messages, params, tools, template)
+        return await self.generate(prompt, params, adapter=adapter)
+
+    @advises_names
+    async def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools | None = None,
+        adapter: str | None = None,
+        **template: Any,
+    ) -> AsyncIterator[CompletionDelta]:
+        """Answer a conversation piece by piece. Raises as `chat`."""
+        prompt, params = await self._conversation(messages, params, tools, template)
+        async for delta in self.stream(prompt, params, adapter=adapter):
+            yield delta
+
+    def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
+        """The parts of each answer of a chat: reasoning, text, and calls of the tools that were offered."""
+        tokenizer = self._engine.prompts.need_tokenizer()
+        parsers = Parsers(self._chat_format, tokenizer, output.prompt_token_ids, tools or _NO_TOOLS)
+        return [parsers.parts(answer) for answer in output.outputs]
+
+    def __repr__(self) -> str:
+        if self._started is None:
+            return "AsyncLLM(not running)"
+        info = self._started.info
+        return f"AsyncLLM({info.model_name!r}, dtype={info.dtype!r}, max_model_len={info.max_model_len})"
+
+    @property
+    def _engine(self) -> "AsyncEngine":
+        if self._started is None:
+            raise EngineDeadError("this AsyncLLM is not running: use it inside `async with`")
+        return self._started
+
+    @functools.cached_property
+    def _chat_format(self) -> ChatFormat:
+        return format_of(self._engine.prompts.need_tokenizer().chat_template_source)
+
+    async def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> "Accepted":
+        """Validate a request; nothing runs yet."""
+        check_params(params)
+        engine, params = self._engine, params or SamplingParams()
+        chosen = None if adapter is None else self._adapter(engine, adapter)
+        token_ids = await engine.prompts.encode(prompt) if isinstance(prompt, str) else plain_prompt(prompt)
+        await engine.check_structured(params)
+        return engine.accept_request(
+            token_ids,
+            params,
+            request_id=str(next(self._ids)),
+            prompt=prompt if isinstance(prompt, str) else None,
+            adapter=chosen,
+        )
+
+    @staticmethod
+    def _adapter(engine: "AsyncEngine", name: str) -> Adapter:
+        found = engine.adapters.find(name)
+        if found is None:
+            raise InvalidRequestError(f"there is no adapter {name!r}: the option adapter lists them", "adapter")
+        return found
+
+    async def _conversation(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        tools: Tools | None,
+        template: dict[str, Any],
+    ) -> tuple[list[int], SamplingParams]:
+        """The prompt that the chat template makes, and the parameters with the grammar of the tools."""
+        check_params(params)
+        conversations = conversations_of(messages)
+        if len(conversations) != 1:
+            raise InvalidRequestError("messages must be one conversation: asyncio.gather answers several", "messages")
+        prompts, known = self._engine.prompts, self._chat_format
+        asked = Conversation([dict(message) for message in conversations[0]], tools or _NO_TOOLS, template)
+        token_ids = await prompts.encode_chat(asked.template_messages(known), asked.template_tools(known), template)
+        settled = constrain(params or SamplingParams(), known, prompts.need_tokenizer(), token_ids, asked.tools)
+        return token_ids, settled

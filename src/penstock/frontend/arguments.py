@@ -1,0 +1,90 @@
+"""The kinds of arguments that the Python API takes: prompts, messages, one value for all prompts or one for each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidRequestError
+from penstock.frontend.text_encoding import Side
+from penstock.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+def side_of(truncate: bool) -> Side | None:
+    return "right" if truncate else None
+
+
+def each_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
+    """The parameters of each of `count` prompts."""
+    listed: list[SamplingParams | None] = []
+    if isinstance(params, Sequence) and not isinstance(params, str):
+        listed.extend(params)
+    else:
+        listed = [params] * count
+    if len(listed) != count:
+        raise InvalidRequestError(f"{count} prompts, but {len(listed)} sampling parameters", "params")
+    for one in listed:
+        check_params(one)
+    return listed
+
+
+def check_params(params: object) -> None:
+    """
+    Raises:
+        InvalidRequestError: it is neither None nor `SamplingParams`.
+    """
+    if params is not None and not isinstance(params, SamplingParams):
+        hint = ": SamplingParams(**params) makes them of a dict" if isinstance(params, Mapping) else ""
+        raise InvalidRequestError(f"params must be SamplingParams, not {type(params).__name__}{hint}", "params")
+
+
+def conversations_of(messages: object) -> "list[list[Message]]":
+    """One conversation or several, as a list of conversations.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    listed = list(messages) if isinstance(messages, Iterable) and not isinstance(messages, (str, Mapping)) else None
+    if listed is not None and all(isinstance(message, Mapping) for message in listed):
+        return [listed]
+    conversations = [
+        list(one) for one in listed or () if isinstance(one, Iterable) and not isinstance(one, (str, bytes, Mapping))
+    ]
+    is_whole = listed is not None and len(conversations) == len(listed)
+    if not is_whole or not all(isinstance(message, Mapping) for one in conversations for message in one):
+        raise InvalidRequestError(
+            'messages must be a list of messages such as {"role": "user", "content": "hello"}, or a list of such lists',
+            "messages",
+        )
+    return conversations
+
+
+def each_adapter(adapter: str | Sequence[str | None] | None, count: int) -> list[str | None]:
+    """The adapter of each of `count` prompts."""
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * count
+    if len(adapter) != count:
+        raise InvalidRequestError(f"{count} prompts, but {len(adapter)} adapters", "adapter")
+    return list(adapter)
+
+
+def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts as a list; a single text or list of token ids is one prompt. Takes arrays and iterators, too.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError(
+            f"prompts must be a text, token ids, or a list of these; not {type(prompts).__name__}", "prompts"
+        )
+    listed = [plain_prompt(prompt) for prompt in plain_prompt(prompts)]
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+def plain_prompt(prompt: Any) -> Any:
+    """An array or a number of NumPy, pandas or torch as the list or the number that it holds; all else as it is."""
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
