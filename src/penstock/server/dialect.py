@@ -555,10 +555,13 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     conversation = await call.off_loop_if_large(functools.partial(read, known))
     tools = conversation.tools
     call.ignore(*conversation.ignored)
+    messages, template_tools = await call.off_loop_if_large(
+        lambda: (conversation.template_messages(known), conversation.template_tools(known))
+    )
     with call.connected():
         token_ids = await call.engine.prompts.encode_chat(
-            conversation.template_messages(known),
-            conversation.template_tools(known),
+            messages,
+            template_tools,
             conversation.variables,
             prefill=conversation.prefill,
             tenant=call.tenant,
