@@ -70,7 +70,7 @@ PARTS = (
     Part("launches", 3, "Launches, graphs, programmatic dependent launch", "tools.gpu.launches:launches", 45, True),
     Part("same_tokens", 2, "Tokens and log-probabilities beside the CPU's", "tools.gpu.reference:same_tokens", 60),
     Part("throughput", 2, "An 8B model by the reference operations", "tools.gpu.reference:throughput", 70),
-    Part("verify", 2, "penstock verify", "tools.gpu.reference:verify", 60),
+    Part("verify", 2, "penstock verify", "tools.gpu.reference:verify", 75),
     Part("out_of_memory", 2, "Out of memory", "tools.gpu.failures:out_of_memory", 30),
     Part("lost_context", 2, "A lost context", "tools.gpu.failures:lost_context", 30, True),
     Part("killed_engine", 2, "A killed engine", "tools.gpu.failures:killed_engine", 60),

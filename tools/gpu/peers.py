@@ -21,7 +21,9 @@ def need(place: Place, peer: str) -> None:
     if find_spec(peer) is not None:
         return
     if place.wheels is None or not (place.wheels / f"peer-{peer}").is_dir():
-        raise UnavailableError(f"{peer} is not installed, and --prepare was not asked for its wheels (--peers {peer})")
+        raise UnavailableError(
+            f"{peer} is not installed, and its wheels were not downloaded: --prepare FOLDER --peers {peer}"
+        )
     site = tempfile.mkdtemp(prefix=f"gpu-day-{peer}-")
     outcome = install(place.wheels / f"peer-{peer}", Path(site))
     if outcome["status"] != "ok":

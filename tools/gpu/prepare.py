@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)]
 THERE = ("torch", "numpy", "triton")
 """The machine must have these: they fit its driver, and are too large to carry."""
-TESTS = ("hypothesis", "httpx", "openai", "pytest", "pytest-timeout", "transformers")
+TESTS = ("hypothesis", "httpx", "openai", "psutil", "pytest", "pytest-timeout", "transformers")
 """Imported by the tests, and by the parts that write random checkpoints."""
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -40,25 +41,24 @@ class Runner:
     def run(self, parts: Sequence[Part]) -> int:
         """Run the parts and print a line for each. Returns the exit code: 1 if one failed."""
         self.out.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
-        site = self.out / "site"
-        if self.wheels is not None:
-            self._parts.append(
-                {"name": "wheels", "section": 1, "title": "Installed wheels", **install(self.wheels, site)}
-            )
-        for part in parts:
-            left = self.seconds - (time.monotonic() - began)
-            self._parts.append(
-                {"name": part.name, "section": part.section, "title": part.title, **self._run(part, left, site)}
-            )
-            self._save(time.monotonic() - began)
-            last = self._parts[-1]
-            print(
-                f"{part.name:16} {last['status']:12} {last['seconds']:6.1f} s  {last.get('reason', '')[:160]}",
-                flush=True,
-            )
-        print(f"{self.out / 'gpu_day.json'} and gpu_day.md: {time.monotonic() - began:.0f} s")
+        with tempfile.TemporaryDirectory(prefix="gpu_day_", ignore_cleanup_errors=True) as scratch:
+            self._run_all(parts, Path(scratch))
         return int(any(part["status"] not in ("ok", "unavailable") for part in self._parts))
+
+    def _run_all(self, parts: Sequence[Part], scratch: Path) -> None:
+        began = time.monotonic()
+        if self.wheels is not None:
+            wheels = Part("wheels", 1, "Installed wheels", "", 0.0)
+            self._add(wheels, install(self.wheels, scratch / "site"), began)
+        for part in parts:
+            self._add(part, self._run(part, self.seconds - (time.monotonic() - began), scratch), began)
+        print(f"{self.out / 'gpu_day.json'} and gpu_day.md: {time.monotonic() - began:.0f} s")
+
+    def _add(self, part: Part, found: dict[str, Any], began: float) -> None:
+        self._parts.append({"name": part.name, "section": part.section, "title": part.title, **found})
+        self._save(time.monotonic() - began)
+        reason = found.get("reason", "")[:160]
+        print(f"{part.name:16} {found['status']:12} {found['seconds']:6.1f} s  {reason}", flush=True)
 
     def _save(self, seconds: float) -> None:
         results = {
@@ -70,7 +70,7 @@ class Runner:
         write(self.out / "gpu_day.json", results)
         (self.out / "gpu_day.md").write_text(page(results))
 
-    def _run(self, part: Part, left: float, site: Path) -> dict[str, Any]:
+    def _run(self, part: Part, left: float, scratch: Path) -> dict[str, Any]:
         if part.needs_gpu and self.device == "cpu":
             return {"status": "unavailable", "seconds": 0.0, "facts": {}, "reason": "needs a GPU"}
         if left < LEAST_SECONDS:
@@ -84,7 +84,7 @@ class Runner:
             process = subprocess.Popen(
                 [*command, *([str(self.wheels.resolve())] if self.wheels else [])],
                 cwd=ROOT,
-                env=self._environment(mark, site),
+                env=self._environment(mark, scratch),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -103,9 +103,11 @@ class Runner:
         log.unlink()
         return found
 
-    def _environment(self, mark: str, site: Path) -> dict[str, str]:
-        paths = [str(ROOT), str(ROOT / "src"), str(site.resolve()), os.environ.get("PYTHONPATH", "")]
-        changed = {"PYTHONPATH": os.pathsep.join(path for path in paths if path), MARK: mark, "HF_HUB_OFFLINE": "1"}
+    def _environment(self, mark: str, scratch: Path) -> dict[str, str]:
+        """Of a part: what it leaves in its temporary folder goes with the run's."""
+        paths = [str(ROOT), str(ROOT / "src"), str(scratch / "site"), os.environ.get("PYTHONPATH", "")]
+        changed = {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "TMPDIR": str(scratch)}
+        changed |= {MARK: mark, "HF_HUB_OFFLINE": "1"}
         if self.device == "cpu":
             changed |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # small shapes
         return os.environ | changed
