@@ -130,7 +130,7 @@ def resolve(
         float16_weights=target.float16_weights,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
-        packed_cache=_packed_cache(model.packed_cache),
+        packed_cache=packed_cache_folder(model.packed_cache),
         device=machine.device,
         threads=max(1, threads // ranks),
         tensor_parallel_size=ranks,
@@ -237,7 +237,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         float16_weights=precision.float16_weights,
         kv_cache_dtype=precision.kv_dtype,
         quantization=precision.quantization,
-        packed_cache=_packed_cache(model.packed_cache),
+        packed_cache=packed_cache_folder(model.packed_cache),
         device=machine.device,
         threads=_threads(config, machine),
         seed=model.seed,
@@ -297,7 +297,12 @@ def _of_rank(memory: str | int, ranks: int) -> str | int:
     return memory if memory == "auto" or ranks == 1 else parse_bytes(memory) // ranks
 
 
-def _packed_cache(wanted: str) -> str | None:
+def packed_cache_folder(wanted: str) -> str | None:
+    """The folder that the option `packed_cache` means; None: no cache.
+
+    Raises:
+        ConfigError: it is no folder's name.
+    """
     if wanted == "off":
         return None
     if wanted == "auto":
