@@ -335,3 +335,28 @@ def test_a_writer_is_that_of_its_key(tmp_path: Path) -> None:
             assert packed_cache.writer_for(KEY) is writer
             assert packed_cache.writer_for(OTHER) is None
         assert packed_cache.writer_for(KEY) is None
+
+
+def test_the_files_are_listed_with_their_models_and_deleted_but_for_one_that_is_written(tmp_path: Path) -> None:
+    cache = PackedCache(tmp_path / "packed")
+    assert cache.files() == cache.clear() == []
+    for key, name in ((KEY, "small, int8 (/models/small)"), (OTHER, "")):
+        with cache.locked(key), closing(cache.begin(key, 5000, name) or pytest.fail("no room")) as writer:
+            assert writer.finish(entries())
+    (tmp_path / "packed" / "ef.packed").write_bytes(b"of another version")
+    (tmp_path / "packed" / "ef.damaged").write_bytes(b"x")
+    (tmp_path / "packed" / "precious.txt").write_text("not a file of the cache")
+    os.utime(tmp_path / "packed" / f"{KEY}.packed", (2**31, 2**31))
+    found = cache.files()
+    assert found[0].about == "small, int8 (/models/small)"
+    assert found[0].size == (tmp_path / "packed" / f"{KEY}.packed").stat().st_size
+    assert {one.about for one in found[1:]} == {"a model", "of another version of Penstock, or damaged", "damaged"}
+    assert 0 < cache.limit() <= 64 * 2**30
+    mapped = find(cache, KEY)
+    with cache.locked("12"), closing(cache.begin("12", 5000) or pytest.fail("no room")):
+        assert [one.about for one in cache.files() if one.path.suffix == ".tmp"] == ["being written"]
+        assert len(cache.clear()) == 4
+        assert [one.about for one in cache.files()] == ["being written"]
+    assert mapped is not None
+    assert mapped.is_whole(), "who has mapped a file keeps it"
+    assert (tmp_path / "packed" / "precious.txt").exists()

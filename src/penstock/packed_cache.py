@@ -69,6 +69,19 @@ class Entry:
     parts: "tuple[Bytes, ...]"
 
 
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A file of the cache's folder."""
+
+    path: Path
+    size: int
+    """Bytes."""
+    used: float
+    """When it was last opened or written, in seconds since 1970."""
+    about: str
+    """The model whose weights it holds, in words."""
+
+
 class DamagedError(Exception):
     """A cached file is damaged, or of another kind."""
 
@@ -211,18 +224,56 @@ class PackedCache:
         finally:
             os.close(lock)
 
-    def begin(self, key: str, size: int) -> "PackedFileWriter | None":
+    def begin(self, key: str, size: int, about: str = "") -> "PackedFileWriter | None":
         """A writer for a model of about `size` bytes of packed weights; None if it exceeds the folder's limit.
 
-        The key must be `locked`.
+        The key must be `locked`. `about` is the model in words, for `files`.
         """
         try:
             if not self._make_room(_HEADER_BYTES + size, key):
                 return None
-            return PackedFileWriter(self._path(key), key, size)
+            return PackedFileWriter(self._path(key), key, size, about)
         except OSError as error:
             log.warning("packed weights cannot be kept in %s: %s", self._folder, error)
             return None
+
+    def files(self) -> list[CachedFile]:
+        """Its models, and what is damaged or unfinished; the last used first.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found = []
+        for file in self._folder.iterdir() if self._folder.exists() else ():
+            if re.fullmatch(r"[0-9a-f]+\.(packed|damaged|tmp)", file.name):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    status = file.lstat()
+                    found.append(CachedFile(file, status.st_size, status.st_mtime, _about(file)))
+        return sorted(found, key=lambda one: -one.used)
+
+    def clear(self) -> list[CachedFile]:
+        """Delete its files but those being written; servers that map one keep it until they end. Returns them.
+
+        Raises:
+            OSError: a file cannot be deleted.
+        """
+        if self._folder.exists():
+            self._remove_abandoned()
+        deleted = [file for file in self.files() if file.path.suffix != ".tmp"]
+        for file in deleted:
+            file.path.unlink(missing_ok=True)
+        return deleted
+
+    def limit(self) -> int:
+        """Most bytes that its files may take now.
+
+        Raises:
+            OSError: the folder is missing.
+        """
+        return self._bound(sum(file.size for file in self.files() if file.path.suffix != ".tmp"))
+
+    def _bound(self, held: int) -> int:
+        return min(_MAX_BYTES, (shutil.disk_usage(self._folder).free + held) // _FREE_SPACE_DIVISOR)
 
     def _path(self, key: str) -> Path:
         assert re.fullmatch("[0-9a-f]+", key)
@@ -245,7 +296,7 @@ class PackedCache:
         files = [file for file in self._folder.iterdir() if file.suffix in (".packed", ".damaged")]
         found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in files if file.stem != key)
         held = sum(size for _, size, _ in found)
-        bound = min(_MAX_BYTES, (shutil.disk_usage(self._folder).free + held) // _FREE_SPACE_DIVISOR)
+        bound = self._bound(held)
         if needed > bound:
             log.warning("packed weights are not kept: %d bytes, of at most %d in %s", needed, bound, self._folder)
             return False
@@ -265,6 +316,17 @@ class PackedCache:
                     file.unlink(missing_ok=True)
             finally:
                 os.close(lock)
+
+
+def _about(file: Path) -> str:
+    """The model that a file is of, in words."""
+    if file.suffix != ".packed":
+        return "damaged" if file.suffix == ".damaged" else "being written"
+    try:
+        with file.open("rb") as opened:
+            return str(_read_header(opened.read(_HEADER_BYTES), file.stem).get("about") or "a model")
+    except (DamagedError, OSError, ValueError, LookupError):
+        return "of another version of Penstock, or damaged"
 
 
 def _lock(lock: int, seconds: float) -> bool:
@@ -291,8 +353,9 @@ class PackedFileWriter:
         OSError: the disk is full, or its files cannot be mapped.
     """
 
-    def __init__(self, path: Path, key: str, size: int) -> None:
+    def __init__(self, path: Path, key: str, size: int, about: str = "") -> None:
         self.key = key
+        self._about = about
         self._path = path
         self._temporary = path.with_suffix(".tmp")
         with contextlib.suppress(FileNotFoundError):
@@ -344,7 +407,7 @@ class PackedFileWriter:
         os.posix_fallocate(self._file, 0, size)
         for offset, part in elsewhere:
             _write_all(self._file, offset, part)
-        header = {"version": _VERSION, "key": self.key, "entries": layout, "bytes": size}
+        header = {"version": _VERSION, "key": self.key, "about": self._about, "entries": layout, "bytes": size}
         _write_header(self._file, header | {"sums": _file_sums(self._file, size)})
         self._temporary.replace(self._path)
 

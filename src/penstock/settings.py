@@ -144,7 +144,7 @@ def resolve(
         widened_weights=target.widened_weights,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
-        packed_cache=_packed_cache(model.packed_cache),
+        packed_cache=packed_cache_folder(model.packed_cache),
         device=machine.device,
         threads=max(1, threads // ranks),
         tensor_parallel_size=ranks,
@@ -259,7 +259,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         widened_weights=precision.widened_weights,
         kv_cache_dtype=precision.kv_dtype,
         quantization=precision.quantization,
-        packed_cache=_packed_cache(model.packed_cache),
+        packed_cache=packed_cache_folder(model.packed_cache),
         device=machine.device,
         threads=_threads(config, machine),
         seed=model.seed,
@@ -319,7 +319,12 @@ def _of_rank(memory: str | int, ranks: int) -> str | int:
     return memory if memory == "auto" or ranks == 1 else parse_bytes(memory) // ranks
 
 
-def _packed_cache(wanted: str) -> str | None:
+def packed_cache_folder(wanted: str) -> str | None:
+    """The folder that the option `packed_cache` means; None: no cache.
+
+    Raises:
+        ConfigError: it is no folder's name.
+    """
     if wanted == "off":
         return None
     if wanted == "auto":

@@ -73,7 +73,8 @@ def _open_packed(
         return found, None
     with ExitStack() as making:
         is_mine = making.enter_context(cache.locked(key, seconds=0))
-        writer = cache.begin(key, settings.memory.weights) if is_mine else None
+        words = packed_key.about(checkpoint, settings, Ranks(0, ranks))
+        writer = cache.begin(key, settings.memory.weights, words) if is_mine else None
         if writer is not None:
             making.callback(writer.close)
             held.push(making.pop_all())

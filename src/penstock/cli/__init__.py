@@ -1,4 +1,4 @@
-"""The command line: `penstock generate`, `chat`, `serve`, `reload`, `quantize`, `verify` and `simulate`, a module each.
+"""The command line of `penstock`: a module for each command.
 
 A command's module has `add_parser`, which declares its flags, and the function that runs it. The engine's flags are the
 fields of the dataclasses in `penstock.config`, by the same names, with their help.
@@ -11,13 +11,13 @@ from functools import partial
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.cli import chat, generate, quantize, reload, serve, simulate, verify
+from penstock.cli import cache, chat, generate, quantize, reload, serve, simulate, verify
 from penstock.cli.parser import Parser
 from penstock.cli.sources import name_sources
 from penstock.errors import ConfigError, PenstockError
 from penstock.host import CLOSED_PIPE, end_process, keep_own_rights
 
-COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate)
+COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate, cache)
 
 
 def run() -> NoReturn:

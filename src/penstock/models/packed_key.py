@@ -60,6 +60,12 @@ def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def about(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE) -> str:
+    """The weights of a key in words."""
+    part = f", rank {ranks.rank} of {ranks.size}" if ranks.size > 1 else ""
+    return f"{settings.model_name}, {settings.quantization or settings.dtype}{part} ({checkpoint.path})"
+
+
 def _identity(path: Path) -> tuple[str, int, int, str]:
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:

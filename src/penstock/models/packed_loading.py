@@ -14,7 +14,7 @@ from penstock.checkpoint import Checkpoint
 from penstock.kernels.linear.weight import Packable, Packed
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
-from penstock.models.packed_key import packed_cache, packed_key
+from penstock.models.packed_key import about, packed_cache, packed_key
 from penstock.packed_cache import Entry, PackedCache, PackedFile, PackedFileWriter, find, writer_for
 from penstock.quantization.base import WeightFactory, packed_tensor, unpacked_tensor
 from penstock.ranks import Ranks
@@ -46,7 +46,7 @@ def load_through_cache(checkpoint: Checkpoint, settings: Settings, ranks: Ranks,
         found = find(cache, key)  # the process that held the lock may have written it
         if found is not None:
             return make(_lookup_in(found))[0]
-        writer = cache.begin(key, settings.memory.weights) if is_mine else None
+        writer = cache.begin(key, settings.memory.weights, about(checkpoint, settings, ranks)) if is_mine else None
         if writer is None:
             return make(_no_lookup)[0]
         with closing(writer), reserve.opened(Reserve(None, writer.arena)):
@@ -63,7 +63,9 @@ def _pack_and_cache(cache: PackedCache, writer: PackedFileWriter, make: Make[Mod
         entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
     found = cache.open(writer.key) if writer.finish(entries) else None
     if found is not None:
-        log.info("packed weights are cached in %s", found.path)
+        log.info(
+            "packed weights are cached in %s (`penstock cache` lists such files, and empties the folder)", found.path
+        )
         _adopt(weights, _lookup_in(found))
     return model
 
