@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from penstock.errors import CheckpointError, shown
-from penstock.gguf.config import generation_config, model_config
+from penstock.gguf.config import generation_config, model_config, unheeded_keys
 from penstock.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 
 DEMO_FOLDER = Path(__file__).parent / "demo"
@@ -35,15 +35,10 @@ _MAX_TOKEN_ID = 2**31 - 1
 _UNHEEDED = (
     *("stop_strings", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"),
     *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "max_time", "num_beams", "num_beam_groups"),
-    *(
-        "length_penalty",
-        "diversity_penalty",
-        "penalty_alpha",
-        "no_repeat_ngram_size",
-        "exponential_decay_length_penalty",
-    ),
+    *("length_penalty", "diversity_penalty", "penalty_alpha", "no_repeat_ngram_size", "num_return_sequences"),
     *("epsilon_cutoff", "eta_cutoff", "top_h", "guidance_scale", "forced_bos_token_id", "forced_eos_token_id"),
-    *("remove_invalid_values", "watermarking_config", "exponential_decay_length_penalty"),
+    *("remove_invalid_values", "watermarking_config", "exponential_decay_length_penalty", "dola_layers"),
+    *("constraints", "force_words_ids", "token_healing", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size"),
 )
 _NEUTRAL: tuple[object, ...] = (None, False, 0, 1, [], {})
 """Values by which these keys change nothing."""
@@ -99,7 +94,8 @@ class Checkpoint:
     task: Literal["generate", "embed", "score"] | None = None
     """The task that the caller asks for; None: the model's own."""
     unheeded: tuple[str, ...] = ()
-    """Keys of `generation_config.json` that change answers of `transformers`, and not Penstock's."""
+    """Keys of `generation_config.json`, or of a GGUF file, that change answers of `transformers` or llama.cpp, and not
+    Penstock's."""
 
 
 def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
@@ -117,7 +113,7 @@ def open_checkpoint(model: str | None, task: str = "auto") -> Checkpoint:
     if path.is_file():
         gguf = open_gguf(path)
         defaults = _generation_defaults(generation_config(gguf), {}, path, path)
-        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted)
+        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted, unheeded_keys(gguf))
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:
