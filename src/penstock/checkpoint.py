@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 from penstock.config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
 from penstock.generation_config import GenerationDefaults, read_defaults, unheeded
-from penstock.gguf.config import generation_config, model_config
+from penstock.gguf.config import generation_config, model_config, unheeded_keys
 from penstock.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 
 DEMO_FOLDER = Path(__file__).parent / "demo"
@@ -66,7 +66,8 @@ class Checkpoint:
     hf_overrides: str | None = None
     """What the caller replaces in `config.json`: a JSON object."""
     unheeded: tuple[str, ...] = ()
-    """Keys of `generation_config.json` that change answers of `transformers`, and not Penstock's."""
+    """Keys of `generation_config.json`, or of a GGUF file, that change answers of `transformers` or llama.cpp, and not
+    Penstock's."""
 
 
 def open_model(config: ModelConfig) -> Checkpoint:
@@ -99,7 +100,7 @@ def open_checkpoint(
             )
         gguf = open_gguf(path)
         defaults = read_defaults(generation_config(gguf), {}, path, path)
-        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted)
+        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted, unheeded=unheeded_keys(gguf))
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:

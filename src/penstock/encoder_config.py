@@ -50,6 +50,23 @@ _SHAPE_FILES = [
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
 """Names of one file in `sentence-transformers`; the first that is there counts."""
+_KNOWN: dict[str, tuple[str, ...]] = {
+    "shape": (
+        *("max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"),
+        "unpad_inputs",  # how it is computed
+    ),
+    "about": (
+        *("__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim"),
+        "activation_fn",
+    ),
+    "Pooling": ("embedding_dimension", "word_embedding_dimension", "include_prompt", "pooling_mode", *_OLDER_POOLINGS),
+    "Dense": ("in_features", "out_features", "bias", "activation_function", "use_residual"),
+    "Normalize": (),
+    "LogitScore": ("true_token_id", "false_token_id"),
+}
+"""Settings that are read of each file, or have no effect."""
+_PART_KEYS = ("module_input_name", "module_output_name")
+"""Which part of a text's result a module reads and writes; here its vector."""
 _MAX_DENSE = 2**20
 _MAX_LENGTH = 2**30
 
@@ -95,6 +112,8 @@ class EncoderConfig:
     """Numbers that a text becomes; filled in when the model is known, as the next."""
     is_asked: bool = False
     """Whether a score is a language model's answer to a question."""
+    unread: tuple[str, ...] = ()
+    """Settings of the folder's files that are unknown, with their files."""
 
 
 def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
@@ -109,8 +128,10 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         named = None if pooling is None else (pooling,)
         return EncoderConfig(task, named, normalize=named is not None, sigmoid=task == "score")
     found: dict[str, Any] = {}
-    dense = []
+    dense, unread = [], []
     for kind, path in _modules(folder):
+        if kind in _KNOWN:
+            unread += _unread(folder / path / "config.json", kind)
         if kind == "Pooling":
             found["pooling"] = _pooling(folder / path / "config.json")
         elif kind == "Dense":
@@ -124,8 +145,12 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
                 f"{folder / 'modules.json'} names the module {shown(kind)}, which is not known; known are Transformer, "
                 "Pooling, Dense, Normalize and LogitScore"
             )
-    shape = next((one for name in _SHAPE_FILES if (one := read_json(folder / name)) is not None), {})
-    about = read_json(folder / "config_sentence_transformers.json") or {}
+    shape_file = next((folder / name for name in _SHAPE_FILES if (folder / name).exists()), folder / _SHAPE_FILES[0])
+    shape = read_json(shape_file) or {}
+    _check_modalities(shape, shape_file)
+    about_file = folder / "config_sentence_transformers.json"
+    about = read_json(about_file) or {}
+    unread += _unread(shape_file, "shape") + _unread(about_file, "about")
     tokenizer = read_json(folder / "tokenizer_config.json") or {}
     prompts = _typed(about, "prompts", dict, folder) or {}
     default = _typed(about, "default_prompt_name", str, folder)
@@ -142,8 +167,40 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         default_prompt=default,
         similarity=_similarity(about, folder),
         truncate_dim=_typed(about, "truncate_dim", int, folder),
+        unread=tuple(unread),
         **found,
     )
+
+
+def _unread(file: Path, kind: str) -> list[str]:
+    """The settings of a file that are unknown, with its name.
+
+    Raises:
+        CheckpointError: the module reads or writes something else than a text's vector.
+    """
+    config = read_json(file) or {}
+    if kind in ("Dense", "Normalize"):
+        for key in _PART_KEYS:
+            if config.get(key) not in (None, "sentence_embedding"):
+                raise CheckpointError(f"{key} in {file} must be sentence_embedding, not {shown(config[key])}")
+    known = (*_KNOWN[kind], *_PART_KEYS)
+    empty: tuple[Any, ...] = (None, False, "", [], {})
+    return [f"{key} in {file}" for key, value in sorted(config.items()) if key not in known and value not in empty]
+
+
+def _check_modalities(shape: Mapping[str, Any], file: Path) -> None:
+    """
+    Raises:
+        CheckpointError: texts are not what the transformer's last layer or its head gives.
+    """
+    given = shape.get("modality_config")
+    text = given.get("text") if isinstance(given, dict) else None
+    if isinstance(text, dict):
+        for key, names in (("method", ("forward",)), ("method_output_name", ("last_hidden_state", "logits"))):
+            if text.get(key) not in (None, *names):
+                raise CheckpointError(
+                    f"{key} of modality_config in {file} must be {' or '.join(names)}, not {shown(text[key])}"
+                )
 
 
 def _similarity(about: Mapping[str, Any], folder: Path) -> Similarity:

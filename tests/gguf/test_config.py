@@ -125,6 +125,18 @@ def test_a_files_sampling_defaults_are_obeyed(tiny_llama: Path, tmp_path: Path) 
     assert values == pytest.approx(tuple(given.values()))
 
 
+def test_a_files_sampling_that_is_not_obeyed_is_reported(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = {"general__sampling__mirostat": 2, "general__sampling__sequence": "top_k;temperature"}
+    write_gguf(tmp_path / "model.gguf", tiny_llama, **metadata)
+    with caplog.at_level(logging.WARNING):
+        Stepper(tmp_path / "model.gguf", 1)
+    (message,) = [record.message for record in caplog.records if "no effect" in record.message]
+    assert message.startswith(f"{tmp_path}/model.gguf: these settings have no effect")
+    assert message.endswith(": general.sampling.sequence, general.sampling.mirostat")
+
+
 def test_a_key_of_the_architecture_that_is_unknown_is_reported(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

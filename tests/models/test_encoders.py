@@ -348,6 +348,11 @@ def test_a_decoder_embeds_where_its_folder_or_the_caller_says_so(tmp_path: Path)
         ({"1_Pooling/config.json": {"pooling_mode": "sum"}}, "sum"),
         ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt"),
         ({"sentence_bert_config.json": {"max_seq_length": "long"}}, "max_seq_length"),
+        (
+            {"sentence_bert_config.json": {"modality_config": {"text": {"method_output_name": "pooler_output"}}}},
+            "method_output_name of modality_config .* must be last_hidden_state or logits, not 'pooler_output'",
+        ),
+        ({"sentence_bert_config.json": {"modality_config": {"text": {"method": "encode"}}}}, "must be forward"),
         ({"config_sentence_transformers.json": {"similarity_fn_name": "maxsim"}}, "maxsim.*supported: cosine, dot"),
         ({"config_sentence_transformers.json": {"truncate_dim": 0}}, "truncate_dim"),
         ({"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "q"}}, "no such prompt"),
@@ -365,6 +370,27 @@ def test_files_that_are_not_understood_are_refused_by_name(change, words: str, p
         (folder / name).write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=words):
         open_llm(folder)
+
+
+def test_a_linear_layer_of_something_else_than_the_vector_is_refused(tmp_path: Path):
+    folder = write_embedder(tmp_path / "model", "bert", Pooling(HIDDEN, "mean"), Dense(HIDDEN, 8))
+    edited(folder / "2_Dense", "config.json", module_input_name="token_embeddings")
+    with pytest.raises(
+        CheckpointError, match=r"module_input_name .* must be sentence_embedding, not 'token_embeddings'"
+    ):
+        open_llm(folder)
+
+
+def test_unknown_settings_of_a_folder_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = write_embedder(tmp_path / "model", "bert", Pooling(HIDDEN, "mean"), Dense(HIDDEN, 8), Normalize())
+    with open_llm(folder):
+        assert "no effect" not in caplog.text
+    edited(folder, "sentence_bert_config.json", processing_kwargs={"text": {"padding": True}})
+    edited(folder / "1_Pooling", "config.json", pooling_mode_new=True)
+    with open_llm(folder):
+        (line,) = [one for one in caplog.messages if "unknown and have no effect" in one]
+    assert "pooling_mode_new in " in line
+    assert f"processing_kwargs in {folder}/sentence_bert_config.json" in line
 
 
 def test_a_text_longer_than_a_step_goes_alone(tmp_path: Path):

@@ -27,6 +27,11 @@ _SAMPLING = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
+_UNHEEDED = (
+    *("general.sampling.sequence", "general.sampling.xtc_probability", "general.sampling.xtc_threshold"),
+    *("general.sampling.penalty_last_n", "general.sampling.mirostat", "tokenizer.ggml.suppress_tokens"),
+)
+"""Keys by which llama.cpp samples otherwise."""
 _POOLINGS: dict[int, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
 """Values of `pooling_type` of models that embed; 0: a model that generates."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -171,6 +176,12 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
         if value is not None:
             found |= _sampling_default(file, key, {name: max(value, 0) if name == "top_k" else value})
     return found
+
+
+def unheeded_keys(file: GGUFFile) -> tuple[str, ...]:
+    """The keys of the file that change answers of llama.cpp, and not Penstock's."""
+    present = set(file.metadata.below(""))
+    return tuple(key for key in _UNHEEDED if key in present)
 
 
 def _sampling_default(file: GGUFFile, key: str, default: dict[str, Any]) -> dict[str, Any]:

@@ -333,8 +333,11 @@ def _load(
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
     given.warn_of_unread()  # here, because this runs once per model
+    if (about := read_encoder(checkpoint)) is not None and about.unread:
+        logger.warning("these settings are unknown and have no effect: %s", ", ".join(about.unread))
     if checkpoint.unheeded:
-        file, keys = checkpoint.path / "generation_config.json", ", ".join(checkpoint.unheeded)
+        file = checkpoint.path if checkpoint.gguf is not None else checkpoint.path / "generation_config.json"
+        keys = ", ".join(checkpoint.unheeded)
         logger.warning("%s: these settings have no effect (docs/model-folders.md has the reasons): %s", file, keys)
     return load_through_cache(
         checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
