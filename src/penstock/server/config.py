@@ -27,9 +27,7 @@ class CallLimitsConfig:
         ConfigError: a value is out of its range.
     """
 
-    max_connections: int = option(
-        2048, "maximum open connections; above it, the one that has been longest without a call is closed"
-    )
+    max_connections: int = option(2048, "maximum open connections; above it, the longest-idle one is closed")
     max_concurrent_requests: int = option(1024, "maximum concurrent calls; more are refused")
     max_header_bytes: int = option(32_768, "maximum size of an HTTP request's head (request line and header fields)")
     max_headers: int = option(100, "maximum header fields of a request")
@@ -77,13 +75,13 @@ class ServerConfig:
     )
     served_model_name: str | None = option(
         None,
-        "the model's name for clients, or several separated by commas, the first of which answers have by default; "
-        "default: the checkpoint's",
+        "the model's name for clients, or several separated by commas; answers to requests without a model have the "
+        "first; default: the checkpoint's",
     )
     default_sampling: str | None = option(
         None,
-        'sampling of requests that do not set it, before the checkpoint\'s own defaults, as JSON: {"temperature": 0.7, '
-        '"top_p": 0.9}; also top_k, min_p, typical_p and repetition_penalty',
+        'sampling of requests that set none, as JSON: {"temperature": 0.7, "top_p": 0.9}; also top_k, min_p, typical_p '
+        "and repetition_penalty; overrides the checkpoint's defaults",
         is_json=True,
     )
     strict_fields: bool = option(
@@ -92,7 +90,7 @@ class ServerConfig:
     allowed_origins: str | None = option(
         None,
         "origins, separated by commas, whose web pages may call the server (https://example.org, app://obsidian.md; *: "
-        "all); pages on loopback addresses may without this",
+        "all); pages on loopback addresses always may",
     )
     log_level: str = option("info", "minimum level of messages logged to standard error", LOG_LEVELS)
     log_format: str = option("text", "text, or one JSON object per line", ("text", "json"))
