@@ -57,12 +57,16 @@ def describe(place: Place) -> Iterator[Facts]:
         "memory GiB": facts.total_memory / 2**30,
         "free GiB": torch.cuda.mem_get_info()[0] / 2**30,
         "multiprocessors": facts.multi_processor_count,
-        "L2 MiB": facts.L2_cache_size / 2**20,
+        "L2 MiB": getattr(facts, "L2_cache_size", 0) / 2**20,
         "cuDNN": str(torch.backends.cudnn.version()),
     }
+    yield attempted({}, _asked_of_the_driver)
+
+
+def _asked_of_the_driver() -> dict[str, Any]:
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERIES)}", "--format=csv,noheader"]
     answered = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
-    yield dict(zip(QUERIES, answered.split(", "), strict=True))
+    return dict(zip(QUERIES, answered.split(", "), strict=True))
 
 
 def _missing() -> list[str]:

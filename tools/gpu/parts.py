@@ -74,7 +74,7 @@ PARTS = (
     Part("out_of_memory", 2, "Out of memory", "tools.gpu.failures:out_of_memory", 30),
     Part("lost_context", 2, "A lost context", "tools.gpu.failures:lost_context", 30, True),
     Part("killed_engine", 2, "A killed engine", "tools.gpu.failures:killed_engine", 60),
-    Part("tests", 2, "Tests", "tools.gpu.reference:tests", 90),
     Part("transformers", 4, "An 8B model by transformers", "tools.gpu.peers:transformers", 60),
     Part("vllm", 4, "An 8B model by vLLM", "tools.gpu.peers:vllm", 120, True),
+    Part("tests", 2, "Tests", "tools.gpu.reference:tests", 90),
 )

@@ -4,6 +4,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from tools.gpu.timing import attempted, synchronize
 # isort: split
 from penstock.kernels.attention.triton import Cut, paged_attention
 from penstock.kernels.batch import Batch, lay_out
-from penstock.kernels.linear.triton import Tile, launch
+from penstock.kernels.linear.triton import FEW, MANY, SOME, Tile, launch, linear
 from tests.kernels.triton_cases import CASES
 
 MATRIX = re.compile(r"wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)|(mma\.sync)\S*?\.(m\d+n\d+k\d+)|(tcgen05\.mma)")
@@ -70,7 +71,6 @@ TILES = {
     "128 tokens, 128 rows, 8 warps": Tile(128, 128, False, warps=8, stages=3),
     "16 tokens, 32 rows": Tile(16, 32, False),
     "64 tokens, 32 rows": Tile(64, 32, False),
-    "16 tokens, split": Tile(16, 64, True),
 }
 """On sm_90 programs of 32 rows cannot use wgmma, and use mma.sync."""
 
@@ -94,7 +94,15 @@ def linear_bits(place: Place) -> Iterator[Facts]:
 
             rows.append(attempted({"numbers": kind, "tile": name}, measure))
             yield {"sums in float32, beside the first tile's": rows}
+    yield {"results, beside those of 16 tokens": list(_in_other_tiles(*_operands("random", *sizes, device)))}
     yield {"what is left of 63 ones added to a power of two": list(_probe(device))}
+
+
+def _in_other_tiles(x: Tensor, weight: Tensor) -> Iterator[dict[str, Any]]:
+    """The whole operation as it would be used: segments split or not, and rounded."""
+    first = linear(x, weight, FEW)
+    for name, tile in {"16 tokens, not split": Tile(16, 64, False), "64 tokens": SOME, "128 tokens": MANY}.items():
+        yield attempted({"tile": name}, partial(lambda tile: compared(linear(x, weight, tile), first), tile))
 
 
 def _operands(kind: str, tokens: int, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
