@@ -3,23 +3,27 @@
     python benchmarks/hostile_soak.py --seconds 900        (bars: see `judge`)
 
 The demo model. On the quiet server each question is asked once. Then good clients ask them again, streamed and with
-log-probabilities, while attackers send floods of header fields, heads and bodies a byte at a time, bodies that are
-cut, huge ones, halves of surrogate pairs, smuggled requests, garbage, requests without end on one connection, and
-leave in the middle. Each good answer must be the quiet server's, bit for bit. Both processes are sampled all along:
-the last quarter must not be above the second. The server's history of steps fills for the first minutes, up to 20,000
-steps or 600 s, with or without attacks: some MiB. A whole run writes
-results/<machine>/hostile_soak.json. Exits with 1 if a bar is missed.
+log-probabilities, while attackers with a key of their own send floods of header fields, heads and bodies a byte at a
+time, bodies that are cut, huge ones, halves of surrogate pairs, smuggled requests, garbage, requests without end on
+one connection, the expensive calls of `hostile_calls.py`, chains of responses, and leave in the middle or close their
+side. Each good answer must be the quiet server's, bit for bit, and `/health` must answer within a second, as a process
+of its own measures. Both processes are sampled all along: the last quarter must not be above the second. The server's
+history of steps fills for the first minutes, up to 20,000 steps or 600 s, with or without attacks: some MiB. A whole
+run writes results/<machine>/hostile_soak.json; with `--quiet`, a control run without attackers,
+hostile_soak_quiet.json. Exits with 1 if a bar is missed.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -30,6 +34,7 @@ from typing import Any
 
 import httpx
 
+from hostile_calls import ABANDONED, CALLS
 from report import report
 
 WHOLE = 120.0
@@ -44,9 +49,23 @@ QUESTIONS = [
     {"prompt": text, "max_tokens": 24, "temperature": temperature, "seed": seed, "logprobs": 2, "ignore_eos": True}
     for seed, text in enumerate(("What is 37 + 58?", 'Reverse the word "river".', "Sort these numbers: 31, 4, 15, 92"))
     for temperature in (0, 0.9)
-]
-HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+] + [{"prompt": "Sure?", "max_tokens": 8, "seed": 7, "logprobs": 2, "structured_outputs": {"choice": ["yes", "no"]}}]
+GOOD, BAD = "sk-good", "sk-bad"
+KEYS = f'''
+[[key]]
+name = "good"
+secret = "{GOOD}"
+
+[[key]]
+name = "bad"
+secret = "{BAD}"
+operator = true
+'''
+FIELDS = f"Host: x\r\nAuthorization: Bearer {BAD}\r\n".encode()
+HEAD = b"GET /health HTTP/1.1\r\n" + FIELDS
+POST = b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + b"Content-Type: application/json\r\n"
+HEALTH_SECONDS = 1.0
+"""Within which `/health` must answer."""
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
 
 
@@ -63,13 +82,15 @@ class Soak:
     samples: list[dict[str, float]] = field(default_factory=list)
     good: int = 0
     repeated: int = 0
-    """Good requests that were sent again after a 408, as SDKs do: on a starved machine the client is late itself."""
+    """Good requests sent again after a 408 or a reset, as SDKs do: on a starved machine the client is late itself."""
     wrong: int = 0
     failed: int = 0
     attacks: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     smuggled: int = 0
     seconds: list[float] = field(default_factory=list)
+    health: list[float] = field(default_factory=list)
+    """Seconds that each answer of /health took."""
 
     @property
     def running(self) -> bool:
@@ -84,11 +105,14 @@ class Soak:
 
 
 async def ask_until_in_time(soak: Soak, http: httpx.AsyncClient, question: dict[str, Any], tries: int = TRIES) -> Any:
-    """An answer; a request that arrived too late is sent again."""
+    """An answer; a request that arrived too late, or whose connection was closed for that, is sent again."""
     try:
         return await ask(http, question)
     except httpx.HTTPStatusError as error:
         if error.response.status_code != 408 or tries == 1:
+            raise
+    except (httpx.ReadError, httpx.RemoteProtocolError):
+        if tries == 1:
             raise
     soak.repeated += 1
     return await ask_until_in_time(soak, http, question, tries - 1)
@@ -139,8 +163,8 @@ async def send(writer: asyncio.StreamWriter, *parts: bytes) -> None:
 
 
 def posted(body: bytes, path: str = "/v1/completions") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return f"POST {path} HTTP/1.1\r\n".encode() + FIELDS + head.encode() + body
 
 
 def last(request: bytes) -> bytes:
@@ -244,6 +268,36 @@ async def leave(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.Stream
     writer.transport.abort()
 
 
+async def half_closed(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await send(writer, posted(b'{"model": "penstock-demo", "prompt": "a", "max_tokens": 50, "stream": true}'))
+    writer.write_eof()
+
+
+async def chain(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Responses that continue each other, from the first on or from one that does not exist."""
+    previous = soak.rng.choice((None, "resp_unknown"))
+    for _ in range(soak.rng.randrange(1, 40)):
+        body = {"model": "penstock-demo", "input": "x" * 500, "max_output_tokens": 1, "previous_response_id": previous}
+        await send(writer, posted(json.dumps(body).encode(), "/v1/responses"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = re.search(rb"(?i)content-length: (\d+)", head)
+        answer = await reader.readexactly(int(found[1]) if found else 0)
+        if not head.startswith(b"HTTP/1.1 200"):
+            return
+        previous = json.loads(answer)["id"]
+
+
+def call_attack(make: Callable[[random.Random], tuple[str, bytes]]) -> Attack:
+    async def attack(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path, body = await asyncio.to_thread(make, soak.rng)
+        await send(writer, last(posted(body, path)))
+        if make in ABANDONED:
+            writer.transport.abort()
+
+    attack.__name__ = make.__name__
+    return attack
+
+
 async def stay(soak: Soak, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send nothing."""
 
@@ -261,7 +315,10 @@ ATTACKS: tuple[Attack, ...] = (
     tiny_chunks,
     hostile_fields,
     leave,
+    half_closed,
+    chain,
     stay,
+    *map(call_attack, CALLS),
 )
 
 
@@ -318,13 +375,42 @@ def files_of(pid: int) -> dict[str, float]:
     return {"files": len(list(Path(f"/proc/{pid}/fd").iterdir()))}
 
 
-async def soak_for(soak: Soak, seconds: float) -> None:
-    async with httpx.AsyncClient(base_url=soak.url, timeout=60) as http:
+PROBE = """
+import http.client, sys, time
+end = time.monotonic() + float(sys.argv[3])
+while time.monotonic() < end:
+    begin = time.monotonic()
+    try:
+        connection = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=30)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        print(time.monotonic() - begin, flush=True)
+    except Exception as error:
+        print(99, error, flush=True)
+    connection.close()
+    time.sleep(0.2)
+"""
+"""A process of its own: this one is busy with its attacks."""
+
+
+async def probe_health(soak: Soak, seconds: float) -> None:
+    probe = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROBE, soak.host, str(soak.port), str(seconds)), stdout=asyncio.subprocess.PIPE
+    )
+    assert probe.stdout is not None
+    async for line in probe.stdout:
+        soak.health.append(float(line.split()[0]))
+    await probe.wait()
+
+
+async def soak_for(soak: Soak, seconds: float, *, quiet: bool) -> None:
+    headers = {"authorization": f"Bearer {GOOD}"}
+    async with httpx.AsyncClient(base_url=soak.url, timeout=60, headers=headers) as http:
         soak.expected = [await ask(http, question) for question in QUESTIONS]
         soak.until = time.monotonic() + seconds
         work = [good_client(soak, http) for _ in range(GOOD_CLIENTS)]
-        work += [attacker(soak, attack) for attack in ATTACKS for _ in range(ATTACKERS)]
-        await asyncio.gather(*work, sample(soak, seconds / 200))
+        work += [attacker(soak, attack) for attack in ATTACKS for _ in range(0 if quiet else ATTACKERS)]
+        await asyncio.gather(*work, sample(soak, seconds / 200), probe_health(soak, seconds))
         again = [await ask(http, question) for question in QUESTIONS]
         soak.wrong += sum(one != other for one, other in zip(again, soak.expected, strict=True))
 
@@ -340,7 +426,7 @@ def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, 
     print(f"attacks: {dict(soak.attacks)}; what they were answered: {dict(sorted(soak.statuses.items()))}")
     return {
         "good answers": (soak.good, None),
-        "good requests that were sent again after a 408": (soak.repeated, None),
+        "good requests that were sent again after a 408 or a closed connection": (soak.repeated, None),
         "hostile connections": (soak.attacks.total(), None),
         "good answers that failed": (soak.failed, 0),
         "good answers that are not the quiet server's": (soak.wrong, 0),
@@ -364,15 +450,23 @@ def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, 
             for n in range(min(4, len(soak.samples)))
         },
         "largest memory of the server, MiB": (max(s["server"] for s in soak.samples), None),
+        "slowest answer of /health, s": (max(soak.health, default=99.0), HEALTH_SECONDS if whole else None),
+        "answers of /health that took longer": (sum(one > HEALTH_SECONDS for one in soak.health), None),
+        "answers of /health": (len(soak.health), None),
+        "median answer of /health, s": (statistics.median(soak.health or [99.0]), None),
+        "load average of the machine at the end": (os.getloadavg()[0], None),
         "slowest good answer, s": (max(soak.seconds, default=0.0), None),
         "median good answer, s": (statistics.median(soak.seconds or [0.0]), None),
     }
 
 
 @contextlib.contextmanager
-def running_server(log: list[str]) -> Iterator[tuple[str, int, dict[str, int]]]:
+def running_server(log: list[str], folder: Path) -> Iterator[tuple[str, int, dict[str, int]]]:
     """Address and processes of a server whose log goes on in `log`."""
+    keys = folder / "keys.toml"
+    keys.write_text(KEYS)
     flags = ["--port", "0", "--dtype", "float32", "--threads", "1", "--body-timeout", str(BODY_TIMEOUT)]
+    flags += ["--api-keys", str(keys), "--adapter-memory", "8MiB"]
     command = [sys.executable, "-m", "penstock.cli", "serve", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -395,14 +489,17 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quiet", action="store_true", help="a control run, without attackers")
     args = parser.parse_args()
     log: list[str] = []
-    with running_server(log) as (host, port, pids):
+    with tempfile.TemporaryDirectory() as folder, running_server(log, Path(folder)) as (host, port, pids):
         soak = Soak(host, port, pids, random.Random(args.seed), 0.0)
-        asyncio.run(soak_for(soak, args.seconds))
+        asyncio.run(soak_for(soak, args.seconds, quiet=args.quiet))
+    for i in [i for i, line in enumerate(log) if "Traceback" in line][:3]:
+        print("".join(log[i : i + 30]), file=sys.stderr)
     whole = args.seconds >= WHOLE
     rows = {"seconds": (args.seconds, None)} | judge(soak, log, whole=whole)
-    return report("hostile_soak", rows, keep=whole)
+    return report("hostile_soak_quiet" if args.quiet else "hostile_soak", rows, keep=whole)
 
 
 if __name__ == "__main__":
