@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -144,3 +145,20 @@ def test_a_tenants_many_inputs_hold_no_other_tenant_up():
         await asyncio.gather(*tasks)
 
     run(talk)
+
+
+def test_work_that_holds_the_interpreters_lock_runs_alone_and_rests_as_long_as_it_took():
+    async def talk(jobs, work):
+        first, second = jobs.start("first", MB), jobs.start("second", MB)
+        await jobs.until("first")
+        await asyncio.sleep(0.3)
+        jobs.end("first")
+        assert await first == "first"
+        ended = time.monotonic()
+        assert jobs.began == ["first"]
+        await jobs.until("first", "second")
+        assert time.monotonic() - ended > 0.25
+        jobs.end("second")
+        await second
+
+    run(talk, holds_lock=True)

@@ -9,8 +9,9 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, field_validator
 
+from penstock.errors import InvalidRequestError
 from penstock.frontend.large_work import LargeWork
-from penstock.server.body_route import LARGE_BODY, BodyRoute
+from penstock.server.body_route import LARGE_BODY, MAX_CONTAINERS, BodyRoute, _check_containers
 
 OTHER_WAS_ANSWERED = threading.Event()
 
@@ -70,3 +71,19 @@ def test_a_large_body_is_refused_as_a_small_one(mistake):
     told, told_large = (json.dumps(answer.json()) for answer in (small, large))
     if "json_invalid" not in told:  # that one says where
         assert told == told_large
+
+
+def test_a_body_of_more_lists_and_objects_than_are_taken_is_refused_and_brackets_in_strings_are_not_counted():
+    app = FastAPI()
+    app.state.large_work = LargeWork(holds_lock=True)
+    app.include_router(router)
+
+    async def talk():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            text = json.dumps({"text": '[{\\"' * MAX_CONTAINERS})
+            assert (await http.post("/length", content=text)).json() == 4 * MAX_CONTAINERS
+            with pytest.raises(InvalidRequestError, match=f"{MAX_CONTAINERS + 1} lists and objects; at most"):
+                _check_containers(b'{"text": [' + b"[]," * (MAX_CONTAINERS - 2) + b"[]]}" + b'"["')
+
+    asyncio.run(talk())

@@ -151,8 +151,10 @@ class AsyncEngine:
             default_sampling=default_sampling,
         )
         self.adapters = AdapterNames(lambda: self.info)
-        self.large_work = LargeWork()
-        self.prompts = PromptEncoder(tokenizer, self.large_work)
+        self.large_work = LargeWork(holds_lock=True)
+        """Parsing, and other work in Python."""
+        self._text_work = LargeWork()
+        self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
         self.texts = TextEncoder(tokenizer, info)
         self.given_up = asyncio.Event()
         self.metrics = Metrics()
@@ -203,6 +205,7 @@ class AsyncEngine:
         self.lose(EngineDeadError("the server is shutting down"))
         await self.fleet.close()
         await asyncio.to_thread(self.large_work.close)
+        await asyncio.to_thread(self._text_work.close)
         await self._grammar_checks.close()
         if self.tokenizer is not None:
             await asyncio.to_thread(self.tokenizer.close)

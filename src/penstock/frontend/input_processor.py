@@ -25,13 +25,16 @@ LONG_TEXT = 4096
 class PromptEncoder:
     """Tokenises texts and, through the checkpoint's chat template, conversations."""
 
-    def __init__(self, tokenizer: Tokenizer | None, large_work: LargeWork) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, large_work: LargeWork, text_work: LargeWork) -> None:
         """
         Args:
             tokenizer: None if the checkpoint has none: every text is then refused.
+            large_work: for work in Python.
+            text_work: for tokenising, during which the interpreter's lock is free.
         """
         self._tokenizer = tokenizer
         self._large_work = large_work
+        self._text_work = text_work
 
     def need_tokenizer(self) -> Tokenizer:
         """
@@ -90,7 +93,7 @@ class PromptEncoder:
         return await self.need_tokenizer().apply_chat_template_from_loop(messages, tools, variables, off_loop)
 
     async def _off_loop_if_long(self, size: int, work: Callable[[], T], tenant: str) -> T:
-        return await self._large_work.run(size, work, tenant) if size >= LONG_TEXT else work()
+        return await self._text_work.run(size, work, tenant) if size >= LONG_TEXT else work()
 
 
 def check_generates(info: EngineInfo) -> None:

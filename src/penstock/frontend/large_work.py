@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 MAX_BYTES = 8 * 2**20
 NUM_THREADS = 8
+LONGEST_REST = 1.0
+"""Seconds: on a busy machine most of the time that work takes is not its own."""
 SECONDS_A_BYTE = 30 / 2**20
 """Extra waiting time per byte of input, so that many large inputs do not delay small ones."""
 
@@ -28,7 +30,21 @@ class LargeWork:
     None overtakes it, so each has its turn.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        holds_lock: bool = False,
+    ) -> None:
+        """
+        Args:
+            holds_lock: whether the work holds the interpreter's lock for long, as parsing does. Then one piece of work
+                runs at a time, and the next begins after a rest as long as that took: else the event loop, which gives
+                the lock up with each read and write, would get it back for one of them at a time.
+        """
+        self._holds_lock = holds_lock
+        self._num_free = 1 if holds_lock else NUM_THREADS
         self._free = max_bytes
         self._largest = max_bytes // 2
         self._clock = clock
@@ -46,10 +62,15 @@ class LargeWork:
         await self._enter(size, tenant)
         if self._is_closed:
             raise ShuttingDownError("the server is shutting down")
-        loop = asyncio.get_running_loop()
+        loop, begin = asyncio.get_running_loop(), self._clock()
         done = self._threads.submit(work)
+
+        def leave() -> None:
+            rest = min(self._clock() - begin, LONGEST_REST) if self._holds_lock else 0.0
+            loop.call_later(rest, self._leave, size)
+
         # Released when the thread ends, not when the caller is cancelled: the thread continues.
-        done.add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave, size))
+        done.add_done_callback(lambda _: loop.call_soon_threadsafe(leave))
         return await asyncio.wrap_future(done)
 
     async def _enter(self, size: int, tenant: str = "") -> None:
@@ -68,15 +89,17 @@ class LargeWork:
 
     def _leave(self, size: int) -> None:
         self._free += size
+        self._num_free += 1
         self._admit()
 
     def _admit(self) -> None:
         while (first := self._waiting.first()) is not None:
             turn, size = first
             if not turn.cancelled():
-                if 2 * size > self._free:
+                if 2 * size > self._free or not self._num_free:
                     return
                 self._free -= size
+                self._num_free -= 1
                 turn.set_result(None)
             self._waiting.take_first()
 

@@ -27,6 +27,9 @@ from penstock.server.disconnect import cancelled_on_disconnect
 
 LARGE_BODY = 65_536
 """Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
+MAX_CONTAINERS = 131_072
+"""Lists and objects of a body. Parsing each takes time in which no other thread runs, and hundreds of bytes."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
 """Numbers with more digits than a double may represent; integers are exact in Python."""
 
@@ -84,9 +87,11 @@ class BodyRoute(APIRoute):
         """
         Raises:
             InvalidRequestError: a string in it, outside of its conversation, is not valid Unicode.
+            InvalidRequestError: it has too many lists and objects.
             RequestValidationError: it is JSON, but does not match the route's schema.
         """
         assert self.body_field is not None
+        _check_containers(raw)
         content = json.loads(raw, parse_float=_number) if _LONG_NUMBER.search(raw) else json.loads(raw)
         if may_hold_half_a_pair(raw):
             mend_conversation(content)
@@ -95,6 +100,21 @@ class BodyRoute(APIRoute):
         if errors:
             raise RequestValidationError(errors, body=content)
         return checked
+
+
+def _check_containers(raw: bytes) -> None:
+    """
+    Raises:
+        InvalidRequestError: it has too many lists and objects.
+    """
+    if _num_brackets(raw) > MAX_CONTAINERS and (number := _num_brackets(_STRING.sub(b"", raw))) > MAX_CONTAINERS:
+        raise InvalidRequestError(
+            f"the body has {number} lists and objects; at most {MAX_CONTAINERS} are taken: send it as several calls"
+        )
+
+
+def _num_brackets(raw: bytes) -> int:
+    return raw.count(b"[") + raw.count(b"{")
 
 
 def _record_ignored(body: Body, request: Request) -> None:
