@@ -82,7 +82,7 @@ class Soak:
     samples: list[dict[str, float]] = field(default_factory=list)
     good: int = 0
     repeated: int = 0
-    """Good requests that were sent again after a 408, as SDKs do: on a starved machine the client is late itself."""
+    """Good requests sent again after a 408 or a reset, as SDKs do: on a starved machine the client is late itself."""
     wrong: int = 0
     failed: int = 0
     attacks: Counter[str] = field(default_factory=Counter)
@@ -105,11 +105,14 @@ class Soak:
 
 
 async def ask_until_in_time(soak: Soak, http: httpx.AsyncClient, question: dict[str, Any], tries: int = TRIES) -> Any:
-    """An answer; a request that arrived too late is sent again."""
+    """An answer; a request that arrived too late, or whose connection was closed for that, is sent again."""
     try:
         return await ask(http, question)
     except httpx.HTTPStatusError as error:
         if error.response.status_code != 408 or tries == 1:
+            raise
+    except (httpx.ReadError, httpx.RemoteProtocolError):
+        if tries == 1:
             raise
     soak.repeated += 1
     return await ask_until_in_time(soak, http, question, tries - 1)
@@ -423,7 +426,7 @@ def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, 
     print(f"attacks: {dict(soak.attacks)}; what they were answered: {dict(sorted(soak.statuses.items()))}")
     return {
         "good answers": (soak.good, None),
-        "good requests that were sent again after a 408": (soak.repeated, None),
+        "good requests that were sent again after a 408 or a closed connection": (soak.repeated, None),
         "hostile connections": (soak.attacks.total(), None),
         "good answers that failed": (soak.failed, 0),
         "good answers that are not the quiet server's": (soak.wrong, 0),

@@ -25,6 +25,7 @@ from penstock.errors import AdapterError, ConfigError, DeviceLostError
 from penstock.frontend.cluster.secure import make_rendezvous
 from penstock.frontend.input_processor import InputProcessor
 from penstock.host import start_child
+from penstock.kernels.ranks.reference import lost_peers
 from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.request import Adapter, Request
 from penstock.runner import ranks
@@ -333,3 +334,10 @@ def test_overrides_and_revision_reach_the_ranks_of_other_nodes(tiny_llama: Path)
     checkpoint = open_checkpoint(str(tiny_llama), hf_overrides=OVERRIDES)
     settings = settings_of(tiny_llama, 2)
     assert RankOrder(settings, arithmetic(checkpoint, settings)).launch(join, checkpoint).hf_overrides == OVERRIDES
+
+
+def test_a_connection_that_a_rank_has_closed_is_told_as_its_end_and_other_errors_as_they_are() -> None:
+    with pytest.raises(DeviceLostError, match="another rank"), lost_peers():
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    with pytest.raises(RuntimeError, match="shape"), lost_peers():
+        raise RuntimeError("the shape is wrong")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from penstock.errors import ShuttingDownError
 from penstock.request import FinishReason
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import CallLimitsConfig, ServerConfig
+from penstock.server.openai.completion_answer import CompletionAnswer
 from tests.engine.rule_core import RuleCore
 from tests.server.in_process import shared_app, with_app
 
@@ -306,3 +308,22 @@ def test_a_silent_stream_gets_a_sign_of_life(tiny_llama, monkeypatch, path, sign
             assert slow.count(sign) == slow[:first_token].count(sign), "a stream that speaks needs none"
 
     with_app(talk, tiny_llama, f"{__name__}:SlowCore")
+
+
+def test_an_answer_of_many_log_probabilities_is_formatted_beside_the_event_loop(tiny_llama, monkeypatch):
+    threads = []
+    whole = CompletionAnswer.complete_body
+
+    def complete_body(self, outputs):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return whole(self, outputs)
+
+    monkeypatch.setattr(CompletionAnswer, "complete_body", complete_body)
+
+    async def talk(http, engine, app):
+        small = {"model": "rule", "prompt": "the quick", "max_tokens": 8}
+        assert (await http.post("/v1/completions", json=small)).status_code == 200
+        assert (await http.post("/v1/completions", json=small | {"n": 64, "max_tokens": 300})).status_code == 200
+
+    with_app(talk, tiny_llama)
+    assert threads == [True, False]

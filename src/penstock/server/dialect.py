@@ -93,8 +93,8 @@ class EventStream(Response):
 T = TypeVar("T")
 
 _TEXTS_AT_ONCE = 64
-_NUMBER_BYTES = 256
-"""Bytes of an answer for each token of a prompt with log-probabilities."""
+_TOKEN_BYTES, _LOGPROB_BYTES = 4, 64
+"""About the bytes of an answer's body for each token, and for each log-probability."""
 
 
 logger = logging.getLogger("penstock.server")
@@ -330,8 +330,8 @@ class Call:
         if self._context.last_event_id:
             raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
         outputs = await self.outputs(accepted)
-        if any(output.prompt_logprobs for output in outputs):  # may be large: not on the event loop
-            size = sum(_NUMBER_BYTES * len(output.prompt_token_ids) for output in outputs)
+        size = sum(map(_size_of, outputs))
+        if size >= LARGE_BODY:
             body = await self.run_off_loop(size, lambda: msgspec.json.encode(answer.complete_body(outputs)))
         else:
             body = msgspec.json.encode(answer.complete_body(outputs))
@@ -417,6 +417,14 @@ class Call:
             )
         again = [_with_seed(one, seed) for one, seed in zip(accepted, origin.seeds, strict=True)]
         return await self._open(again, stream=True, begun=origin.arithmetics)
+
+
+def _size_of(output: RequestOutput) -> int:
+    """About the bytes of an output in an answer's body."""
+    size = 0
+    for rows in (output.prompt_logprobs, *(one.logprobs for one in output.outputs)):
+        size += _LOGPROB_BYTES * len(rows or ()) * (2 + len(rows[-1].top if rows and rows[-1] else ()))
+    return size + _TOKEN_BYTES * sum(len(one.token_ids) for one in output.outputs)
 
 
 def _with_seed(accepted: Accepted, seed: int) -> Accepted:
