@@ -23,7 +23,6 @@ from tests.checkpoints import write_tiny_llama
 T = TypeVar("T")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, ignore_eos=True)
-OPTIONS = {"kv_cache_memory": "64MiB", "threads": 1}
 
 
 def with_llm(talk: Callable[[AsyncLLM], Awaitable[T]], model: Path | None) -> T:
@@ -134,6 +133,8 @@ def test_open_requests_fail_as_it_closes_and_it_says_where_it_is_not_running(end
         llm = AsyncLLM(str(endless), kv_cache_memory="64MiB", threads=1)
         assert repr(llm) == "AsyncLLM(not running)"
         async with llm:
+            with pytest.raises(InvalidRequestError, match="running already"):
+                await llm.__aenter__()
             task = asyncio.create_task(llm.generate("hello", ENDLESS))
             await asyncio.sleep(0.1)
         with pytest.raises(EngineDeadError):

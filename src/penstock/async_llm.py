@@ -57,7 +57,8 @@ class AsyncLLM:
         from penstock.frontend.limits import QueueLimits
         from penstock.frontend.link import EngineLink
 
-        assert self._started is None, "an AsyncLLM is entered once at a time"
+        if self._started is not None:
+            raise InvalidRequestError("this AsyncLLM is running already: `async with` starts it once")
         limits = QueueLimits(
             max_queued=_UNLIMITED,
             max_queued_tokens=_UNLIMITED,
