@@ -54,6 +54,7 @@ def test_the_readmes_example_is_answered_by_the_demo_model() -> None:
 
 def test_loading_is_told_at_once_and_at_its_end(tiny: list[str], tiny_llama: Path) -> None:
     lines = penstock("generate", "hello", *tiny).stderr.splitlines()
+    lines = [line for line in lines if "MiB of weights" not in line]  # told after 5 s, on a busy machine
     assert re.fullmatch(rf"loading {tiny_llama.name}: LlamaForCausalLM, safetensors float32, \d+ MiB", lines[0])
     assert re.fullmatch(r"ready in [\d.]+ s", lines[1])
 
