@@ -23,6 +23,7 @@ from penstock.quantization.scheme import Float8Scheme, MXFP4Scheme, QuantizedMod
 from penstock.quantization.stored_float8 import float8_rows
 from penstock.quantization.stored_mxfp4 import mxfp4_rows
 from penstock.weight_formats import FORMATS
+from tests.families import SHAPE
 from tests.kernels.versions import LIBRARY, REFERENCE
 from tests.quantization.stored import compressed_config, write_layers
 from tests.stepping import settings_for
@@ -229,6 +230,15 @@ def test_a_file_of_modelopt_beside_config_json_is_read(tmp_path: Path) -> None:
         json.dumps({"producer": {"name": "modelopt"}, "quantization": MODELOPT})
     )
     _check_layers(tmp_path, wanted)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": None}}))
+    assert read_facts(open_checkpoint(str(tmp_path)), with_weights=False).stored_format is None
+
+
+def test_quantization_that_a_multimodal_checkpoint_states_for_its_text_is_read(tmp_path: Path) -> None:
+    text = SHAPE | {"model_type": "gemma3_text", "head_dim": 16, "quantization_config": FP8, "sliding_window": 8}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_facts(open_checkpoint(str(tmp_path)), with_weights=False).stored_format == "FP8"
 
 
 @pytest.mark.parametrize("targets", [["re:.*mlp.*"], ["re:.*\\.mlp\\.(gate|up|down)_proj$"], "names"])

@@ -192,6 +192,10 @@ class HFConfig:
         text.ignore("quantization_config")  # read where it matters
         return text
 
+    def read_section(self, name: str) -> "HFConfig | None":
+        """The section of this name, if it has been read."""
+        return next((section for known, section in self._sections if known == name), None)
+
     @property
     def keys(self) -> tuple[str, ...]:
         """All keys of the object."""

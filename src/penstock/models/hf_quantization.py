@@ -81,12 +81,14 @@ def _section(config: HFConfig) -> HFConfig | None:
     for key in _KEYS:
         if (given := config.find(key, dict)) is not None:
             return config.section(given, key)
-    text = config.find("text_config", dict)
-    if text is not None and (given := config.section(text).find(_KEYS[0], dict)) is not None:
+    text = config.read_section("text_config")
+    if text is not None and (given := text.find(_KEYS[0], dict)) is not None:
         return config.section(given, f"text_config.{_KEYS[0]}")
     found = read_json(config.file.with_name(_MODELOPT_FILE)) or {}
-    given = config.section(found).find("quantization", dict)
-    return None if given is None else config.section({"quant_method": "modelopt"} | given, _MODELOPT_FILE)
+    given = config.section(found).find("quantization", dict) or {}
+    if given.get("quant_algo") is None:
+        return None
+    return config.section({"quant_method": "modelopt"} | given, _MODELOPT_FILE)
 
 
 def _gptq(section: HFConfig) -> Scheme:
@@ -138,12 +140,12 @@ def _auto_round(section: HFConfig) -> Scheme:
     section.expect("data_type", "int")
     section.expect("super_bits", None)
     section.expect("rotation_config", None, {})
-    section.expect("modules_to_not_convert", None, [])
     symmetric = section.get("sym", True)
     form = cast(StoredFormat, forms[section.get("packing_format", "auto_round:auto_gptq")])
     blocks = section.find("block_name_to_quantize", str)
     targets = None if not blocks else module_pattern(section, "block_name_to_quantize", blocks.split(","))
-    ignored = module_pattern(section, "extra_config", _float_layers(section))
+    listed = section.find("modules_to_not_convert", list) or []
+    ignored = module_pattern(section, "extra_config", [*listed, *_float_layers(section)])
     section.ignore(*(key for key in section.keys if key.startswith((_OF_ACTIVATIONS, "enable_"))))
     section.ignore("autoround_version", "iters", "seqlen", "nsamples", "lr", "minmax_lr", "low_gpu_mem_usage")
     section.ignore("gradient_accumulate_steps", "amp", "to_quant_block_names", "scale_dtype", "super_group_size")
