@@ -120,6 +120,32 @@ def test_a_token_that_the_config_calls_special_is_so_whatever_tokenizer_json_say
     assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "a"
 
 
+@pytest.mark.parametrize("splits", [True, False, None])
+def test_special_tokens_in_texts_are_split_where_the_config_says_so(tmp_path, splits):
+    config = {} if splits is None else {"split_special_tokens": splits}
+    folder = write_tokenizer(tmp_path, byte_level_bpe(), eos_token="<|stop|>", **config)
+    ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+    text = "a<|stop|>"
+    assert ours.encode(text) == theirs.encode(text)
+    assert (ours.encode(text)[-1] == ours.eos_token_id) == (not splits)
+    assert ours.encode_texts([text])[0][0] == tuple(ours.encode(text))
+    assert [token for token, _, _ in ours.encode_with_offsets(text)] == ours.encode(text)
+
+
+def test_split_special_tokens_of_another_type_is_refused(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe(), split_special_tokens="yes")
+    with pytest.raises(CheckpointError, match=r"split_special_tokens in tokenizer_config\.json of .* true or false"):
+        Tokenizer.from_path(folder)
+
+
+def test_the_chat_template_of_processor_config_json_counts_last(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe(), chat_template=None)
+    (folder / "processor_config.json").write_text(json.dumps({"chat_template": "of its config"}))
+    assert Tokenizer.from_path(folder).chat_template_source == "of its config"
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert Tokenizer.from_path(folder).chat_template_source == "of the processor"
+
+
 def test_tokens_that_only_added_tokens_json_names_are_known(tmp_path):
     folder = write_tokenizer(tmp_path, byte_level_bpe(), eos_token="<|stop|>")
     size = Tokenizer.from_path(folder).vocab_size - 1  # without the special token, which comes last

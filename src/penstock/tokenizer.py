@@ -5,7 +5,7 @@ tokenizer_config.json       special tokens, whether texts begin with one, chat t
 special_tokens_map.json     special tokens, in older checkpoints
 added_tokens.json           ids of tokens that tokenizer.json may lack, in older checkpoints
 chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
-chat_template.json          the chat template of a processor, where neither has one
+chat_template.json          the chat template of a processor, where neither has one; or in processor_config.json
 additional_chat_templates/  more of them, by name
 
 A GGUF file has all of it in its metadata (`penstock.gguf.tokenizer`).
@@ -101,6 +101,7 @@ class Tokenizer:
                 f"tokenizer_config.json in {folder} lists tokens in a form that is not known: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        backend.encode_special_tokens = _splits_special(config, folder)
         return cls(backend, ChatTemplates(templates, special), special.get("eos_token"))
 
     @classmethod
@@ -336,6 +337,16 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "tokenizer_config.json") or {}
 
 
+def _splits_special(config: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the names of special tokens are tokenized as ordinary text."""
+    splits = config.get("split_special_tokens")
+    if splits not in (None, True, False):
+        raise CheckpointError(
+            f"split_special_tokens in tokenizer_config.json of {folder} must be true or false, not {shown(splits)}"
+        )
+    return bool(splits)
+
+
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages for a template, which would spell a content of None."""
     return [{**message, "content": ""} if message.get("content", "") is None else dict(message) for message in messages]
@@ -428,9 +439,10 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
     found = {name: text for name, file in named.items() if (text := read_text(file)) is not None}
     sources = found or _listed_templates(folder, config.get("chat_template"))
-    if not sources:
-        of_processor = read_json(folder / "chat_template.json") or {}
-        sources = _listed_templates(folder, of_processor.get("chat_template"), "chat_template.json")
+    for name in ("chat_template.json", "processor_config.json"):
+        if not sources:
+            of_processor = read_json(folder / name) or {}
+            sources = _listed_templates(folder, of_processor.get("chat_template"), name)
     _check_templates(sources, folder)
     return sources
 

@@ -115,6 +115,24 @@ def test_rope_scaling_that_would_undo_settings_of_rope_parameters_is_refused(
     assert read(tmp_path, config) is not None
 
 
+def test_rope_scaling_of_a_gemma_4_is_refused_with_its_place(tmp_path: Path) -> None:
+    changes = next(changes for family, changes in CASES.values() if family == "Gemma4")
+    config = written(tmp_path, "Gemma4", SHAPE | changes)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": {"rope_type": "linear", "factor": 2}}))
+    with pytest.raises(CheckpointError, match="put its settings into full_attention of rope_parameters"):
+        read_spec(open_checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_whose_attention_is_not_causal_is_refused(tmp_path: Path, family: str) -> None:
+    changes = next(changes for name, changes in CASES.values() if name == family)
+    config = written(tmp_path, family, SHAPE | changes)
+    assert read(tmp_path, config | {"is_causal": True}) == read(tmp_path, config) is not None
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    with pytest.raises(CheckpointError, match=r"is_causal|can embed texts, but not generate"):
+        read_spec(open_checkpoint(str(tmp_path)))
+
+
 def test_a_nemotron_without_attention_and_mamba_is_refused(tmp_path: Path) -> None:
     config = written(tmp_path, "NemotronH", SHAPE | CASES["nemotron-h"][1])
     (tmp_path / "config.json").write_text(json.dumps(config | {"layers_block_type": ["mlp", "moe"]}))

@@ -339,6 +339,22 @@ def test_a_decoder_embeds_where_its_folder_or_the_caller_says_so(tmp_path: Path)
     assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_decoder_made_to_embed_attends_to_both_sides_where_its_config_says_so(tmp_path: Path, window: int | None):
+    """As gte-Qwen2; `is_causal` is read by `transformers` and vLLM."""
+    windows = {} if window is None else {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+    model = transformers.Qwen2Model(config_of("qwen2", is_causal=False, **windows))
+    folder = write_model(tmp_path, model)
+    texts = some_texts(4)
+    with open_llm(folder, task="embed", max_num_batched_tokens=160) as llm:
+        vectors = llm.embed(texts)
+        tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
+    assert json.loads((folder / "config.json").read_text())["is_causal"] is False
+    with torch.inference_mode():
+        hidden = [model(torch.tensor([one])).last_hidden_state[0] for one in tokens]
+    assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

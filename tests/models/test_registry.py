@@ -97,10 +97,10 @@ def test_settings_of_generation_config_without_effect_are_named(
     generation = tmp_path / "generation_config.json"
     for given, named in (
         (
-            {"stop_strings": ["a"], "suppress_tokens": [3], "num_beams": 1, "top_p": 0.5},
-            "stop_strings, suppress_tokens",
+            {"guidance_scale": 2.0, "penalty_alpha": 0.6, "num_beams": 1, "top_p": 0.5},
+            "guidance_scale, penalty_alpha",
         ),
-        ({"bad_words_ids": [[1, 2]], "max_new_tokens": 7, "min_length": 0}, "bad_words_ids, max_new_tokens"),
+        ({"max_length": 9, "stop_strings": ["a"], "max_new_tokens": 7, "min_length": 0}, "max_length"),
         ({"eos_token_id": 0, "top_k": 5, "no_repeat_ngram_size": 0}, None),
     ):
         caplog.clear()

@@ -79,6 +79,7 @@ def read_dense(
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=rope,
+        bidirectional=not config.get("is_causal", True),  # gte-Qwen2 and the like
     )
     check_heads(attention.num_heads, attention.num_kv_heads, config)
     model = ModelSpec(

@@ -25,6 +25,7 @@ def gemma3_spec(config: HFConfig) -> ModelSpec:
     ropes = text.ropes_by_kind(head_dim, max_position, thetas, local_theta="rope_local_base_freq")
     pattern = text.size("sliding_window_pattern", 6)
     window, bidirectional = text.size("sliding_window", 4096), text.get("use_bidirectional_attention", False)
+    text.expect("is_causal", True)
     windows = text.layer_windows(
         dense.num_layers, window // 2 + 1 if bidirectional else window, lambda index: (index + 1) % pattern > 0
     )

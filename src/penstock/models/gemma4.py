@@ -147,6 +147,11 @@ class _Ropes:
 
     def __init__(self, config: HFConfig, max_position: int) -> None:
         self._config, self._max_position = config, max_position
+        if config.find("rope_scaling", dict):
+            raise CheckpointError(
+                f"rope_scaling in {config.file} names no kind of layer, and kinds have their own RoPE in this family: "
+                "put its settings into full_attention of rope_parameters"
+            )
         given = config.find("rope_parameters", dict) or _ROPES
         self._given = config.section(given)
         self._given.refuse_others("rope_parameters of layers", _ROPES)

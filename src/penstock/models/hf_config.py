@@ -416,6 +416,16 @@ class HFConfig:
             raise CheckpointError(f"layer_types in {self.file} has {len(kinds)} entries for {num_layers} layers")
         return kinds
 
+    def refuse_noncausal(self, is_bidirectional: bool) -> None:
+        """
+        Raises:
+            CheckpointError: `is_causal` is false, and the family's attention is causal nevertheless.
+        """
+        for config in (self, *self._texts):
+            if config._values.get("is_causal") is False and not is_bidirectional:
+                raise config.unsupported("is_causal", False, (True,))
+            config.ignore("is_causal")
+
     def unread(self) -> list[str]:
         """Keys that were not read and may affect the computation."""
         within = [f"{name}.{key}" for name, section in self._sections for key in section.unread()]

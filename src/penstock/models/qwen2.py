@@ -25,6 +25,8 @@ def qwen2_spec(config: HFConfig) -> ModelSpec:
 def qwen_attentions(config: HFConfig, attention: AttentionSpec, num_layers: int) -> list[AttentionSpec]:
     """The attention of each layer. Every Qwen checkpoint has `sliding_window`; `use_sliding_window` enables it."""
     window = config.find_size("sliding_window", absent=4096)
+    if window is not None and attention.bidirectional:
+        window += 1  # then it counts the keys on one side, without the query's own
     used = config.get("use_sliding_window", False)
     first = config.size("max_window_layers", 28, least=0)
     windows = config.layer_windows(num_layers, window if used else None, lambda index: index >= first)

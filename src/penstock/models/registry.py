@@ -136,6 +136,7 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         close = did_you_mean(named, [name for name in families if _family(name) == _family(named)])
         raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
     spec = families[known](config)
+    config.refuse_noncausal(_sees_both_sides(spec, windows=known.startswith(_WINDOWS_TO_BOTH_SIDES)))
     about = read_encoder(checkpoint)
     gives_logits = about is None or about.task == "score"
     if gives_logits and spec.tie_embeddings and checkpoint.gguf is None and has_own_head(checkpoint.path, spec.names):
@@ -153,6 +154,17 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         scheme = with_prefixes(scheme, spec.names.prefixes)
         spec = replace(spec, names=replace(spec.names, ignored=(*spec.names.ignored, SCALES_OF_OTHERS)))
     return replace(spec, quantization=scheme)
+
+
+_WINDOWS_TO_BOTH_SIDES = ("Qwen", "ModernBert")
+"""Architectures whose windows are made for attention to both sides, too: `transformers` has those one longer."""
+
+
+def _sees_both_sides(spec: ModelSpec, *, windows: bool) -> bool:
+    return all(
+        isinstance(mixer, AttentionSpec) and mixer.bidirectional and (windows or mixer.window is None)
+        for mixer in spec.mixers
+    )
 
 
 def _family(architecture: str) -> str:
