@@ -34,7 +34,7 @@ def slow_schema(rng: Random) -> Call:
 
 def hostile_tools(rng: Random) -> Call:
     deep: dict[str, Any] = {"type": "string"}
-    for _ in range(rng.choice((20, 200, 2000))):
+    for _ in range(rng.choice((20, 100, 300))):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
     schemas: tuple[dict[str, Any], ...] = (
         deep,

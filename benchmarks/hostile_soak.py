@@ -327,7 +327,7 @@ async def attacker(soak: Soak, attack: Attack) -> None:
     while soak.running:
         async with connection(soak) as (reader, writer):
             soak.attacks[attack.__name__] += 1
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
+            with contextlib.suppress(OSError, EOFError, asyncio.TimeoutError):
                 await asyncio.wait_for(attack(soak, reader, writer), 3 * BODY_TIMEOUT)
             received = b""
             with contextlib.suppress(OSError, asyncio.TimeoutError):
