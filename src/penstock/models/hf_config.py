@@ -421,7 +421,7 @@ class HFConfig:
         Raises:
             CheckpointError: `is_causal` is false, and the family's attention is causal nevertheless.
         """
-        for config in (self, *self._texts):
+        for config in (self, *(section for _, section in self._sections)):
             if config._values.get("is_causal") is False and not is_bidirectional:
                 raise config.unsupported("is_causal", False, (True,))
             config.ignore("is_causal")
