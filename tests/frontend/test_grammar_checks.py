@@ -1,7 +1,9 @@
 """Whose grammar is checked next, and what waits for that."""
 
 import asyncio
+import gc
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -128,3 +130,43 @@ def test_closing_refuses_the_checks_that_wait():
             await checks.check(QUICK[0], "a")
 
     run(talk)
+
+
+class ToldInspector:
+    """Finds what it is told."""
+
+    def __init__(self):
+        self.future = Future()
+
+    def knows(self, structured):
+        return False
+
+    def submit(self, structured):
+        return self.future
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_a_refusal_that_comes_after_its_caller_has_left_is_not_logged(num_steps):
+    logged = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
+        inspector = ToldInspector()
+        checks = GrammarChecks(inspector)
+        call = asyncio.ensure_future(checks.check(QUICK[0], "a"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        call.cancel()
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        inspector.future.set_exception(InvalidRequestError("refused"))
+        await asyncio.sleep(0.01)
+        await asyncio.gather(call, return_exceptions=True)
+        await checks.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert logged == []

@@ -44,8 +44,11 @@ class GrammarChecks:
             loop = asyncio.get_running_loop()
             # Released when the check ends, not when the caller is cancelled: the worker continues.
             self._inspector.submit(structured).add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        found = asyncio.wrap_future(self._inspector.submit(structured))
+        # read even if the caller has left by then: asyncio logs errors that nobody has read, with their tracebacks
+        found.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await asyncio.shield(asyncio.wrap_future(self._inspector.submit(structured)))
+            await asyncio.shield(found)
         except InvalidRequestError as error:  # kept for later callers, whose dialects may name another field
             raise InvalidRequestError(str(error), error.param) from None
 
