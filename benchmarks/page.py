@@ -1,18 +1,18 @@
-"""Generates `docs/performance.md` from the results: python benchmarks/page.py > docs/performance.md."""
+"""Generates `docs/performance.md` from the results: python -m benchmarks.page > docs/performance.md."""
 
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import roofline
-from report import RESULTS
-from scenarios import Scenario
+from benchmarks.report import RESULTS
+from benchmarks.speed import roofline
+from benchmarks.speed.scenarios import Scenario
 
 INTRO = """\
 # Performance
 
-The newest results of each benchmark on each machine, from `benchmarks/results/`. This page is generated: `python
-benchmarks/page.py > docs/performance.md`.
+The newest results of each benchmark on each machine, from `benchmarks/results/`. This page is generated: `python -m
+benchmarks.page > docs/performance.md`.
 
 ## Summary
 
@@ -24,7 +24,7 @@ and needs more memory than it in most cases."""
 PLOT = """\
 ![Tokens per second as a multiple of OpenVINO's and llama.cpp's, on zen4](performance.svg)
 
-`python benchmarks/peers_plot.py` draws this from the results of zen4: Qwen3-0.6B's shape in each kind of weights.
+`python -m benchmarks.speed.peers_plot` draws this from the results of zen4: Qwen3-0.6B's shape in each kind of weights.
 llama.cpp reads the same GGUF file as Penstock, OpenVINO its own weights of as many bits.
 
 ## Machines
@@ -44,7 +44,7 @@ where many tokens are multiplied.
 
 ## Compared with other engines
 
-`python benchmarks/peers.py MODEL WEIGHTS PEER`. The two engines take turns, and each figure is the median of the
+`python -m benchmarks.speed.peers MODEL WEIGHTS PEER`. The two engines take turns, and each figure is the median of the
 rounds.
 
 - **Scenarios**: "8 streams: 64 in, 64 out" is 8 simultaneous requests with prompts of 32 to 64 tokens and 64 output
@@ -52,7 +52,7 @@ rounds.
   tokens. For "1,024-token prompt" one token is generated, and the rate is prompt tokens per second.
 - **Models**: random weights in the shapes of Qwen3-0.6B, of a Llama with 1 B parameters (`llama-1b`), of 8 of Llama
   8B's 32 layers (`llama-8b-8l`), of 8 and 4 of Qwen3-30B-A3B's 48 layers, of Qwen3.5-0.8B and Gemma3-1B, and `tiny`
-  (4 layers of 256). `benchmarks/real_shapes.py` makes the last but `tiny`.
+  (4 layers of 256). `benchmarks/speed/real_shapes.py` makes the last but `tiny`.
 - **Weights**: `q4_k_m`, `q4_0` and `q8_0` are one GGUF file that both engines read. With `/avx2` Penstock runs the
   kernels of processors without AVX-512 (`--isa avx2`), the peer its best. `openvino-fp16` beside int8 and
   `openvino-int8` beside int4 are OpenVINO's weights that lose no more accuracy than Penstock's do
@@ -62,7 +62,7 @@ rounds.
 ROOFLINE = """\
 ## Compared with the machine's limits
 
-`python benchmarks/roofline.py --machine zen5`: Penstock's rate as a share of a perfect engine's, in brackets
+`python -m benchmarks.speed.roofline --machine zen5`: Penstock's rate as a share of a perfect engine's, in brackets
 OpenVINO's. A perfect engine computes prompts at the peak arithmetic rate, and decodes at that rate or as fast as it
 can read all weights, keys and values once per step. bfloat16 weights count as 12 bits
 ([native-kernels.md](native-kernels.md#bfloat16-in-12-bits)). Limits and scenarios were not measured at the same time,
@@ -96,54 +96,54 @@ NEWEST = "zen4"
 OTHERS = {  # benchmark: (title, command, remark)
     "steps": (
         "Fixed cost of a step",
-        "steps.py MODEL",
+        "speed.steps MODEL",
         "The time outside of the native kernels, with the `tiny` shape.",
     ),
-    "scheduler": ("Scheduler and prefix tree", "scheduler.py", "CPU time."),
-    "sampling": ("Sampling", "sampling.py MODEL", "qwen3-0.6b's vocabulary."),
+    "scheduler": ("Scheduler and prefix tree", "speed.scheduler", "CPU time."),
+    "sampling": ("Sampling", "speed.sampling MODEL", "qwen3-0.6b's vocabulary."),
     "speculation": (
         "Speculation",
-        "speculation.py MODEL",
+        "speed.speculation MODEL",
         "Seconds with speculation divided by seconds without; below 1 is faster.",
     ),
-    "edge": ("HTTP", "edge.py", ""),
-    "journal": ("Journal", "journal.py", ""),
-    "startup": ("Start", "startup.py", "Medians of fresh processes, demo model."),
+    "edge": ("HTTP", "speed.edge", ""),
+    "journal": ("Journal", "speed.journal", ""),
+    "startup": ("Start", "speed.startup", "Medians of fresh processes, demo model."),
     "load": (
         "Loading",
-        "load.py MODEL",
+        "speed.load MODEL",
         "From the start of a process until the model is ready, imports included. A first start packs, later ones map.",
     ),
-    "memory": ("Memory", "memory.py MODEL", "qwen3-0.6b, peak of the engine process with the pool full."),
+    "memory": ("Memory", "speed.memory MODEL", "qwen3-0.6b, peak of the engine process with the pool full."),
     "second_turn": (
         "A chat's second turn",
-        "second_turn.py",
+        "speed.second_turn",
         "Its time to the first token divided by the first turn's; random models with each kind of cache.",
     ),
     "fairness": (
         "Fairness",
-        "fairness.py --model MODEL",
+        "robustness.fairness --model MODEL",
         "SmolLM2-135M-Instruct, prompts of 300 tokens beside streams of 200 + 128 tokens.",
     ),
-    "penalties": ("Penalties", "sampling.py", "CPU time of one thread, on a machine under load."),
-    "hostile_soak": ("Hostile bytes", "hostile_soak.py", "Beside valid requests, demo model."),
+    "penalties": ("Penalties", "speed.sampling", "CPU time of one thread, on a machine under load."),
+    "hostile_soak": ("Hostile bytes", "robustness.hostile_soak", "Beside valid requests, demo model."),
     "fleet": (
         "Several engines",
-        "fleet.py",
+        "speed.fleet",
         "The rows of 0.6b: `--parts weights --model MODEL`, qwen3-0.6b's shape in bfloat16.",
     ),
     "kills": (
         "Kills under load",
-        "kills.py",
-        "With `PYTHONPATH=.`; demo model. One machine, whose Ray nodes are processes.",
+        "robustness.kills",
+        "Demo model. One machine, whose Ray nodes are processes.",
     ),
     "shared-weights": (
         "Memory of several engines",
-        "shared_weights.py MODEL --options quantization=int4",
+        "speed.shared_weights MODEL --options quantization=int4",
         "Llama 8B's shape, 8 layers.",
     ),
-    "simulator_speed": ("Simulator", "simulator.py speed --simulated 1200", "CPU time of one core."),
-    "soak": ("Soak", "soak.py", "Mixed load, kills of the engine and aborts."),
+    "simulator_speed": ("Simulator", "speed.simulator speed --simulated 1200", "CPU time of one core."),
+    "soak": ("Soak", "robustness.soak", "Mixed load, kills of the engine and aborts."),
 }
 
 
@@ -167,7 +167,7 @@ def page() -> str:
     lines += ["", ROOFLINE, "", *limit_table("zen5"), "", *ceiling_table()]
     lines += ["", ALONE]
     for name, (title, command, remark) in OTHERS.items():
-        lines += ["", f"### {title}", "", f"`python benchmarks/{command}`. {remark}".rstrip(), "", *bar_table(name)]
+        lines += ["", f"### {title}", "", f"`python -m benchmarks.{command}`. {remark}".rstrip(), "", *bar_table(name)]
     return "\n".join(lines)
 
 
@@ -283,7 +283,7 @@ def limit_table(machine: str) -> Iterator[str]:
 def ceiling_table() -> Iterator[str]:
     """Kernels as shares of the ceilings, means over the shapes."""
     yield "Kernels alone, as shares of the measured read bandwidth or arithmetic rate, whichever limits more"
-    yield "(`python benchmarks/linear.py`, `python benchmarks/attention.py`):"
+    yield "(`python -m benchmarks.speed.linear`, `python -m benchmarks.speed.attention`):"
     yield ""
     yield f"| kernel | {' | '.join(machines())} |"
     yield f"|---|{'---|' * len(machines())}"

@@ -125,7 +125,7 @@ struct IntegerLayout {
         }
     }
 
-    // Calls body(Form) for the weight's form; returns false if no format in `penstock.weight_formats` has it.
+    // Calls body(Form) for the weight's form; returns false if no format in `penstock.config.weight_formats` has it.
     template <int Bits, bool Halves, class Body>
     bool with_form(const Body& body) const {
         if constexpr (Halves) {

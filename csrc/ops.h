@@ -37,7 +37,7 @@ struct Weight {
     int64_t columns;
     uint8_t* data;
     float* row_scales;  // [rows rounded up to panels], if a super scale covers a whole row; else null
-    // The integer format; see `penstock.weight_formats`.
+    // The integer format; see `penstock.config.weight_formats`.
     int32_t bits;
     int32_t group;
     int32_t scale_type;
@@ -109,7 +109,7 @@ struct LoraArgs {
 };
 
 // Rows to pack. Integers are one unsigned byte each; the other arrays have the types and shapes that the kind stores
-// (`penstock.weight_formats`), null if it has none.
+// (`penstock.config.weight_formats`), null if it has none.
 struct PackArgs {
     const Weight* weight;
     int64_t first_row;
@@ -380,7 +380,7 @@ struct GatedNormArgs {
     float eps;
 };
 
-// Routing: the experts of each token from the router's logits; see `penstock.feed_forward.Routing`.
+// Routing: the experts of each token from the router's logits; see `penstock.config.feed_forward.Routing`.
 enum Score : int32_t { kSoftmax = 0, kSoftmaxOfTop = 1, kSigmoid = 2, kSparseMixer = 3 };
 
 struct RouteArgs {

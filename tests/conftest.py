@@ -6,7 +6,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.library import explain_missing_library
+from tests.support.library import explain_missing_library
 
 # No deadline for one example: the machines that run the tests are shared, and a slow moment is no failure.
 hypothesis.settings.register_profile("penstock", deadline=None)
@@ -37,6 +37,6 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random float32 Llama of two layers, a context of 512, and a tokenizer with a chat template."""
-    from tests.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
+    from tests.support.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
 
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))

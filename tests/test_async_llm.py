@@ -15,10 +15,10 @@ from typing import TypeVar
 import pytest
 
 from penstock import LLM, AsyncLLM, Function, SamplingParams, Tools
+from penstock.api.request import FinishReason
 from penstock.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError
 from penstock.parsers.parts import ToolCall
-from penstock.request import FinishReason
-from tests.checkpoints import write_tiny_llama
+from tests.support.checkpoints import write_tiny_llama
 
 T = TypeVar("T")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

@@ -16,15 +16,15 @@ import tokenizers
 import transformers
 
 from penstock import LLM, Function, SamplingParams, Tools
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason
+from penstock.config.engine_config import EngineConfig
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build
 from penstock.engine.core import EngineCore
 from penstock.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from penstock.parsers.parts import Text, ToolCall
-from penstock.request import FinishReason
-from tests.checkpoints import write_tiny_llama
-from tests.encoders import config_of, write_model
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.encoders import config_of, write_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 

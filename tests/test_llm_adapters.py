@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
+from penstock.api.request import RequestOutput
 from penstock.errors import AdapterError, ConfigError, InvalidRequestError
-from penstock.request import RequestOutput
-from tests.adapters import write_adapter, write_merged
+from tests.support.adapters import write_adapter, write_merged
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 PROMPTS = ["the quick brown fox", "what is the sum of thirty seven and fifty eight, and why is it so", "a"]

@@ -1,7 +1,7 @@
 """Runs the agents and SDKs that people use against real servers: python -m tools.agents [NAME ...] [--record]
 
 Each is installed at a pinned version in a folder of its own, under $AGENTS_HOME (by default ~/.cache/penstock-agents),
-and works through loops of tools with script models (tests/script_model.py) of several kinds, and with the real
+and works through loops of tools with script models (tests/support/script_model.py) of several kinds, and with the real
 SmolLM2. A proxy records what it sends; `--record` keeps that in tests/agents/bodies. A refused request is a failure.
 Prints a table, and exits with 1 if anything failed. The suites are tests/agents/*_suite.*.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.agents.scripts import scripts
-from tests.script_model import HARMONY, HERMES, STRICT, write_kind
+from tests.support.script_model import HARMONY, HERMES, STRICT, write_kind
 from tools.agents_bodies import write_bodies
 from tools.agents_prefix import prefix_lines
 from tools.agents_proxy import Exchange, RecordingProxy

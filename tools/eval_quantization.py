@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.checkpoint import DEMO_FOLDER
-from tests.checkpoints import write_tiny_llama
-from tests.stepping import Stepper
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.stepping import Stepper
 from tools.demo_tasks import TASKS, Item, is_correct, make
 
 VARIANTS: dict[str, dict[str, str]] = {

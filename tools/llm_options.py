@@ -1,6 +1,6 @@
-"""The types of the keywords of `LLM`, generated from `penstock.config` for editors and type checkers.
+"""The types of the keywords of `LLM`, generated from `penstock.config.engine_config` for editors and type checkers.
 
-python -m tools.llm_options         (writes src/penstock/llm_options.py; tests/test_signatures.py compares it)
+python -m tools.llm_options  (writes src/penstock/config/llm_options.py; tests/config/test_signatures.py compares it)
 """
 
 import types
@@ -11,9 +11,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from penstock.config import iter_options
+from penstock.config.engine_config import iter_options
 
-FILE = Path(__file__).parent.parent / "src" / "penstock" / "llm_options.py"
+FILE = Path(__file__).parent.parent / "src" / "penstock" / "config" / "llm_options.py"
 WIDTH = 113
 
 
@@ -23,7 +23,7 @@ def source() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield '"""The keywords of `LLM`, generated from `penstock.config` by `python -m tools.llm_options`; do not edit."""'
+    yield '"""The keywords of `LLM`, generated from `EngineConfig` by `python -m tools.llm_options`; do not edit."""'
     yield ""
     yield "from typing import Literal"
     yield ""

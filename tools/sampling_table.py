@@ -6,9 +6,9 @@ import textwrap
 from dataclasses import fields
 from pathlib import Path
 
+from penstock.api.sampling_params import SamplingParams
+from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.cli.flags import SAMPLING_FLAGS
-from penstock.generation_config import GenerationDefaults
-from penstock.sampling_params import SamplingParams
 from penstock.server.anthropic.schema import MessagesBody
 from penstock.server.body import Body
 from penstock.server.openai.responses_schema import ResponsesBody

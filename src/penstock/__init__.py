@@ -5,9 +5,9 @@ from penstock import LLM, SamplingParams
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.parsers.tools import Function, Tools
-from penstock.request import RequestOutput
-from penstock.sampling_params import SamplingParams, Structured
+from penstock.api.request import RequestOutput
+from penstock.api.sampling_params import SamplingParams, Structured
+from penstock.api.tools import Function, Tools
 
 if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM

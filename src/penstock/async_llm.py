@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from penstock.config import EngineConfig
+from penstock.api.request import Adapter, RequestOutput
+from penstock.api.sampling_params import SamplingParams
+from penstock.api.tools import Tools
+from penstock.config.engine_config import EngineConfig
+from penstock.config.llm_options import LLMOptions
+from penstock.config.signatures import advises_names, lists_options
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.arguments import Message, Prompt, check_params, conversations_of, plain_prompt
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.llm_options import LLMOptions
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
-from penstock.parsers.tools import Tools
-from penstock.request import Adapter, RequestOutput
-from penstock.sampling_params import SamplingParams
-from penstock.signatures import advises_names, lists_options
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.frontend.client import Accepted, AsyncEngine
@@ -53,9 +53,9 @@ class AsyncLLM:
         self._ids = itertools.count()
 
     async def __aenter__(self) -> Self:
+        from penstock.fleet.link import EngineLink
         from penstock.frontend.client import AsyncEngine
         from penstock.frontend.limits import QueueLimits
-        from penstock.frontend.link import EngineLink
 
         if self._started is not None:
             raise InvalidRequestError("this AsyncLLM is running already: `async with` starts it once")

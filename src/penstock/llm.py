@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from typing_extensions import Unpack
 
-from penstock import startup
-from penstock.chat_template import read_template
-from penstock.checkpoint import resolve_path
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason, RequestOutput
+from penstock.api.sampling_params import SamplingParams
+from penstock.api.tools import Tools
+from penstock.checkpoint.checkpoint import resolve_path
+from penstock.config.engine_config import EngineConfig
+from penstock.config.llm_options import LLMOptions
+from penstock.config.signatures import advises_names, lists_options
+from penstock.engine import startup
 from penstock.engine.info import EngineStats
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError, PenstockError
 from penstock.frontend.adapters import AdapterNames
@@ -39,16 +43,12 @@ from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.scoring import Scoring, paired
 from penstock.frontend.text_encoding import EncodedText, TextEncoder, check_dimensions, vector_of
-from penstock.host import interrupts_held
-from penstock.llm_options import LLMOptions
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
-from penstock.parsers.tools import Tools
-from penstock.request import FinishReason, RequestOutput
-from penstock.sampling_params import SamplingParams
-from penstock.signatures import advises_names, lists_options
 from penstock.structured.inspector import Inspector
-from penstock.tokenizer import Tokenizer
+from penstock.system.host import interrupts_held
+from penstock.text.chat_template import read_template
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.script_model import Call, Turn
+from tests.support.script_model import Call, Turn
 
 ANSWER = "The answer is 42."
 NOTE = "The note says seven."

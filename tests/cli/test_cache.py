@@ -7,7 +7,7 @@ import pytest
 
 from penstock import LLM
 from penstock.cli import main
-from penstock.models import packed_key
+from penstock.models.loading import packed_key
 from tests.kernels.versions import needs_native
 
 

@@ -37,7 +37,7 @@ def tiny(tiny_llama: Path) -> list[str]:
 
 
 def test_help_names_every_option_of_the_engine() -> None:
-    from penstock.config import iter_options
+    from penstock.config.engine_config import iter_options
 
     for more in (["--help", "all"], ["--help-all"]):
         text = penstock("generate", *more).stdout
@@ -62,8 +62,8 @@ def test_loading_is_told_at_once_and_at_its_end(tiny: list[str], tiny_llama: Pat
 def test_the_weights_read_are_told_in_lines_every_few_seconds(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("penstock.loading_progress.INTERVAL", 0.0)
-    monkeypatch.setattr("penstock.models.loader.MIN_PIECE_BYTES", 2**14)
+    monkeypatch.setattr("penstock.system.loading_progress.INTERVAL", 0.0)
+    monkeypatch.setattr("penstock.models.loading.loader.MIN_PIECE_BYTES", 2**14)
     options = ["--model", str(tiny_llama), "--packed-cache", "off", "--threads", "1", "--max-tokens", "1"]
     assert main(["generate", "hello", *options]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if "MiB of weights" in line]

@@ -19,7 +19,7 @@ import pytest
 
 from penstock import LLM
 from penstock.cli import main
-from tests.checkpoints import write_tiny_llama
+from tests.support.checkpoints import write_tiny_llama
 
 COMMAND = [sys.executable, "-m", "penstock.cli"]
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.cli import main, make_parser
 from penstock.cli.parser import FOREIGN_FLAGS
 from penstock.cli.topics import _TITLE_OF, COMMON
-from penstock.config import FOREIGN_OPTIONS, EngineConfig, iter_options
+from penstock.config.engine_config import FOREIGN_OPTIONS, EngineConfig, iter_options
 from penstock.errors import ConfigError
 from penstock.server.config import iter_server_options
 

@@ -4,9 +4,9 @@ import pytest
 
 from penstock.cli import main
 from penstock.cli.sources import gather, show
-from penstock.config import EngineConfig, iter_options, parse_overrides
+from penstock.config.engine_config import EngineConfig, iter_options, parse_overrides
 from penstock.errors import ConfigError
-from penstock.toml import read_toml
+from penstock.system.toml import read_toml
 
 OPTIONS = [f for _, f in iter_options()]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from tests.checkpoints import write_tiny_llama
-from tests.gguf_files import write_gguf
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.gguf_files import write_gguf
 
 FLAGS = ["--kv-cache-memory", "8MiB", "--threads", "1"]
 

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from penstock.api.request import BlockSource
 from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import Record
-from penstock.request import BlockSource
 from tests.core.fakes import FakeRunner
 
 Content = list[tuple[int, list[int]] | None]

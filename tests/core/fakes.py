@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
+from penstock.api.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import Beams
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.plan import BlockCopy, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
 from penstock.runner.torch_runner import BlockTables
-from penstock.sampling_params import Beams
-from tests.params import GREEDY
+from tests.support.params import GREEDY
 
 STOP_TOKEN = 7
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from penstock.api.request import FinishReason, TokenLogprob
+from penstock.api.sampling_params import Beams
 from penstock.core.beam import TOO_FEW, BeamSearch
 from penstock.core.plan import Ending
-from penstock.request import FinishReason, TokenLogprob
-from penstock.sampling_params import Beams
 from tests.core.fakes import FakeRunner, expected_beams, make_request, make_scheduler, run_step, run_to_end
 
 

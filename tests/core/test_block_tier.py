@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import BlockSource, Request
+from penstock.config.memory import PoolLimits, layer_groups
+from penstock.config.model_facts import KVSpec
 from penstock.core.block_tier import LOAD_SECONDS, BlockTier
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.stored_blocks import StoredTree
-from penstock.memory import PoolLimits, layer_groups
-from penstock.model_facts import KVSpec
-from penstock.request import BlockSource, Request
 from tests.core.block_files import FakeFile, FakeIO
 from tests.core.fakes import FakeRunner, make_request, run_step
 from tests.core.test_scheduler_properties import MAX_LEN, Traffic, requests

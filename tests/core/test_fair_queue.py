@@ -5,11 +5,11 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import FinishReason
 from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, FairQueue
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
-from penstock.request import FinishReason
 from tests.core.fakes import FakeRunner, make_request, run_step, run_to_end
 
 MAX_NUM_SEQS = 3

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from penstock.api.request import FinishReason, SequenceOutput
 from penstock.core.build import make_scheduler as make_scheduler_of
 from penstock.core.plan import Ending, StepPlan, StepResult
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.step import Step
-from penstock.request import FinishReason, SequenceOutput
 from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_step, run_to_end
-from tests.stepping import settings_for
+from tests.support.stepping import settings_for
 
 NEVER = ()  # no stop tokens: a sequence runs to its max_tokens
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import FinishReason, Request
+from penstock.api.sampling_params import Beams
+from penstock.config.memory import PoolLimits, layer_groups
+from penstock.config.model_facts import KVSpec
 from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.memory import PoolLimits, layer_groups
-from penstock.model_facts import KVSpec
-from penstock.request import FinishReason, Request
-from penstock.sampling_params import Beams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
 from tests.core.fakes import (
     Collected,

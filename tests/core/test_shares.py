@@ -6,11 +6,11 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import Request, SequenceOutput
 from penstock.core.fairness import Claim, Shares
 from penstock.core.policies import TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.step import Step
-from penstock.request import Request, SequenceOutput
 from tests.core.fakes import FakeRunner, expected_answer, make_request, make_scheduler, run_step, run_to_end
 
 NEVER = ()  # no stop tokens: a sequence runs to its max_tokens

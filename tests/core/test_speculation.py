@@ -6,10 +6,10 @@ from collections.abc import Sequence as Tokens
 
 import pytest
 
+from penstock.api.request import FinishReason
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import MAX_PAUSE, Draft, Speculation
-from penstock.request import FinishReason
 from tests.core.drafters import SkilledDrafter, TimedRunner
 from tests.core.fakes import (
     STOP_TOKEN,

@@ -7,8 +7,8 @@ import pytest
 
 from tests.e2e.test_fleet import FLAGS, bodies
 from tests.e2e.test_killed_engine import Told, tell_all
-from tests.ray_cluster import LocalCluster, local_cluster
 from tests.server.running import running_server
+from tests.support.ray_cluster import LocalCluster, local_cluster
 
 
 @pytest.fixture(scope="session")

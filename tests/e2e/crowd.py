@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from random import Random
 
-from penstock.checkpoint import open_checkpoint
+from penstock.api.sampling_params import SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
-from penstock.sampling_params import SamplingParams
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 from tools.demo_tasks import make
 
 TASKS = ("arithmetic", "reverse", "sort", "copy", "recall", "json", "tool_call", "refer_back")

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig, Role
+from penstock.api.request import Request, TokenLogprob
+from penstock.api.sampling_params import SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.config.engine_config import EngineConfig, Role
+from penstock.config.memory import PoolLimits, layer_groups
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
-from penstock.memory import PoolLimits, layer_groups
 from penstock.models.registry import read_facts
-from penstock.request import Request, TokenLogprob
-from penstock.sampling_params import SamplingParams
 
 BLOCK_SIZE, BUDGET, NUM_SEQS = 16, 48, 6
 

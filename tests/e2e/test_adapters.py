@@ -17,10 +17,10 @@ import openai
 import pytest
 
 from penstock import LLM, SamplingParams, native
-from penstock.request import CompletionOutput
-from tests.adapters import write_adapter
+from penstock.api.request import CompletionOutput
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support.adapters import write_adapter
+from tests.support.waiting import wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "2"))
 SEED = int(os.environ.get("TEST_SEED", "1"))

@@ -7,8 +7,8 @@ import huggingface_hub
 import openai
 import pytest
 
-from tests import fetch
 from tests.server.running import running_server
+from tests.support import fetch
 
 ARGUMENT = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get the weather of a city.", "parameters": ARGUMENT}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams, native
-from tests.checkpoints import write_few_tokens
+from tests.support.checkpoints import write_few_tokens
 
 STOPS = [0, 3, 7, 11]
 PROMPTS = [[5, 6, 7, 8, 9], list(range(20, 37)), [40, 2, 40, 2, 40, 2, 40, 2, 1]]

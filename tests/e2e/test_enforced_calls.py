@@ -10,11 +10,11 @@ import openai
 import pytest
 
 from penstock import LLM, Function, SamplingParams, Structured, Tools
+from penstock.api.request import FinishReason
 from penstock.parsers.parts import Text, ToolCall
-from penstock.request import FinishReason
 from tests.parsers.answers import MARKS, write_tokenizer
-from tests.schemas import check_document
 from tests.server.running import running_server
+from tests.support.schemas import check_document
 
 TEMPLATES = {
     "harmony": ("x{# <|channel|>analysis<|message|><|end|> #}", ["<|return|>", "<|call|>"]),
@@ -39,7 +39,7 @@ FORM = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def checkpoint(request, tmp_path_factory):
-    from tests.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
+    from tests.support.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
 
     template, ends = TEMPLATES[request.param]
     folder = write_tiny_llama(tmp_path_factory.mktemp(request.param), vocab_size=len(MARKS) + 256)

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from tests import fetch
 from tests.e2e.test_killed_engine import check_answers, make_bodies, read_tokens, tell_all
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.waiting import wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "2"))
 SEED = int(os.environ.get("TEST_SEED", "1"))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config import EngineConfig
+from penstock.api.sampling_params import SamplingParams
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
-from penstock.sampling_params import SamplingParams
-from tests.checkpoints import write_few_tokens
+from tests.support.checkpoints import write_few_tokens
 
 STOPS = [0, 3, 7]
 LENGTH = 24

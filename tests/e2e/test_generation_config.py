@@ -9,8 +9,8 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.errors import CheckpointError
-from tests.checkpoints import write_tiny_llama
 from tests.server.running import running_server
+from tests.support.checkpoints import write_tiny_llama
 
 PROMPT = "the quick brown"
 GREEDY = SamplingParams(temperature=0.0)

@@ -12,8 +12,8 @@ from openai.types.shared_params.response_format_json_schema import JSONSchema
 from penstock import LLM, SamplingParams
 from penstock.errors import ConfigError
 from tests.cli.test_commands import penstock
-from tests.gguf_files import write_gguf
 from tests.server.running import running_server
+from tests.support.gguf_files import write_gguf
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 SMALL = ("--kv-cache-memory", "8MiB", "--threads", "1")

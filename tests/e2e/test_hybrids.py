@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.models import registry
-from tests.checkpoints import write_random
 from tests.e2e.engines import BLOCK_SIZE, Answer, answers_of, engine, hits_of, memory_for, request_of
-from tests.hybrid import toy_hybrid_spec, write_toy_hybrid
+from tests.support.checkpoints import write_random
+from tests.support.hybrid import toy_hybrid_spec, write_toy_hybrid
 
 SHAPE = {
     "vocab_size": 96,

@@ -15,11 +15,11 @@ import pytest
 from openai.types import Completion
 
 from penstock import native
-from penstock.checkpoint import DEMO_FOLDER
-from penstock.tokenizer import Tokenizer
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
+from penstock.text.tokenizer import Tokenizer
 from tests.e2e.crowd import make_visitors
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "2"))
 SEED = int(os.environ.get("TEST_SEED", "1"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 
 from tests.server.running import running_server
-from tests.waiting import alive, children, wait_until
+from tests.support.waiting import alive, children, wait_until
 
 
 def test_a_killed_rank_takes_the_engine_down_and_the_next_one_goes_on(tiny_llama: Path) -> None:

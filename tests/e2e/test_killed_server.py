@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 
-from penstock.checkpoint import DEMO_FOLDER
-from penstock.tokenizer import Tokenizer
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
+from penstock.text.tokenizer import Tokenizer
 from tests.e2e.crowd import make_visitors
 from tests.server.running import RunningServer
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from penstock import native
-from tests.checkpoints import write_random, write_tokenizer
 from tests.e2e.engines import answers_of, engine, memory_for, request_of
 from tests.e2e.test_killed_engine import Told, read_tokens, tell_all
-from tests.mtp import write_with_head
 from tests.server.running import RunningServer, running_server
+from tests.support.checkpoints import write_random, write_tokenizer
+from tests.support.mtp import write_with_head
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 384,

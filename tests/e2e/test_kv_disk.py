@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from penstock.api.request import SequenceOutput
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
-from penstock.request import SequenceOutput
 from penstock.runner import rank_blocks
 from penstock.runner.block_file import PAGE
-from tests.checkpoints import write_random
 from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
 from tests.kernels.versions import needs_native
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support.checkpoints import write_random
+from tests.support.waiting import wait_until
 
 PROMPT = random.Random(3).choices(range(3, 200), k=200)
 WORDS = " ".join(f"word{i}" for i in range(120))

@@ -7,10 +7,10 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.errors import CheckpointError, ConfigError
-from tests import fetch
-from tests.checkpoints import write_tiny_llama
-from tests.gguf_files import write_gguf
 from tests.server.running import RunningServer, running_server
+from tests.support import fetch
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.gguf_files import write_gguf
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 OWN = "{% for message in messages %}quick {{ message['content'] }}{% endfor %}"

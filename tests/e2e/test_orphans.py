@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 
 from tests.server.running import RunningServer
-from tests.waiting import alive, descendants, stop, wait_until
+from tests.support.waiting import alive, descendants, stop, wait_until
 
 SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(5)}}
-KINDS = ("penstock.engine.process", "penstock.chat_worker", "penstock.structured.worker")
+KINDS = ("penstock.engine.process", "penstock.text.chat_worker", "penstock.structured.worker")
 
 
 def test_no_process_of_a_killed_server_outlives_it_not_even_a_stopped_one() -> None:

@@ -1,6 +1,7 @@
 """The whole engine on a device that is not the CPU: the answers of the reference kernels on the CPU.
 
-The device is pretended (`tests/pretended.py`), so that every machine has one. A machine with a GPU tests that, too.
+The device is pretended (`tests/support/pretended.py`), so that every machine has one. A machine with a GPU tests that,
+too.
 """
 
 import os
@@ -13,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
+from penstock.config.memory import Machine
 from penstock.engine.build import build_engine
 from penstock.frontend.input_processor import InputProcessor
-from penstock.memory import Machine
-from penstock.tokenizer import Tokenizer
-from tests.checkpoints import write_random, write_tokenizer
-from tests.controls import Answer, answer, requests_of
-from tests.pretended import NAME, PretendedDevice
+from penstock.text.tokenizer import Tokenizer
+from tests.support.checkpoints import write_random, write_tokenizer
+from tests.support.controls import Answer, answer, requests_of
+from tests.support.pretended import NAME, PretendedDevice
 
 
 @pytest.fixture(scope="module")

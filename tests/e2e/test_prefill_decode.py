@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.test_fleet import FLAGS, engines
 from tests.e2e.test_killed_engine import Told, check_answers, make_bodies, read_tokens, tell_all
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 NUM_STREAMS = 12
 PULLED = 'penstock_block_transfers_total{what="pulled"}'

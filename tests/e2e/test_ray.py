@@ -16,12 +16,12 @@ import httpx
 import psutil
 import pytest
 
-from tests import fetch
 from tests.e2e.test_fleet import FLAGS, bodies, engines
 from tests.e2e.test_killed_engine import Told, check_answers, read_tokens, tell_all
-from tests.ray_cluster import LocalCluster
 from tests.server.running import RunningServer
-from tests.waiting import alive, wait_until
+from tests.support import fetch
+from tests.support.ray_cluster import LocalCluster
+from tests.support.waiting import alive, wait_until
 
 KILLS = int(os.environ.get("TEST_KILLS", "1"))
 SEED = int(os.environ.get("TEST_SEED", "1"))

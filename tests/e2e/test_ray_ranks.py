@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from penstock.ranks import RANK_PROCESS
+from penstock.config.ranks import RANK_PROCESS
 from tests.e2e.test_fleet import FLAGS, bodies, engines
 from tests.e2e.test_killed_engine import Told, check_answers, tell_all
 from tests.e2e.test_ray import START_SECONDS, disturbed
-from tests.ray_cluster import LocalCluster
 from tests.server.running import RunningServer
-from tests.waiting import alive, wait_until
+from tests.support.ray_cluster import LocalCluster
+from tests.support.waiting import alive, wait_until
 
 RANKS = ("--tensor-parallel-size", "2", "--nodes-per-engine", "2", "--admin")
 

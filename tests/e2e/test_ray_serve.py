@@ -16,12 +16,12 @@ import httpx
 import psutil
 import pytest
 
-from penstock.checkpoint import DEMO_FOLDER
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
 from penstock.errors import ConfigError
 from tests.e2e.test_fleet import bodies
 from tests.e2e.test_killed_engine import Told, check_answers
-from tests.ray_cluster import LocalCluster
-from tests.waiting import wait_until
+from tests.support.ray_cluster import LocalCluster
+from tests.support.waiting import wait_until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray Serve uses what pydantic has deprecated

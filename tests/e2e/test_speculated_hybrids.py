@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Draft, Speculation
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from tests.checkpoints import write_random
 from tests.core.fakes import make_request
 from tests.e2e.test_hybrids import SHAPE
+from tests.support.checkpoints import write_random
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3_5": {

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import LLM, SamplingParams, Structured
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.errors import InvalidRequestError
-from penstock.request import FinishReason
-from tests.schemas import ENDLESS, check_document, random_schema
 from tests.server.running import RunningServer, running_server
+from tests.support.schemas import ENDLESS, check_document, random_schema
 
 SCHEMAS = int(os.environ.get("TEST_SCHEMAS", "12"))
 

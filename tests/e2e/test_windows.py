@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.engine.core import EngineCore
 from penstock.models.registry import read_facts
-from tests.checkpoints import write_random
 from tests.e2e.engines import BLOCK_SIZE, BUDGET, Answer, answers_of, engine, hits_of, memory_for, request_of
+from tests.support.checkpoints import write_random
 
 WINDOW = 24
 SHAPE = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}

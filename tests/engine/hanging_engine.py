@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
 
 HANGING_CORE = "tests.engine.hanging_engine:hang"
 
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     import time
 
     from penstock.engine.protocol import Launch
-    from penstock.frontend.engine_process import EngineProcess
+    from penstock.fleet.engine_process import EngineProcess
 
     process = EngineProcess(lambda folder: Launch(EngineConfig.from_options(model=sys.argv[1]), HANGING_CORE, folder))
     print(process.pid, flush=True)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint import Checkpoint
-from penstock.config import EngineConfig
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.engine_config import EngineConfig
+from penstock.config.settings import Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.runner.torch_runner import TorchRunner
-from penstock.settings import Settings
 
 LOSING_ENGINE = "tests.engine.losing_engine:build_losing_engine"
 FATAL, FAULTY = 301, 302

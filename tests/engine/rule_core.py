@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from penstock import loading_progress
-from penstock.config import EngineConfig
+from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
+from penstock.checkpoint.generation_config import GenerationDefaults
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import CheckpointError
-from penstock.generation_config import GenerationDefaults
-from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput, TokenLogprob
+from penstock.system import loading_progress
 
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 TELLING_CORE = "tests.engine.rule_core:build_while_telling"

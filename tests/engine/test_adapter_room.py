@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.api.request import Adapter
 from penstock.engine.adapters import AdapterRoom
 from penstock.errors import AdapterError
-from penstock.request import Adapter
 
 
 class Runner:

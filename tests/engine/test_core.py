@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason, Request, SequenceOutput
+from penstock.api.sampling_params import SamplingParams
+from penstock.config.engine_config import EngineConfig
 from penstock.errors import DeviceLostError
+from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.input_processor import InputProcessor
-from penstock.frontend.link import EngineLink
-from penstock.request import FinishReason, Request, SequenceOutput
-from penstock.sampling_params import SamplingParams
 from tests.engine.losing_engine import FATAL, FAULTY, LOSING_ENGINE, build_losing_engine
 
 GOOD = [[5, 17, 300], [42, 8, 99, 250], [7]]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.checkpoint import open_checkpoint
-from penstock.config import EngineConfig
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.config.engine_config import EngineConfig
 from penstock.core.ngrams import NgramDrafter
 from penstock.engine.build import build_engine
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
@@ -17,8 +17,8 @@ from penstock.errors import CheckpointError, ConfigError
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
-from tests.checkpoints import write_tiny_llama
-from tests.stepping import plan_of, settings_for
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.stepping import plan_of, settings_for
 
 
 def draft_for(target: Path, draft: Path | None) -> object:

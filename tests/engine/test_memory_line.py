@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from penstock.config.memory import GIB, MIB, LayerGroup, MemoryPlan
 from penstock.engine.memory_line import memory_line
-from penstock.memory import GIB, MIB, LayerGroup, MemoryPlan
 
 PLAN = MemoryPlan(96_574_873, 8 * GIB, 70_000_000, (LayerGroup((0,), None, 11_650),), 32, "--kv-cache-memory")
 

@@ -1,14 +1,14 @@
 from concurrent.futures import Future
 from dataclasses import replace
 
+from penstock.api.request import ErrorReason, FinishReason, Request
+from penstock.api.sampling_params import Structured
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import OrderedQueue, by_arrival
 from penstock.core.scheduler import EXPIRED, Scheduler
 from penstock.engine.core import PendingRequests
 from penstock.errors import InvalidRequestError
-from penstock.request import ErrorReason, FinishReason, Request
-from penstock.sampling_params import Structured
-from tests.params import GREEDY
+from tests.support.params import GREEDY
 
 
 class Grammars:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason, Request
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.process import EngineLoop
 from penstock.engine.protocol import (
@@ -28,12 +29,11 @@ from penstock.engine.protocol import (
     decode_from_engine,
     encode,
 )
-from penstock.frontend.link import EngineLink, describe_exit
-from penstock.frontend.supervisor import await_ready
-from penstock.request import FinishReason, Request
+from penstock.fleet.link import EngineLink, describe_exit
+from penstock.fleet.supervisor import await_ready
 from tests.engine.rule_core import CRASH, HANG, MARKED, RULE_CORE, TELLING_CORE, RuleCore
-from tests.params import GREEDY
-from tests.waiting import alive, wait_until
+from tests.support.params import GREEDY
+from tests.support.waiting import alive, wait_until
 
 
 def make_request(request_id, *prompt, max_tokens=4, n=1):
@@ -196,8 +196,8 @@ def test_signals_to_the_whole_group_leave_the_engine_to_the_server():
 def test_an_engine_ends_with_the_process_that_started_it_even_in_the_middle_of_a_step(prompt):
     script = f"""
 import asyncio
-from penstock.config import EngineConfig
-from penstock.frontend.link import EngineLink
+from penstock.config.engine_config import EngineConfig
+from penstock.fleet.link import EngineLink
 from penstock.engine.protocol import Add
 from tests.engine.rule_core import RULE_CORE
 from tests.engine.test_process import make_request

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.api.request import ErrorReason, FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import Beams, ResolvedParams
+from penstock.checkpoint.generation_config import GenerationDefaults
+from penstock.config.engine_config import EngineConfig
 from penstock.engine import protocol
 from penstock.engine.info import EngineInfo, EngineStats
 from penstock.engine.protocol import Add, Failed, Finish, Launch, Ping, Pong, Ready, Shutdown, StepOutputs
-from penstock.generation_config import GenerationDefaults
-from penstock.request import ErrorReason, FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import Beams, ResolvedParams
 
 PARAMS = ResolvedParams(2, 0.7, 40, 0.9, 0.05, 2**64 - 1, 16, 1, (2, 5), 3)
 CONTROLS = {

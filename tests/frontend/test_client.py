@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason
+from penstock.api.sampling_params import SamplingParams
+from penstock.config.engine_config import EngineConfig
 from penstock.errors import (
     ConfigError,
     EngineDeadError,
@@ -19,12 +21,10 @@ from penstock.errors import (
     QuarantinedError,
     ShuttingDownError,
 )
-from penstock.frontend import engine_process
+from penstock.fleet import engine_process
+from penstock.fleet.link import EngineLink
+from penstock.fleet.supervisor import DEFAULT_RESTARTS, PING_SECONDS, RestartPolicy
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.link import EngineLink
-from penstock.frontend.supervisor import DEFAULT_RESTARTS, PING_SECONDS, RestartPolicy
-from penstock.request import FinishReason
-from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
 
 UNTIL_SECONDS = 0.005

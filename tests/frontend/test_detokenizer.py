@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from penstock.chat_template import ChatTemplates
 from penstock.frontend.output_processor import Detokenizer, StopStrings, StopTable
-from penstock.tokenizer import Tokenizer
-from tests.tokenizers_for_tests import CORPUS, KINDS, write_tokenizer
+from penstock.text.chat_template import ChatTemplates
+from penstock.text.tokenizer import Tokenizer
+from tests.support.tokenizers_for_tests import CORPUS, KINDS, write_tokenizer
 
 kinds = pytest.mark.parametrize("kind", [*KINDS])
 

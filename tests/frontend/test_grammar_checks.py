@@ -7,13 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from penstock.checkpoint import resolve_path
+from penstock.api.sampling_params import Structured
+from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError, OverloadedError, ShuttingDownError
 from penstock.frontend.grammar_checks import GrammarChecks
-from penstock.sampling_params import Structured
 from penstock.structured.inspector import Inspector
-from penstock.tokenizer import Tokenizer
-from tests.schemas import slow_schema
+from penstock.text.tokenizer import Tokenizer
+from tests.support.schemas import slow_schema
 
 SIZE = Tokenizer.from_path(resolve_path(None)).vocab_size
 QUICK = [Structured.choice([f"yes {i}", "no"]) for i in range(3)]

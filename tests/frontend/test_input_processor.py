@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.chat_template import ChatTemplates
+from penstock.api.sampling_params import Beams, SamplingParams
+from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
 from penstock.frontend.input_processor import InputProcessor
-from penstock.generation_config import GenerationDefaults
-from penstock.sampling_params import Beams, SamplingParams
-from penstock.tokenizer import Tokenizer
-from tests.tokenizers_for_tests import byte_level_bpe, llama2_bpe
+from penstock.text.chat_template import ChatTemplates
+from penstock.text.tokenizer import Tokenizer
+from tests.support.tokenizers_for_tests import byte_level_bpe, llama2_bpe
 
 TOKENIZER = Tokenizer(byte_level_bpe(), ChatTemplates({}, {}))
 INFO = EngineInfo(

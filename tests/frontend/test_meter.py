@@ -1,9 +1,9 @@
 """Metrics of requests."""
 
+from penstock.api.request import Adapter, Request, SequenceOutput
+from penstock.api.sampling_params import SamplingParams
 from penstock.frontend.history import AdapterUse, Meter
-from penstock.metrics import Metrics
-from penstock.request import Adapter, Request, SequenceOutput
-from penstock.sampling_params import SamplingParams
+from penstock.frontend.metrics import Metrics
 
 PARAMS = SamplingParams(max_tokens=4)
 

@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.chat_template import ChatTemplates
+from penstock.api.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import SamplingParams, Structured
 from penstock.frontend.output_processor import OutputProcessor
-from penstock.request import FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import SamplingParams, Structured
-from penstock.tokenizer import Tokenizer
-from tests.params import NEUTRAL
-from tests.tokenizers_for_tests import KINDS
+from penstock.text.chat_template import ChatTemplates
+from penstock.text.tokenizer import Tokenizer
+from tests.support.params import NEUTRAL
+from tests.support.tokenizers_for_tests import KINDS
 
 TOKENIZER = Tokenizer(KINDS["byte_level"](), ChatTemplates({}, {}))
 EOS = TOKENIZER.backend.token_to_id("</s>")

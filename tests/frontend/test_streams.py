@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import pytest
 
+from penstock.api.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import SamplingParams
 from penstock.errors import SlowReaderError
 from penstock.frontend.open_requests import RequestStream, single_tokens
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import SamplingParams
-from tests.params import NEUTRAL
+from tests.support.params import NEUTRAL
 
 MOST = 5
 

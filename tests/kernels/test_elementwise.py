@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.elementwise.reference import activate_gated
 from penstock.kernels.ops import Ops

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.feed_forward import Routing
+from penstock.config.feed_forward import Routing
+from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.experts import Experts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ops import Ops
 from penstock.native.program import Program, RecordedTensor
-from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 from tests.kernels.versions import LIBRARY, REFERENCE, VERSIONS, native_table, needs_native
 from tests.kernels.weights import random_integers
 

@@ -22,7 +22,7 @@ import torch
 from penstock import native
 from penstock.kernels.ops import native_ops
 from penstock.kernels.sampling import Controls
-from penstock.weight_formats import FLOAT, FORMATS
+from penstock.config.weight_formats import FLOAT, FORMATS
 from tests.kernels.weights import random_integers
 library, digests = native.library(), {}
 ops, cpu = native_ops(library), torch.device("cpu")

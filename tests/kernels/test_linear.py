@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
+from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import reference_ops
-from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 from tests.kernels.versions import LIBRARY, REFERENCE, native_table, needs_native
 from tests.kernels.weights import random_integers
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import FLOAT
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.lora import LoraMap, LoraTable
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.kernels.ops import Ops
-from penstock.weight_formats import FLOAT
 from tests.kernels.versions import VERSIONS, native_table, needs_native
 
 CPU = torch.device("cpu")

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock.config.weight_formats import FORMATS, WeightFormat
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.ops import Ops
-from penstock.weight_formats import FORMATS, WeightFormat
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

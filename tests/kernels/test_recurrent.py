@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+from penstock.config.state_layout import matrix_state
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
 from penstock.kernels.recurrent.reference import plan_runs
 from penstock.kernels.recurrent.states import StateCache, StatePart, StateShape
 from penstock.native.program import Program, RecordedTensor
-from penstock.state_layout import matrix_state
 from tests.kernels.paged import Part, random_division
 from tests.kernels.versions import LIBRARY, REFERENCE, VERSIONS, native_table, needs_native
 

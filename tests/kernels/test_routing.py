@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from penstock.feed_forward import Routing
+from penstock.config.feed_forward import Routing
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import VERSIONS, native_table, needs_native
 

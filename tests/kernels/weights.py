@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import StoredType, WeightFormat
 from penstock.kernels.linear.quantized import Quantized
-from penstock.weight_formats import StoredType, WeightFormat
 
 
 def random_integers(rows: int, columns: int, format: WeightFormat, seed: int = 0) -> Quantized:

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
+from penstock.config.recipes import RECIPES
+from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import make_ops
 from penstock.layers.linear import Linear
 from penstock.quantization.base import Method, Parameter, Unquantized, WeightFactory
 from penstock.quantization.rounding import Rounding
-from penstock.recipes import RECIPES
-from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 CPU = torch.device("cpu")
 WEIGHT = torch.arange(18.0).view(6, 3)

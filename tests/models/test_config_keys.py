@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.models import hf_config
 from penstock.models.registry import ARCHITECTURES, read_spec
 from penstock.models.spec import ModelSpec
-from tests.families import CASES, LONGROPE, SHAPE
+from tests.support.families import CASES, LONGROPE, SHAPE
 
 WITHOUT_EFFECT: dict[str, set[str]] = {
     "Llama4": {"router_jitter_noise"},

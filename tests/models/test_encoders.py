@@ -15,10 +15,10 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from penstock import LLM
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build
 from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError, WrongTaskError
-from tests.encoders import (
+from tests.support.encoders import (
     SIZES,
     config_of,
     largest_difference,

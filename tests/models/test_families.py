@@ -8,11 +8,11 @@ import torch
 
 from penstock.models.registry import load_model
 from penstock.runner.forward import KVCache, RecordedForward
-from tests.checkpoints import write_random
-from tests.families import CASES, LONGROPE, MULTIMODAL, SHAPE, rope
 from tests.kernels.versions import native_table, needs_native
-from tests.reference import cut, expected, referee, texts
-from tests.stepping import Stepper, kept, settings_for
+from tests.support.checkpoints import write_random
+from tests.support.families import CASES, LONGROPE, MULTIMODAL, SHAPE, rope
+from tests.support.reference import cut, expected, referee, texts
+from tests.support.stepping import Stepper, kept, settings_for
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "_"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.models.families_doc import describe
 from penstock.models.registry import ARCHITECTURES
-from tests.families import CASES, MULTIMODAL
+from tests.support.families import CASES, MULTIMODAL
 
 ROOT = Path(__file__).parents[2]
 

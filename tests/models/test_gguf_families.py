@@ -1,7 +1,7 @@
 """Families whose tensors llama.cpp's converter changes, from GGUF files: the logits of their folders.
 
-`tests/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were compared,
-but for Llama 4, Phi-3.5-MoE and Gemma 4: of these only what the converter does was read.
+`tests/support/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were
+compared, but for Llama 4, Phi-3.5-MoE and Gemma 4: of these only what the converter does was read.
 """
 
 from pathlib import Path
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.gguf.architectures import ARCHITECTURES
 from penstock.errors import CheckpointError
-from penstock.gguf.architectures import ARCHITECTURES
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.models.registry import read_spec
-from tests.checkpoints import write_random
-from tests.families import (
+from tests.support.checkpoints import write_random
+from tests.support.families import (
     DELTA,
     GEMMA4,
     LATENTS,
@@ -32,10 +32,10 @@ from tests.families import (
     SHAPE,
     rope,
 )
-from tests.gguf_families import FAMILIES, write_family
-from tests.gguf_files import ARCHITECTURES as PLAIN
-from tests.reference import expected, referee, texts
-from tests.stepping import Stepper, settings_for
+from tests.support.gguf_families import FAMILIES, write_family
+from tests.support.gguf_files import ARCHITECTURES as PLAIN
+from tests.support.reference import expected, referee, texts
+from tests.support.stepping import Stepper, settings_for
 
 GLM_EXPERTS: dict[str, Any] = {
     "n_routed_experts": 8,

@@ -10,8 +10,8 @@ import torch
 
 from penstock import LLM
 from penstock.errors import WrongTaskError
-from penstock.tokenizer import Tokenizer
-from tests.gguf_files import write_gguf
+from penstock.text.tokenizer import Tokenizer
+from tests.support.gguf_files import write_gguf
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 

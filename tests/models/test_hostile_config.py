@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import json, resource, sys
 from pathlib import Path
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.models.registry import read_facts
 resource.setrlimit(resource.RLIMIT_AS, (256 * 2**20,) * 2)  # bytes
@@ -114,7 +114,7 @@ def test_json_that_nests_deeply_or_is_large_is_refused(folder: Path, name: str, 
         (folder / name).write_text('{"a":' + opening * 10**6 + closing * 10**6 + "}")
     code = f"""
 import resource
-from penstock.checkpoint import open_checkpoint, weight_files
+from penstock.checkpoint.checkpoint import open_checkpoint, weight_files
 from penstock.errors import CheckpointError
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.config.weight_formats import FLOAT, FORMATS
 from penstock.layers.latent import LatentAttention
-from penstock.weight_formats import FLOAT, FORMATS
-from tests.checkpoints import write_random
-from tests.families import LATENTS, SHAPE
-from tests.reference import expected, texts
-from tests.stepping import Stepper, kept, settings_for
+from tests.support.checkpoints import write_random
+from tests.support.families import LATENTS, SHAPE
+from tests.support.reference import expected, texts
+from tests.support.stepping import Stepper, kept, settings_for
 
 CONFIG: dict[str, Any] = SHAPE | LATENTS | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 3}
 

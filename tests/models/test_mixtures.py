@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.config.recipes import RECIPES
 from penstock.errors import CheckpointError
 from penstock.models.registry import load_model, read_facts
-from penstock.recipes import RECIPES
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
-from tests.checkpoints import write_random
-from tests.families import LFM2_MOE, NEMOTRON, SHAPE
 from tests.kernels.versions import LIBRARY, native_table, needs_native
-from tests.reference import cut, texts
-from tests.stepping import Stepper, plan_of, settings_for
+from tests.support.checkpoints import write_random
+from tests.support.families import LFM2_MOE, NEMOTRON, SHAPE
+from tests.support.reference import cut, texts
+from tests.support.stepping import Stepper, plan_of, settings_for
 
 EXPERTS = 5
 QWEN = SHAPE | {

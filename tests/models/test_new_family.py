@@ -16,18 +16,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
+from penstock.config.model_facts import Working
 from penstock.kernels.ops import make_ops
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForward, MatrixSize
-from penstock.model_facts import Working
 from penstock.models import registry
+from penstock.models.families.llama import llama_parts
 from penstock.models.hf_config import HFConfig
-from penstock.models.llama import llama_parts
 from penstock.models.spec import ModelSpec
 from penstock.runner.forward import KVCache
-from tests.checkpoints import write_tiny_llama
 from tests.kernels.versions import needs_native
-from tests.stepping import Stepper, kept, settings_for
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.stepping import Stepper, kept, settings_for
 
 # ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────
 #

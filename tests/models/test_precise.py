@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.config.weight_formats import ACTIVATION_GROUP, COARSE_GROUP, FORMATS, WeightFormat
 from penstock.kernels.linear.weight import Weight
 from penstock.models.decoder import Decoder
 from penstock.quantization.base import WeightFactory
-from penstock.weight_formats import ACTIVATION_GROUP, COARSE_GROUP, FORMATS, WeightFormat
-from tests.checkpoints import write_random
-from tests.families import SHAPE
-from tests.stepping import Stepper
+from tests.support.checkpoints import write_random
+from tests.support.families import SHAPE
+from tests.support.stepping import Stepper
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from penstock import native
 from penstock.errors import ConfigError
 from penstock.kernels.ranks import Exchange
 from penstock.models.registry import read_facts
-from tests.checkpoints import write_random, write_tiny_llama
-from tests.families import CASES, SHAPE
-from tests.gguf_files import write_gguf
 from tests.kernels.versions import needs_native
 from tests.quantization.stored import write_int4, write_layers
 from tests.quantization.test_float8 import FORMS, random_float8, random_scales
 from tests.quantization.test_stored import INT4
-from tests.ranks import in_ranks, logits
-from tests.stepping import settings_for
+from tests.support.checkpoints import write_random, write_tiny_llama
+from tests.support.families import CASES, SHAPE
+from tests.support.gguf_files import write_gguf
+from tests.support.ranks import in_ranks, logits
+from tests.support.stepping import settings_for
 
 pytestmark = needs_native
 

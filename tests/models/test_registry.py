@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
+from penstock.config.weight_formats import FLOAT
 from penstock.errors import CheckpointError
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.rope import RopeConfig
-from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
 from penstock.models.hf_config import HFConfig
 from penstock.models.registry import ARCHITECTURES, read_facts, read_spec
 from penstock.models.spec import ModelSpec
-from penstock.weight_formats import FLOAT
-from tests.stepping import Stepper
+from tests.support.stepping import Stepper
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -73,7 +73,7 @@ def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> 
 def test_reading_the_facts_of_a_model_loads_no_torch(tiny_llama: Path) -> None:
     code = f"""
 import sys
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
 read_facts(open_checkpoint({str(tiny_llama)!r}))
 assert "torch" not in sys.modules

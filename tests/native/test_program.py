@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from penstock.config.weight_formats import FLOAT
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
-from penstock.weight_formats import FLOAT
 from tests.kernels.versions import LIBRARY, native_table, needs_native
 
 pytestmark = needs_native

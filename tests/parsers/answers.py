@@ -8,15 +8,15 @@ from tempfile import TemporaryDirectory
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from penstock.api.sampling_params import SamplingParams
 from penstock.parsers.conversation import FORMATS, ChatFormat, constrain
 from penstock.parsers.reasoning import KINDS
-from penstock.sampling_params import SamplingParams
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
-from penstock.tokenizer import Tokenizer
-from tests.schemas import random_schema
+from penstock.text.tokenizer import Tokenizer
 from tests.structured.answers import follows, mask
+from tests.support.schemas import random_schema
 
 MARKS = sorted({mark for one in FORMATS for kind in KINDS for mark in (*one.marks, kind.open, kind.close)})
 

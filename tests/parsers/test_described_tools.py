@@ -1,8 +1,8 @@
 """Tools for chat templates that show none."""
 
+from penstock.api.tools import Function, Tools, called
 from penstock.parsers.conversation import HERMES, ChatFormat, Conversation, format_of
 from penstock.parsers.described_tools import describe
-from penstock.parsers.tools import Function, Tools, called
 
 F = Function("f", "Does.", {"type": "object", "properties": {"a": {"type": "string"}}})
 TOOLS = [F.as_template_sees_it()]

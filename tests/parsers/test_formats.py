@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.tools import Function
 from penstock.parsers.conversation import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -26,7 +27,6 @@ from penstock.parsers.conversation import (
 from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tagged import ALL_TYPES, types_of_property
-from penstock.parsers.tools import Function
 
 THINK = KINDS[0]
 TOOLS = ("get_weather", "f")

@@ -2,16 +2,16 @@
 
 import pytest
 
+from penstock.api.sampling_params import Structured
+from penstock.api.tools import Function, Tools
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import GEMMA, ChatFormat
 from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
 from penstock.parsers.reasoning import KINDS
-from penstock.parsers.tools import Function, Tools
-from penstock.sampling_params import Structured
 from tests.parsers.answers import enforced, permits, random_parameters, random_text, vocabulary
 from tests.parsers.test_formats import write
-from tests.schemas import check_document
 from tests.structured.answers import follows
+from tests.support.schemas import check_document
 
 THOUGHT = KINDS[2]
 OTHER = Function("g", strict=True)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer
 
+from penstock.api.sampling_params import MAX_FORM_CHARACTERS, RoundedNumber, SamplingParams, Structured
+from penstock.api.tools import MAX_TOOLS, Function, Tools, add_names, arguments_text, call_id, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import (
     FORMATS,
@@ -27,8 +29,6 @@ from penstock.parsers.conversation import (
 from penstock.parsers.parts import put_together
 from penstock.parsers.reasoning import KINDS
 from penstock.parsers.tagged import TypesOfProperties
-from penstock.parsers.tools import MAX_TOOLS, Function, Tools, add_names, arguments_text, call_id, called, template_id
-from penstock.sampling_params import MAX_FORM_CHARACTERS, RoundedNumber, SamplingParams, Structured
 from penstock.structured.vocabulary import Pieces
 from tests.parsers.test_formats import TAGGED, call, write
 from tests.structured.answers import follows

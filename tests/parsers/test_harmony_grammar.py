@@ -2,13 +2,13 @@
 
 import pytest
 
+from penstock.api.sampling_params import Structured
+from penstock.api.tools import Function, Tools
 from penstock.parsers.conversation import HARMONY, ChatFormat
 from penstock.parsers.parts import Reasoning, Text, ToolCall, put_together
 from penstock.parsers.reasoning import KINDS
-from penstock.parsers.tools import Function, Tools
-from penstock.sampling_params import Structured
 from tests.parsers.answers import enforced, permits, random_parameters, random_text
-from tests.schemas import check_document
+from tests.support.schemas import check_document
 
 ANALYSIS = KINDS[3]
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.checkpoints import write_tiny_llama
+from tests.support.checkpoints import write_tiny_llama
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 MAPS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

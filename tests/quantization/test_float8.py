@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.config.weight_formats import FORMATS
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import dequantize
 from penstock.kernels.ops import make_ops, native_ops
@@ -22,11 +23,10 @@ from penstock.models.registry import load_model, read_facts
 from penstock.quantization.scheme import Float8Scheme, MXFP4Scheme, QuantizedModules
 from penstock.quantization.stored_float8 import float8_rows
 from penstock.quantization.stored_mxfp4 import mxfp4_rows
-from penstock.weight_formats import FORMATS
-from tests.families import SHAPE
 from tests.kernels.versions import LIBRARY, REFERENCE
 from tests.quantization.stored import compressed_config, write_layers
-from tests.stepping import settings_for
+from tests.support.families import SHAPE
+from tests.support.stepping import settings_for
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 CPU = torch.device("cpu")

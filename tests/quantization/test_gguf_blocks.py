@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.config.weight_formats import FORMATS
 from penstock.kernels.ops import Ops
 from penstock.quantization.gguf_blocks import quantized_rows
 from penstock.quantization.scheme import GGUF_FORMATS
-from penstock.weight_formats import FORMATS
 from tests.kernels.versions import VERSIONS
 from tests.quantization.gguf_rows import HALVES, dequantized, random_rows
 

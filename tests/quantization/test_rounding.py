@@ -7,15 +7,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import native
+from penstock.config.recipes import RECIPES
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import make_ops
 from penstock.layers.attention import Attention
 from penstock.layers.linear import GatedMLP, Linear
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
-from penstock.recipes import RECIPES
-from tests.checkpoints import write_tiny_llama
-from tests.stepping import Stepper, settings_for
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.stepping import Stepper, settings_for
 
 TEXT = list(range(5, 45))
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import make_ops
 from penstock.layers.attention import Attention
@@ -19,8 +19,6 @@ from penstock.layers.linear import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
 from penstock.quantization.scheme import HINT
-from tests.checkpoints import write_random
-from tests.families import CASES, SHAPE
 from tests.quantization.stored import (
     AUTO_ROUND_CONFIG,
     AWQ_CONFIG,
@@ -39,7 +37,9 @@ from tests.quantization.stored import (
     write_int4,
     write_int8,
 )
-from tests.stepping import settings_for
+from tests.support.checkpoints import write_random
+from tests.support.families import CASES, SHAPE
+from tests.support.stepping import settings_for
 
 GROUPS_OF_32 = {"num_bits": 4, "strategy": "group", "group_size": 32}
 GROUPED = {"num_bits": 4, "strategy": "group", "group_size": 128}

@@ -13,15 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cli import main
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import make_ops
 from penstock.models.registry import read_spec
 from penstock.quantizer.job import Job
-from tests.checkpoints import write_tiny_llama
-from tests.gguf_files import write_gguf
-from tests.stepping import Stepper
+from tests.support.checkpoints import write_tiny_llama
+from tests.support.gguf_files import write_gguf
+from tests.support.stepping import Stepper
 
 TEXT = list(range(5, 45))
 OPS = make_ops(torch.device("cpu"))

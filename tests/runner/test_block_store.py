@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from threading import Event, Thread
 
+from penstock.api.request import BlockSource
 from penstock.core.block_writer import BlockAddress
-from penstock.request import BlockSource
 from penstock.runner.block_file import BlockFile, open_own
 from penstock.runner.block_store import SharedFiles
 from tests.runner.blocks import DIGEST, KEY, LAYOUT, SIZE, put

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
 from penstock.core import speculation
 from penstock.core.costs import Acceptance
 from penstock.core.draft_model import MTPDrafter
@@ -25,14 +25,14 @@ from penstock.errors import CheckpointError, ConfigError, DeviceLostError
 from penstock.models.mtp import MTPHead
 from penstock.runner import ranks
 from penstock.runner.torch_runner import TorchRunner
-from tests.checkpoints import write_random, write_tiny_llama
 from tests.core.fakes import make_request
-from tests.families import DELTA
-from tests.families import SHAPE as FAMILY_SHAPE
-from tests.gguf_families import write_family
 from tests.kernels.versions import needs_native
-from tests.mtp import FAMILIES, SHAPE, write_with_head
-from tests.stepping import kept
+from tests.support.checkpoints import write_random, write_tiny_llama
+from tests.support.families import DELTA
+from tests.support.families import SHAPE as FAMILY_SHAPE
+from tests.support.gguf_families import write_family
+from tests.support.mtp import FAMILIES, SHAPE, write_with_head
+from tests.support.stepping import kept
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

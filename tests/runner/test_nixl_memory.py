@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api.request import BlockSource, RemoteMemory
 from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import path_digest, root_digest
 from penstock.errors import ConfigError
-from penstock.request import BlockSource, RemoteMemory
 from penstock.runner import nixl_memory
 from penstock.runner.block_file import PAGE, BlockFile, Layout, open_peer
 from penstock.runner.nixl_memory import RETRY_SECONDS, NixlMemory
 from tests.runner.blocks import DIGEST, KEY, LAYOUT, put
-from tests.waiting import stop, wait_until
+from tests.support.waiting import stop, wait_until
 
 CONTENT = b"k" * 5000
 

@@ -16,31 +16,31 @@ import zmq
 from safetensors.torch import load_file
 
 from penstock import SamplingParams
-from penstock.adapters.folder import read_adapter
-from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import EngineConfig, Role
+from penstock.api.request import Adapter, Request
+from penstock.checkpoint.adapters.folder import read_adapter
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.config.engine_config import EngineConfig, Role
+from penstock.config.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
+from penstock.config.settings import Settings
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.errors import AdapterError, ConfigError, DeviceLostError
-from penstock.frontend.cluster.secure import make_rendezvous
+from penstock.fleet.cluster.secure import make_rendezvous
 from penstock.frontend.input_processor import InputProcessor
-from penstock.host import start_child
 from penstock.kernels.ranks.reference import lost_peers
-from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
-from penstock.request import Adapter, Request
 from penstock.runner import ranks
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.ranks import RankedRunner, RankOrder, RankStep, start_runner
-from penstock.settings import Settings
-from penstock.tokenizer import Tokenizer
-from tests.adapters import write_adapter
-from tests.checkpoints import write_random, write_tiny_llama, write_tokenizer
-from tests.controls import answer, requests_of
-from tests.families import DELTA, MAMBA, QWEN_EXPERTS, SHAPE
+from penstock.system.host import start_child
+from penstock.text.tokenizer import Tokenizer
 from tests.kernels.versions import needs_native
-from tests.waiting import alive, wait_until
+from tests.support.adapters import write_adapter
+from tests.support.checkpoints import write_random, write_tiny_llama, write_tokenizer
+from tests.support.controls import answer, requests_of
+from tests.support.families import DELTA, MAMBA, QWEN_EXPERTS, SHAPE
+from tests.support.waiting import alive, wait_until
 
 OVERRIDES = '{"rope_theta": 100.0}'
 

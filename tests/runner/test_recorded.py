@@ -8,10 +8,10 @@ import torch
 from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
-from tests.checkpoints import write_random
-from tests.families import CASES, SHAPE
 from tests.kernels.versions import LIBRARY, native_table, needs_native
-from tests.stepping import kept, plan_of, settings_for
+from tests.support.checkpoints import write_random
+from tests.support.families import CASES, SHAPE
+from tests.support.stepping import kept, plan_of, settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))
 """(start, tokens) of each sequence; all the same block table is read by two of them."""

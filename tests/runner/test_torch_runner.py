@@ -10,7 +10,7 @@ import torch
 from penstock.core.plan import BlockCopy, StepPlan
 from penstock.kernels.ops import make_ops
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import Stepper, plan_of, settings_for, spying
+from tests.support.stepping import Stepper, plan_of, settings_for, spying
 
 PROMPT = [5, 17, 300, 42, 8, 99, 250]
 TABLE = array("i", range(10, 40))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock import native
-from tests.checkpoints import write_tiny_llama
+from tests.support.checkpoints import write_tiny_llama
 
 MIB = 2**20
 ALLOCATOR = 4 * MIB
@@ -19,13 +19,13 @@ import json, sys
 from array import array
 from pathlib import Path
 import torch
-from penstock.config import EngineConfig
-from penstock.settings import resolve
-from penstock.checkpoint import open_checkpoint
+from penstock.config.engine_config import EngineConfig
+from penstock.config.settings import resolve
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
-from tests.stepping import kept, plan_of
+from tests.support.stepping import kept, plan_of
 
 def status(key):
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))

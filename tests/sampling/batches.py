@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.api.sampling_params import ResolvedParams
 from penstock.core.plan import SampleBatch, SampledSequence, StepResult
 from penstock.kernels.ops import make_ops
 from penstock.sampling.sampler import Sampler
-from penstock.sampling_params import ResolvedParams
-from tests.params import NEUTRAL
+from tests.support.params import NEUTRAL
 
 OPS = make_ops(torch.device("cpu"))
 

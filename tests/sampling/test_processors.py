@@ -22,10 +22,10 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from penstock.api.sampling_params import ResolvedParams
 from penstock.core.plan import SampleBatch
 from penstock.sampling.sampler import processed as processed_by
 from penstock.sampling.state import SlotStates
-from penstock.sampling_params import ResolvedParams
 from tests.sampling.batches import OPS, batch_of, params, some_logits
 
 VOCAB = 40

@@ -6,12 +6,12 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.sampling_params import ResolvedParams
 from penstock.core.plan import SampleBatch, SampledSequence, StepPlan, StepResult
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 from penstock.kernels.sampling import CountTable
 from penstock.sampling.state import SlotStates
-from penstock.sampling_params import ResolvedParams
 from tests.core.drafters import UnsteadyClock, WhimsicalDrafter
 from tests.core.fakes import FakeRunner, make_scheduler
 from tests.core.test_scheduler_properties import EVENTS, Traffic

@@ -10,10 +10,10 @@ import httpx
 import openai
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason, SequenceOutput, TokenLogprob
+from penstock.config.engine_config import EngineConfig
+from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.link import EngineLink
-from penstock.request import FinishReason, SequenceOutput, TokenLogprob
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig
 from tests.engine.rule_core import RuleCore

@@ -6,9 +6,9 @@ import threading
 
 import httpx
 
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
+from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.link import EngineLink
 from penstock.frontend.recovery.journal import RETRY_SECONDS, Journal
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tests import fetch
+from tests.support import fetch
 
 READY = re.compile(r"serving (\S+) at ((?:https?://|unix:)[^\s\"]+)")
 

@@ -9,16 +9,16 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from penstock.api.request import Adapter
 from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.client import AsyncEngine
-from penstock.request import Adapter
-from tests import fetch
-from tests.adapters import write_adapter
 from tests.server.in_process import with_app
 from tests.server.running import RunningServer, running_server
 from tests.server.test_calls import events_of
 from tests.server.test_calls import post as calls_post
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.adapters import write_adapter
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import fetch
 from tests.agents.scripts import scripts
-from tests.script_model import HARMONY, HERMES, STRICT, Kind, write_kind
 from tests.server.running import RunningServer, running_server
+from tests.support import fetch
+from tests.support.script_model import HARMONY, HERMES, STRICT, Kind, write_kind
 from tools.agents_bodies import read_requests
 from tools.agents_prefix import Usage, reused_shares, usage_of
 

@@ -9,7 +9,7 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from penstock.server.anthropic.schema import CountTokensBody, MessagesBody
-from tests import fetch
+from tests.support import fetch
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
 GREEDY = {"extra_body": {"temperature": 0}}  # the client has no argument for it any more

@@ -7,11 +7,11 @@ import sqlite3
 
 import pytest
 
-from tests import fetch
 from tests.engine.rule_core import HELD, SLOW
 from tests.frontend.recovery.test_journal_disk import LimitedFiles
 from tests.server.in_process import with_app
 from tests.server.running import running_server
+from tests.support import fetch
 
 LONG = {"max_tokens": 24, "temperature": 0.9, "seed": 3}
 CALLS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import fetch
-from tests.checkpoints import CHAT_TEMPLATE, write_tiny_llama
 from tests.server.running import running_server
+from tests.support import fetch
+from tests.support.checkpoints import CHAT_TEMPLATE, write_tiny_llama
 
 LOOP = (
     "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"

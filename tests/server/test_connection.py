@@ -10,9 +10,9 @@ import struct
 import pytest
 
 from penstock.server.connection import BoundedProtocol
-from tests import fetch
 from tests.server.running import memory_mib, running_server
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.waiting import wait_until
 
 SECONDS = 1.0
 CONNECTIONS = 40

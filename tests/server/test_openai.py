@@ -7,10 +7,10 @@ from dataclasses import replace
 import openai
 import pytest
 
-from penstock.sampling_params import SamplingParams
+from penstock.api.sampling_params import SamplingParams
 from penstock.server.openai.body_to_params import chat_params, completion_params, tools_of
 from penstock.server.openai.schema import ChatBody, CompletionBody
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 from tests.server.running import parse_events
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]

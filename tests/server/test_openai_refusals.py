@@ -10,7 +10,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 
 from penstock.server.openai.schema import ChatBody, CompletionBody
-from tests import fetch
+from tests.support import fetch
 
 HELLO = [{"role": "user", "content": "the quick brown fox"}]
 

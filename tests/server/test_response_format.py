@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from penstock.api.sampling_params import Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.server.response_format import (
     FormatBody,
     SchemaFormat,

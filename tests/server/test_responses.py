@@ -10,12 +10,12 @@ from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import TypeAdapter
 
-from penstock.sampling_params import ResolvedParams
+from penstock.api.sampling_params import ResolvedParams
 from penstock.server.openai.answers import Head
 from penstock.server.openai.responses_answer import ResponsesAnswer
 from penstock.server.openai.responses_items import OutputItems
 from penstock.server.openai.responses_schema import ResponsesBody
-from tests import fetch
+from tests.support import fetch
 
 HELLO = "the quick brown fox"
 

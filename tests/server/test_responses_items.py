@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from openai.types.responses import ParsedResponse, ParsedResponseFunctionToolCall, ParsedResponseOutputMessage
 from pydantic import TypeAdapter
 
+from penstock.api.tools import template_id
 from penstock.errors import InvalidRequestError
-from penstock.parsers.tools import template_id
 from penstock.server.openai.responses_history import messages_of
 from penstock.server.openai.responses_items_schema import Item
 

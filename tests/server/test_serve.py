@@ -21,9 +21,9 @@ from penstock import __version__
 from penstock.errors import ConfigError
 from penstock.server.config import CallLimitsConfig
 from penstock.server.serve import _allow_files
-from tests import fetch
 from tests.server.running import RunningServer, running_server
-from tests.waiting import alive, stop, wait_until
+from tests.support import fetch
+from tests.support.waiting import alive, stop, wait_until
 
 LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 LONGER = {"n": 8, "max_tokens": 4000}
@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def roomy_llama(tmp_path_factory):
-    from tests.checkpoints import write_tiny_llama
+    from tests.support.checkpoints import write_tiny_llama
 
     return write_tiny_llama(tmp_path_factory.mktemp("roomy-llama"), max_position_embeddings=8192)
 

@@ -13,8 +13,8 @@ from huggingface_hub.inference._generated.types import TextGenerationInputGenera
 
 from penstock.server.tgi.schema import GenerateParameters
 from penstock.server.tgi.validation import sampling_params
-from tests import fetch
 from tests.frontend.test_input_processor import INFO
+from tests.support import fetch
 
 PROMPT = "the quick brown fox"
 ANIMAL = {

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from penstock.memory import LayerGroup, MemoryPlan
-from penstock.settings import Settings
+from penstock.config.memory import LayerGroup, MemoryPlan
+from penstock.config.settings import Settings
 from penstock.simulator.costs import MeasuredCosts
 from penstock.simulator.simulation import Fleet
 

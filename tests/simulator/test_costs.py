@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 
+from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
+from penstock.config.weight_formats import FLOAT
 from penstock.core.plan import ForwardPlan, SampleBatch, StepPlan
 from penstock.errors import ConfigError
-from penstock.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
 from penstock.simulator.cost_file import CostFile, read_cost_file
 from penstock.simulator.costs import MeasuredCosts, MeasuredStep, StepShape, fit, median_error, shape_of
 from penstock.simulator.hardware import (
@@ -20,7 +21,6 @@ from penstock.simulator.hardware import (
     STEP_OVERHEAD,
     roofline,
 )
-from penstock.weight_formats import FLOAT
 from tests.simulator.fleets import COSTS, make_settings
 
 

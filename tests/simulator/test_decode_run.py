@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import SequenceOutput
 from penstock.frontend.limits import QueueLimits
-from penstock.request import SequenceOutput
 from penstock.simulator.chats import Chats
 from penstock.simulator.decode_run import DecodeRun
 from penstock.simulator.engine import SimulatedEngine

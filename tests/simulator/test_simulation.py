@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import Request
+from penstock.api.sampling_params import ResolvedParams
 from penstock.core.build import make_scheduler
 from penstock.core.plan import StepResult
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
-from penstock.request import Request
-from penstock.sampling_params import ResolvedParams
 from penstock.simulator.chats import Chats
 from penstock.simulator.costs import shape_of
 from penstock.simulator.simulation import TOO_LONG, Failure, Fleet, Outcome, Simulation

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from penstock.api.request import FinishReason, Request, SequenceOutput
+from penstock.api.sampling_params import ResolvedParams, SamplingParams
 from penstock.errors import ConfigError
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Record, row_of
-from penstock.request import FinishReason, Request, SequenceOutput
-from penstock.sampling_params import ResolvedParams, SamplingParams
 from penstock.simulator.chats import Chats
 from penstock.simulator.traces import HASH_BLOCK, read_trace
 from penstock.simulator.workload import Arrival, make_tokens

@@ -1,8 +1,8 @@
 import pytest
 
-from penstock.checkpoint import resolve_path
+from penstock.checkpoint.checkpoint import resolve_path
 from penstock.structured.vocabulary import Vocabulary
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

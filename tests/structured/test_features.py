@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from jsonschema import validators
 
+from penstock.api.sampling_params import Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from tests.structured.answers import accepts
 from tests.structured.features import FEATURES, table

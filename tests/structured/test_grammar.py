@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from penstock.api.sampling_params import MAX_FORM_CHARACTERS, Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import MAX_FORM_CHARACTERS, Structured
 from penstock.structured.grammar import MAX_CHOICES, MAX_PATTERN, compile_grammar
 from tests.structured.answers import accepts
 

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 
-from penstock.checkpoint import resolve_path
+from penstock.api.sampling_params import Structured
+from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.structured.inspector import Inspector
-from tests import schemas
-from tests.waiting import stop, wait_until
+from tests.support import schemas
+from tests.support.waiting import stop, wait_until
 
 ENDLESS = Structured.json_schema(schemas.ENDLESS)
 

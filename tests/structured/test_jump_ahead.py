@@ -1,8 +1,8 @@
 from array import array
 
+from penstock.api.request import Request
+from penstock.api.sampling_params import Structured
 from penstock.core.sequence import Sequence
-from penstock.request import Request
-from penstock.sampling_params import Structured
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
 from tests.structured.test_masks import PROMPT, batch

@@ -21,7 +21,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field, TypeAdapter
 
-from penstock.sampling_params import Structured
+from penstock.api.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from tests.structured.answers import finished
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock.api.sampling_params import Structured
 from penstock.core.plan import Ending, SampleBatch, SampledSequence
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.structured.masks import KEPT_GRAMMARS, Grammars
-from tests.params import GREEDY
+from tests.support.params import GREEDY
 
 PROMPT = [5, 6, 7]
 

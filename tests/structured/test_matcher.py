@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.sampling_params import Structured
+from penstock.api.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
-from tests.schemas import check_document, random_schema
 from tests.structured.answers import mask, random_answer
+from tests.support.schemas import check_document, random_schema
 
 
 @settings(max_examples=40)

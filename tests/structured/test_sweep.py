@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from penstock.api.sampling_params import Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar
 from tests.structured.answers import finished
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.sampling_params import Documents, Structured
+from penstock.api.sampling_params import Documents, Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.scanner import Mode, Scanner
 from tests.structured.answers import accepts, random_answer

@@ -2,14 +2,14 @@ from array import array
 
 import pytest
 
-from penstock.checkpoint import resolve_path
-from penstock.sampling_params import Structured
+from penstock.api.sampling_params import Structured
+from penstock.checkpoint.checkpoint import resolve_path
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 from tests.structured.answers import mask
-from tests.tokenizers_for_tests import KINDS, write_tokenizer
+from tests.support.tokenizers_for_tests import KINDS, write_tokenizer
 
 
 @pytest.fixture(scope="module", params=[*KINDS, "demo"])

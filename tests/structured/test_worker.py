@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from penstock.checkpoint import resolve_path
+from penstock.api.sampling_params import Structured
+from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.structured.worker import inspect
 
 LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from penstock.structured.worker_process import WorkerProcess
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import fetch
+from tests.support import fetch
 from tools.agents_proxy import RecordingProxy
 
 

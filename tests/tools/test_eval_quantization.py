@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import write_tiny_llama
+from tests.support.checkpoints import write_tiny_llama
 from tools.eval_quantization import VARIANTS, accuracy, draw_items, predictions, print_closeness, random_texts
 
 

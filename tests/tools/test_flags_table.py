@@ -1,7 +1,7 @@
 """The table of other programs' flags in docs/coming-from.md."""
 
 from penstock.cli.parser import FOREIGN_FLAGS
-from penstock.config import FOREIGN_OPTIONS
+from penstock.config.engine_config import FOREIGN_OPTIONS
 from tools.flags_table import NOTES, PAGE, table, updated
 
 

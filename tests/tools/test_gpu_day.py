@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_docs import num_cells, tables
+from tests.docs.test_docs import num_cells, tables
 from tests.tools.gpu_parts import part
 from tools import gpu_day
 from tools.gpu.parts import PARTS, SECTIONS

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from penstock.sampling_params import SamplingParams
+from penstock.api.sampling_params import SamplingParams
 from tools.sampling_table import DIALECTS, OTHER_NAMES, PAGE, table, updated
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import torch
 
-from tests.checkpoints import write_tiny_llama
 from tests.e2e.engines import answers_of, request_of
 from tests.server.running import RunningServer, running_server
+from tests.support.checkpoints import write_tiny_llama
 from tools.gpu.parts import Facts, Place
 from tools.gpu.reference import tiny_engine
 from tools.gpu.timing import attempted

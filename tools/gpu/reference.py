@@ -18,19 +18,19 @@ from unittest import mock
 
 import torch
 
-from tests.checkpoints import write_random, write_tiny_llama
 from tests.e2e.engines import answers_of, request_of
-from tests.families import CASES, SHAPE
-from tests.pretended import NAME, PretendedDevice
+from tests.support.checkpoints import write_random, write_tiny_llama
+from tests.support.families import CASES, SHAPE
+from tests.support.pretended import NAME, PretendedDevice
 from tools.gpu.parts import Facts, Place
 from tools.gpu.shapes import ANSWER, PROMPT, batches_for, decode_row, shape_for, weight_bytes
 from tools.gpu.timing import attempted, synchronize
 
 # isort: split
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
+from penstock.config.memory import Machine
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.memory import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
@@ -44,7 +44,10 @@ NUM_PROMPTS, NUM_TOKENS = 6, 32
 
 
 def same_tokens(place: Place) -> Iterator[Facts]:
-    """Greedy tokens in float32. Where there is no GPU, a pretended device stands for it (`tests/pretended.py`)."""
+    """Greedy tokens in float32.
+
+    Where there is no GPU, a pretended device stands for it (`tests/support/pretended.py`).
+    """
     os.environ["PENSTOCK_ISA"] = "reference"  # on the CPU, too
     rows: list[dict[str, Any]] = []
     for kind, case in KINDS.items() if place.is_gpu else list(KINDS.items())[:1]:
@@ -138,7 +141,7 @@ def random_engine(folder: Path, shape: dict[str, Any], place: Place) -> EngineCo
             del values  # before the next, which may be as large
 
     with (
-        mock.patch("penstock.models.loader.load_weights", fill),
+        mock.patch("penstock.models.loading.loader.load_weights", fill),
         mock.patch("penstock.models.registry.open_weights", return_value=[]),
     ):
         return build_engine(config)

@@ -1,7 +1,7 @@
 """The command line of `penstock`: a module for each command.
 
 A command's module has `add_parser`, which declares its flags, and the function that runs it. The engine's flags are the
-fields of the dataclasses in `penstock.config`, by the same names, with their help.
+fields of the dataclasses in `penstock.config.engine_config`, by the same names, with their help.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from penstock.cli import cache, chat, generate, quantize, reload, serve, simulat
 from penstock.cli.parser import Parser
 from penstock.cli.sources import name_sources
 from penstock.errors import ConfigError, PenstockError
-from penstock.host import CLOSED_PIPE, end_process, keep_own_rights
+from penstock.system.host import CLOSED_PIPE, end_process, keep_own_rights
 
 COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate, cache)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Protocol, TextIO
 
+from penstock.api.request import RequestOutput, TokenLogprob
 from penstock.errors import InvalidRequestError
-from penstock.request import RequestOutput, TokenLogprob
 
 HEADING_WIDTH = 70
 """Most characters of a prompt in the line above its answer."""

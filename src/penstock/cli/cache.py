@@ -6,11 +6,11 @@ from pathlib import Path
 
 from penstock.cli.flags import add_config_flag, add_flags, engine_options
 from penstock.cli.parser import Parser
-from penstock.config import EngineConfig, iter_options
+from penstock.config.engine_config import EngineConfig, iter_options
+from penstock.config.memory import in_words
+from penstock.config.settings import packed_cache_folder
 from penstock.errors import ConfigError
-from penstock.memory import in_words
-from penstock.packed_cache import CachedFile, PackedCache
-from penstock.settings import packed_cache_folder
+from penstock.system.packed_cache import CachedFile, PackedCache
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.api.sampling_params import SamplingParams
 from penstock.cli.flags import (
     SEVERAL,
     add_sampling_flags,
@@ -15,9 +16,8 @@ from penstock.cli.flags import (
 )
 from penstock.cli.parser import Parser
 from penstock.cli.topics import add_options
-from penstock.config import iter_options
+from penstock.config.engine_config import iter_options
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from penstock.llm import LLM

@@ -9,13 +9,13 @@ from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint import open_model
+from penstock.api.sampling_params import SamplingParams, Structured
+from penstock.checkpoint.checkpoint import open_model
 from penstock.cli.loading import loading_shown
 from penstock.cli.parser import Parser
 from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
-from penstock.config import EngineConfig, iter_options
+from penstock.config.engine_config import EngineConfig, iter_options
 from penstock.errors import ConfigError, InvalidRequestError
-from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.config import iter_server_options
 
 if TYPE_CHECKING:

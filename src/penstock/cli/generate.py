@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.request import RequestOutput
+from penstock.api.sampling_params import SamplingParams
 from penstock.cli.answers import AnswerWriter, open_writer, read_answered
 from penstock.cli.flags import (
     add_sampling_flags,
@@ -16,11 +18,9 @@ from penstock.cli.flags import (
 )
 from penstock.cli.parser import Parser
 from penstock.cli.topics import add_options
-from penstock.config import iter_options
+from penstock.config.engine_config import iter_options
 from penstock.errors import InvalidRequestError
-from penstock.host import interrupts_held
-from penstock.request import RequestOutput
-from penstock.sampling_params import SamplingParams
+from penstock.system.host import interrupts_held
 
 if TYPE_CHECKING:
     from tqdm import tqdm

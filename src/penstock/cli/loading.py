@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint import Checkpoint, describe
-from penstock.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
+from penstock.checkpoint.checkpoint import Checkpoint, describe
+from penstock.system.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
 
 if TYPE_CHECKING:
     from tqdm import tqdm

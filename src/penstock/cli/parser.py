@@ -8,7 +8,7 @@ import difflib
 import sys
 from typing import Any, NoReturn
 
-from penstock.config import FOREIGN_OPTIONS
+from penstock.config.engine_config import FOREIGN_OPTIONS
 
 FOREIGN_FLAGS = {"--" + name.replace("_", "-"): "--" + ours.replace("_", "-") for name, ours in FOREIGN_OPTIONS.items()}
 FOREIGN_FLAGS |= {

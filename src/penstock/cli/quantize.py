@@ -5,8 +5,8 @@ from pathlib import Path
 
 from penstock.cli.flags import add_config_flag, add_flags, engine_options
 from penstock.cli.parser import Parser
-from penstock.config import EngineConfig, iter_options
-from penstock.recipes import CHECKPOINT_RECIPES
+from penstock.config.engine_config import EngineConfig, iter_options
+from penstock.config.recipes import CHECKPOINT_RECIPES
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:

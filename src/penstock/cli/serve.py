@@ -6,7 +6,7 @@ from penstock.cli.flags import given_options
 from penstock.cli.parser import Parser
 from penstock.cli.sources import show
 from penstock.cli.topics import add_options
-from penstock.config import EngineConfig, iter_options
+from penstock.config.engine_config import EngineConfig, iter_options
 from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig, iter_server_options
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from penstock.cli.flags import add_flags
 from penstock.cli.parser import Parser
-from penstock.config import EngineConfig, iter_options, parse_value
+from penstock.config.engine_config import EngineConfig, iter_options, parse_value
+from penstock.config.settings import resolve
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
-from penstock.settings import resolve
 from penstock.simulator.chats import LARGEST, Chats
 
 if TYPE_CHECKING:
-    from penstock.settings import Settings
+    from penstock.config.settings import Settings
     from penstock.simulator.costs import StepCosts
     from penstock.simulator.simulation import Failure, Fleet
     from penstock.simulator.summary import Summary
@@ -233,7 +233,7 @@ def _list_hardware() -> int:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    from penstock.calibrate import calibrate
+    from penstock.diagnose.calibrate import calibrate
 
     if args.costs is None:
         raise ConfigError("give the file to write with --costs")
@@ -284,8 +284,8 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _hardware(args: argparse.Namespace) -> "tuple[Settings, StepCosts]":
     """Settings and costs of an engine on other hardware."""
-    from penstock.checkpoint import open_checkpoint
-    from penstock.memory import Machine
+    from penstock.checkpoint.checkpoint import open_checkpoint
+    from penstock.config.memory import Machine
     from penstock.models.registry import read_facts
     from penstock.simulator.hardware import HARDWARE, roofline
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass
 from typing import Any
 
-from penstock.config import FOREIGN_OPTIONS
+from penstock.config.engine_config import FOREIGN_OPTIONS
 from penstock.errors import ConfigError
-from penstock.toml import read_toml
+from penstock.system.toml import read_toml
 
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"

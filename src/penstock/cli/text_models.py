@@ -1,9 +1,9 @@
 """Refusals of models that `generate` and `chat` cannot use, before their weights are read."""
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.models.encoders import task_of
-from penstock.tokenizer import has_chat_template, missing_tokenizer
+from penstock.text.tokenizer import has_chat_template, missing_tokenizer
 
 _OF_TASK = {
     "embed": "embeds texts: penstock serve answers /v1/embeddings with it, LLM.embed in Python",

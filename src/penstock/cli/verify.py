@@ -9,10 +9,10 @@ from penstock.cli.flags import engine_options
 from penstock.cli.loading import loading_shown
 from penstock.cli.parser import Parser
 from penstock.cli.topics import add_options
-from penstock.config import iter_options
+from penstock.config.engine_config import iter_options
 
 if TYPE_CHECKING:
-    from penstock.verify import SelfTest
+    from penstock.diagnose.verify import SelfTest
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -29,9 +29,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from penstock.checkpoint import open_model
+    from penstock.checkpoint.checkpoint import open_model
+    from penstock.diagnose.verify import SelfTest, self_test_config
     from penstock.engine.build import build_engine
-    from penstock.verify import SelfTest, self_test_config
 
     config = self_test_config(**engine_options(args))
     whole = replace(config, model=replace(config.model, tensor_parallel_size=1))

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from penstock.request import FinishReason, SequenceOutput, TokenLogprob
-from penstock.sampling_params import Beams, ResolvedParams
+from penstock.api.request import FinishReason, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import Beams, ResolvedParams
 
 TOO_FEW = "the model gives no other continuation a probability above 0: there are fewer answers than were asked for"
 

@@ -20,12 +20,12 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import takewhile
 
+from penstock.api.request import BlockSource
 from penstock.core.block_writer import MAIN, BlockAddress, BlockIO, BlockWriter, TierStats
 from penstock.core.kv_manager import KVManager
 from penstock.core.prefix_cache import NO_BLOCK, Node, cache_namespace
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.stored_blocks import State, StoredBlock, StoredTree, path_digest, root_digest
-from penstock.request import BlockSource
 
 LOAD_SECONDS = 10.0
 """Time after which a sequence continues without its load."""

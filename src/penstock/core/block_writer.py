@@ -9,9 +9,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.api.request import BlockSource
 from penstock.core.prefix_cache import NO_BLOCK, Node, PrefixCache
 from penstock.core.stored_blocks import Record, State, StoredBlock, StoredTree
-from penstock.request import BlockSource
 
 MAIN = 0
 

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Callable
 
+from penstock.config.memory import MemoryPlan
+from penstock.config.settings import Settings
 from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.memory import MemoryPlan
-from penstock.settings import Settings
 
 
 def make_scheduler(

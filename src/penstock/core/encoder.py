@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.api.request import EXPIRED, ErrorReason, FinishReason, Request, SequenceOutput
 from penstock.core.plan import StepTrace
 from penstock.core.policies import QueuePolicy
 from penstock.core.sequence import INT32, Sequence
-from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, SequenceOutput
 
 
 @dataclass(slots=True)

@@ -4,11 +4,11 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from penstock.api.request import Request
 from penstock.core.kv_manager import KVManager
 from penstock.core.policies import OrderedQueue, OrderKey, QueuePolicy, by_arrival, by_priority
 from penstock.core.sequence import NOT_YET, Sequence, Status
 from penstock.core.sequence_table import SequenceTable
-from penstock.request import Request
 
 PROMPT_WEIGHT = 1
 ANSWER_WEIGHT = 2

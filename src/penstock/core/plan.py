@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from penstock.request import Adapter, TokenLogprob
-from penstock.sampling_params import ResolvedParams
+from penstock.api.request import Adapter, TokenLogprob
+from penstock.api.sampling_params import ResolvedParams
 
 if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np

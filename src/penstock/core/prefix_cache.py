@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.core.stored_blocks import StoredBlock
 
-from penstock.request import Request
+from penstock.api.request import Request
 
 FREE = -1
 

@@ -30,6 +30,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 
+from penstock.api.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import Shares
 from penstock.core.kv_manager import KVManager
@@ -41,7 +42,6 @@ from penstock.core.sequence_table import SequenceTable
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 from penstock.core.step_update import StepUpdate
-from penstock.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
 
 LOADED_AHEAD = 8
 """Number of sequences at the head of the queue whose blocks are loaded from the lower tier at a time."""

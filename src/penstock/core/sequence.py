@@ -4,11 +4,11 @@ import sys
 from array import array
 from enum import Enum, auto
 
+from penstock.api.request import Request
+from penstock.api.sampling_params import MAX_N
 from penstock.core.beam import BeamSearch
 from penstock.core.plan import SampledSequence
 from penstock.core.prefix_cache import Node
-from penstock.request import Request
-from penstock.sampling_params import MAX_N
 
 INT32 = "i"
 NOT_YET = sys.maxsize

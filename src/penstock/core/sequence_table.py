@@ -12,11 +12,11 @@ The beams of a search are reassigned after each token.
 from bisect import insort
 from collections.abc import Iterable, Iterator
 
+from penstock.api.request import Request, Resumed
 from penstock.core.beam import BeamSearch, Branch
 from penstock.core.kv_manager import KVManager
 from penstock.core.policies import QueuePolicy
 from penstock.core.sequence import NOT_YET, Sequence, Status
-from penstock.request import Request, Resumed
 
 
 class SequenceTable:

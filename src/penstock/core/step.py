@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from penstock.api.request import Adapter
 from penstock.core.plan import (
     BlockCopy,
     ForwardPlan,
@@ -17,7 +18,6 @@ from penstock.core.plan import (
 from penstock.core.prefix_cache import NO_BLOCK
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.states import StateTable
-from penstock.request import Adapter
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable
 
+from penstock.api.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
 from penstock.core.beam import BeamSearch
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import Ending, StepResult
@@ -14,7 +15,6 @@ from penstock.core.sequence import Sequence, Status
 from penstock.core.sequence_table import SequenceTable
 from penstock.core.speculation import Speculation
 from penstock.core.step import Step
-from penstock.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
 
 NOT_FINITE = "the model's logits were not finite numbers"
 FAILURES = {

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from penstock.api.request import Adapter
 from penstock.errors import AdapterError
 from penstock.kernels.lora import MAX_SLOTS
-from penstock.request import Adapter
 
 logger = logging.getLogger(__name__)
 

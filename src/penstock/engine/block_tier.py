@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from penstock.config.settings import Settings
 from penstock.core.block_tier import BlockTier
 from penstock.core.kv_manager import KVManager
 from penstock.core.sequence import INT32
@@ -15,7 +16,6 @@ from penstock.kernels.block_bytes import BlockBytes
 from penstock.runner.block_file import BlockFile, Layout, open_own, open_temporary
 from penstock.runner.block_store import BlockStore, SharedFiles
 from penstock.runner.nixl_memory import NixlMemory
-from penstock.settings import Settings
 
 logger = logging.getLogger("penstock.engine")
 

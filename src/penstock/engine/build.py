@@ -6,9 +6,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.adapters.folder import Adaptable, read_adapter
-from penstock.checkpoint import Checkpoint, open_model
-from penstock.config import AdapterConfig, EngineConfig
+from penstock.api.request import Request
+from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
+from penstock.checkpoint.checkpoint import Checkpoint, open_model
+from penstock.config.engine_config import AdapterConfig, EngineConfig
+from penstock.config.memory import Machine
+from penstock.config.model_facts import BYTES_OF, ModelFacts
+from penstock.config.settings import Settings, resolve
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
 from penstock.engine.block_tier import tier_maker
@@ -20,18 +24,14 @@ from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_spec import Verdict
-from penstock.memory import Machine
-from penstock.model_facts import BYTES_OF, ModelFacts
 from penstock.models.adaptable import adaptable
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
-from penstock.request import Request
 from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine
 from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_head, start_runner
-from penstock.settings import Settings, resolve
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
 

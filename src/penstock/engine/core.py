@@ -12,6 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
+from penstock.config.settings import Settings
 from penstock.core.build import make_scheduler
 from penstock.core.plan import Runner, StepPlan, StepResult
 from penstock.core.scheduler import Scheduler
@@ -20,9 +22,7 @@ from penstock.engine.adapters import AdapterRoom
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
-from penstock.settings import Settings
 from penstock.structured.masks import Grammars
 
 PAUSE = 0.02

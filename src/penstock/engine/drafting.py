@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from penstock.checkpoint import Checkpoint, open_checkpoint
-from penstock.config import SpeculationConfig
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.config.engine_config import SpeculationConfig
+from penstock.config.settings import Settings
 from penstock.core.build import cache_groups
 from penstock.core.draft_model import DraftModel, MTPDrafter
 from penstock.core.kv_manager import KVManager
@@ -13,10 +14,9 @@ from penstock.core.speculation import Drafter, Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
 from penstock.runner.mtp_runner import MTPRunner
-from penstock.settings import Settings
 from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 def open_draft_checkpoint(options: SpeculationConfig, target: Checkpoint) -> Checkpoint | None:

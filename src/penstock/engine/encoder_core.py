@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
+from penstock.config.settings import Settings
 from penstock.core.encoder import EncoderScheduler, VectorRunner
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError
-from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.runner.torch_runner import is_device_lost
-from penstock.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from penstock.adapters.folder import Adaptable
-from penstock.config import Role
+from penstock.checkpoint.adapters.folder import Adaptable
+from penstock.checkpoint.encoder_config import EncoderConfig
+from penstock.checkpoint.generation_config import GenerationDefaults
+from penstock.config.engine_config import Role
 from penstock.core.block_writer import TierStats
 from penstock.core.plan import StepTrace
-from penstock.encoder_config import EncoderConfig
-from penstock.generation_config import GenerationDefaults
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The memory plan in a line, in the words of those who run a model."""
 
-from penstock.memory import MemoryPlan, in_words
+from penstock.config.memory import MemoryPlan, in_words
 
 
 def memory_line(plan: MemoryPlan, *, device: str = "cpu", ranks: int = 1) -> str:

@@ -22,9 +22,9 @@ from typing import Protocol, TypeAlias
 
 import zmq
 
-from penstock import startup
-from penstock.config import EngineConfig
-from penstock.engine import protocol
+from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
+from penstock.config.engine_config import EngineConfig
+from penstock.engine import protocol, startup
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.engine.protocol import (
@@ -44,9 +44,8 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError, DeviceLostError
-from penstock.host import die_with_parent, end_process, read_first_line
-from penstock.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
-from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
+from penstock.system.host import die_with_parent, end_process, read_first_line
+from penstock.system.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
 
 logger = logging.getLogger("penstock.engine")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config import EngineConfig
+from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
+from penstock.config.engine_config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
-from penstock.host import ANYWHERE, Seat
-from penstock.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
+from penstock.system.host import ANYWHERE, Seat
 
 
 def in_flight_file(folder: str) -> Path:

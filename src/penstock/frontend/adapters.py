@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from penstock.adapters.folder import read_adapter
+from penstock.api.request import Adapter
+from penstock.checkpoint.adapters.folder import read_adapter
 from penstock.engine.info import EngineInfo
 from penstock.errors import AdapterError
-from penstock.request import Adapter
 
 MAX_NAMED = 8
 """Most adapters that an error message lists."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError
 from penstock.frontend.text_encoding import Side
-from penstock.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]

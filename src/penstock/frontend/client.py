@@ -21,9 +21,10 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from penstock.chat_template import read_template
-from penstock.checkpoint import resolve_path
-from penstock.config import EngineConfig, ModelConfig
+from penstock.api.request import Adapter, FinishReason, Request, RequestOutput
+from penstock.api.sampling_params import SamplingParams
+from penstock.checkpoint.checkpoint import resolve_path
+from penstock.config.engine_config import EngineConfig, ModelConfig
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import FromEngine, HandedOver, Pong, StepOutputs
 from penstock.errors import (
@@ -34,27 +35,26 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
+from penstock.fleet.fleet import Fleet, FleetOptions
+from penstock.fleet.link import Link
+from penstock.fleet.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
 from penstock.frontend.adapters import AdapterNames
-from penstock.frontend.fleet import Fleet, FleetOptions
 from penstock.frontend.grammar_checks import GrammarChecks
 from penstock.frontend.history import AdapterUse, History, Meter
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
-from penstock.frontend.link import Link
+from penstock.frontend.metrics import Metrics
 from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, RequestStream
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
-from penstock.frontend.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
-from penstock.metrics import Metrics
-from penstock.request import Adapter, FinishReason, Request, RequestOutput
-from penstock.sampling_params import SamplingParams
 from penstock.structured.inspector import Inspector
-from penstock.tokenizer import Tokenizer
+from penstock.text.chat_template import read_template
+from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.engine")
 
@@ -95,7 +95,7 @@ class AsyncEngine:
         Args:
             link: the link to a launched engine process, or a link for each of several.
             step_deadline: seconds without a step, while there is work, after which an engine counts as hung; more for
-                large steps (`penstock.frontend.supervisor`).
+                large steps (`penstock.fleet.supervisor`).
             journal: its unfinished requests are resumed; it is closed with the engine.
             reconnect_seconds: seconds that a journaled request may run without a reader before it is aborted.
             router: name of the router that chooses among several engines.

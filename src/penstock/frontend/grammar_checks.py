@@ -7,10 +7,10 @@ A check waits for as long as its caller does. One that has begun is completed, w
 
 import asyncio
 
+from penstock.api.sampling_params import Structured
 from penstock.core.turns import Turns
 from penstock.errors import InvalidRequestError, OverloadedError, PenstockError, ShuttingDownError
 from penstock.frontend.limits import SharedLimit
-from penstock.sampling_params import Structured
 from penstock.structured.grammar import check_size
 from penstock.structured.inspector import Inspector
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.request import FinishReason, Request, SequenceOutput
 from penstock.core.block_writer import TierStats
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
+from penstock.frontend.metrics import Metrics
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.metrics import Metrics
-from penstock.request import FinishReason, Request, SequenceOutput
 
 MAX_STEPS = 20_000
 MAX_REQUESTS = 2_000

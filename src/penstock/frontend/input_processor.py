@@ -8,13 +8,13 @@ from random import Random, SystemRandom
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from penstock.api.request import Adapter, Request
+from penstock.api.sampling_params import DEFAULTABLE, NO_ANSWER, Beams, ResolvedParams, SamplingParams
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError, WrongTaskError
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.text_encoding import EncodedText
-from penstock.request import Adapter, Request
-from penstock.sampling_params import DEFAULTABLE, NO_ANSWER, Beams, ResolvedParams, SamplingParams
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.config import option
+from penstock.api.request import Request
+from penstock.config.engine_config import option
 from penstock.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError
-from penstock.request import Request
 
 
 class Account(Protocol):

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.api.request import RequestOutput, TokenLogprob
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.request import RequestOutput, TokenLogprob
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 def output_with_texts(output: RequestOutput, tokenizer: Tokenizer | None) -> RequestOutput:

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.api.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
+from penstock.api.sampling_params import ResolvedParams
 from penstock.engine.protocol import Add, Expire, Finish, HandedOver, HandOver
 from penstock.errors import (
     ClientGoneError,
@@ -19,14 +21,12 @@ from penstock.errors import (
     QueueTimeoutError,
     SlowReaderError,
 )
-from penstock.frontend.fleet import Fleet
+from penstock.fleet.fleet import Fleet
+from penstock.fleet.supervisor import Death
 from penstock.frontend.history import History, Meter
 from penstock.frontend.limits import Admission
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.recovery.journal import Journal
-from penstock.frontend.supervisor import Death
-from penstock.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, RequestOutput, SequenceOutput
-from penstock.sampling_params import ResolvedParams
 
 
 class RequestStream:

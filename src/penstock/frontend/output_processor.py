@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.request import (
+from penstock.api.request import (
     CompletionOutput,
     ErrorReason,
     FinishReason,
@@ -23,8 +23,8 @@ from penstock.request import (
     SequenceOutput,
     TokenLogprob,
 )
-from penstock.sampling_params import SamplingParams
-from penstock.tokenizer import Tokenizer
+from penstock.api.sampling_params import SamplingParams
+from penstock.text.tokenizer import Tokenizer
 
 
 class Detokenizer:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.encoder_config import Similarity
+from penstock.api.request import RequestOutput
+from penstock.checkpoint.encoder_config import Similarity
 from penstock.errors import InvalidRequestError
 from penstock.frontend.text_encoding import EncodedText, Side, TextEncoder, scores_of, vector_of
-from penstock.request import RequestOutput
 
 if TYPE_CHECKING:
     import numpy as np

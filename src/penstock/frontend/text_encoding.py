@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from penstock.encoder_config import EncoderConfig, Task
+from penstock.api.request import RequestOutput
+from penstock.checkpoint.encoder_config import EncoderConfig, Task
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError, PromptTooLongError, WrongTaskError
-from penstock.request import RequestOutput
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock import native
+from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
@@ -55,7 +56,6 @@ from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
 from penstock.native import Library
-from penstock.weight_formats import WeightFormat
 
 
 class Penalize(Protocol):

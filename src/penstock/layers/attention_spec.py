@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from penstock.config.model_facts import KVSpec, SharedKV, Working
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import MatrixSize, Mixer, stacked
-from penstock.model_facts import KVSpec, SharedKV, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

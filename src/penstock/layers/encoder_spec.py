@@ -6,7 +6,7 @@ token ids -> word + position + token type -> norm -> layers -> pooling -> head -
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.encoder_config import HeadActivation, Pooling
+from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.layers.spec import MatrixSize, NormSpec
 
 

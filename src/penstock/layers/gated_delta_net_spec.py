@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from penstock.config.model_facts import StateSpec, Working
+from penstock.config.state_layout import matrix_state
 from penstock.layers.spec import MatrixSize, Mixer, stacked
-from penstock.model_facts import StateSpec, Working
-from penstock.state_layout import matrix_state
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from penstock.config.model_facts import KVSpec, Working
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import MatrixSize, Mixer
-from penstock.model_facts import KVSpec, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

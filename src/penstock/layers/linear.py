@@ -4,7 +4,7 @@ given here.
 
 from torch import Tensor
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.quantization.base import WeightFactory

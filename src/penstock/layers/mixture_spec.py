@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from penstock.feed_forward import Activation, Routing
+from penstock.config.feed_forward import Activation, Routing
+from penstock.config.model_facts import Working
 from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.spec import FeedForward, MatrixSize
-from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
+from penstock.config.model_facts import Working
 from penstock.layers.spec import MatrixSize, PerLayerInput
-from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from penstock.config.model_facts import StateSpec, Working
 from penstock.layers.spec import MatrixSize, Mixer
-from penstock.model_facts import StateSpec, Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from penstock.config.model_facts import CacheSpec, Working
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.model_facts import CacheSpec, Working
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from penstock.config.model_facts import Working
 from penstock.layers.spec import FeedForward, FeedForwardSpec, MatrixSize, NormSpec
-from penstock.model_facts import Working
 
 if TYPE_CHECKING:
     from penstock.quantization.base import WeightFactory

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from penstock.adapters.folder import Adaptable
+from penstock.checkpoint.adapters.folder import Adaptable
+from penstock.config.model_facts import DType
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
 from penstock.layers.latent_spec import LatentAttentionSpec
@@ -12,7 +13,6 @@ from penstock.layers.mlp_spec import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.short_conv_spec import ShortConvSpec
 from penstock.layers.spec import MatrixSize, PartSpec
 from penstock.layers.sum_spec import SumSpec
-from penstock.model_facts import DType
 from penstock.models.spec import ModelSpec
 
 

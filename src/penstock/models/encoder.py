@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.encoder_config import HeadActivation, Pooling
+from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding

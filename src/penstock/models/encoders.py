@@ -8,26 +8,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.checkpoint import Checkpoint
-from penstock.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
 from penstock.errors import CheckpointError
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, Verdict
-from penstock.models.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
-from penstock.models.gemma2 import gemma2_spec
-from penstock.models.gemma3 import gemma3_spec
-from penstock.models.granite import granite_spec
+from penstock.models.families.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
+from penstock.models.families.gemma2 import gemma2_spec
+from penstock.models.families.gemma3 import gemma3_spec
+from penstock.models.families.granite import granite_spec
+from penstock.models.families.llama import llama_spec
+from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.modernbert import modernbert_spec
+from penstock.models.families.nomic_bert import nomic_bert_spec
+from penstock.models.families.olmo2 import olmo2_spec
+from penstock.models.families.phi3 import phi3_spec
+from penstock.models.families.qwen2 import qwen2_spec
+from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.hf_config import HFConfig
-from penstock.models.llama import llama_spec
-from penstock.models.mistral import mistral_spec
-from penstock.models.modernbert import modernbert_spec
-from penstock.models.nomic_bert import nomic_bert_spec
-from penstock.models.olmo2 import olmo2_spec
-from penstock.models.phi3 import phi3_spec
-from penstock.models.qwen2 import qwen2_spec
-from penstock.models.qwen3 import qwen3_spec
 from penstock.models.spec import ModelSpec
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "BertModel": bert_spec,

@@ -5,7 +5,7 @@ python -m penstock.models.families_doc > docs/models.md
 
 import sys
 
-from penstock.gguf.architectures import ARCHITECTURES as GGUF
+from penstock.checkpoint.gguf.architectures import ARCHITECTURES as GGUF
 from penstock.models.encoders import ENCODERS
 from penstock.models.registry import ARCHITECTURES
 
@@ -50,14 +50,14 @@ within 1e-4 (`tests/models/test_encoders.py`). Where the native library is insta
 native kernels. No setting of a config is silently ignored, apart from those of training or of other implementations,
 which `tests/models/test_config_keys.py` lists.
 
-`python benchmarks/families.py` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4: its
-answers are the same, bit for bit, alone and in a batch, with other numbers of threads, in chunks, from the prefix
+`python -m benchmarks.quality.families` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4:
+its answers are the same, bit for bit, alone and in a batch, with other numbers of threads, in chunks, from the prefix
 cache, preempted and speculated. If all layers of a model have sliding windows, a running sequence never needs more
 blocks than it frees, so preemption is not tested for such models.
 
 A running sequence holds only the blocks of its windows: Gemma3-1B's process grows by no more than the 4,096 bytes per
-token of its layers without a window (`python benchmarks/window_memory.py MODEL`). With the prefix cache, blocks that
-the windows have passed stay, idle, until the pool needs them."""
+token of its layers without a window (`python -m benchmarks.speed.window_memory MODEL`). With the prefix cache, blocks
+that the windows have passed stay, idle, until the pool needs them."""
 
 
 def describe() -> str:

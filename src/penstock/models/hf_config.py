@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.model_facts import BYTES_OF, DType
 from penstock.errors import CheckpointError, shown
 from penstock.layers.rope import RopeConfig, RopeType
-from penstock.model_facts import BYTES_OF, DType
 
 logger = logging.getLogger(__name__)
 

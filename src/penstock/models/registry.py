@@ -11,58 +11,58 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.checkpoint import Checkpoint, weight_files
+from penstock.checkpoint.checkpoint import Checkpoint, weight_files
+from penstock.checkpoint.gguf.file import GGUFFile
+from penstock.config.model_facts import ModelFacts, Working
+from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
-from penstock.gguf.file import GGUFFile
 from penstock.layers.attention_spec import AttentionSpec
-from penstock.model_facts import ModelFacts, Working
 from penstock.models.adaptable import adapted_rows
-from penstock.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
-from penstock.models.ernie4_5 import ernie4_5_spec
-from penstock.models.exaone4 import exaone4_spec
-from penstock.models.gemma2 import gemma2_spec
-from penstock.models.gemma3 import gemma3_spec
-from penstock.models.gemma4 import gemma4_spec
-from penstock.models.gguf_scheme import read_gguf_scheme
-from penstock.models.gguf_spec import as_stored
-from penstock.models.glm4 import glm4_spec
-from penstock.models.glm4_moe import glm4_moe_spec
-from penstock.models.gpt_oss import gpt_oss_spec
-from penstock.models.granite import granite_spec
-from penstock.models.granite_moe_hybrid import granite_moe_hybrid_spec
+from penstock.models.families.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.families.ernie4_5 import ernie4_5_spec
+from penstock.models.families.exaone4 import exaone4_spec
+from penstock.models.families.gemma2 import gemma2_spec
+from penstock.models.families.gemma3 import gemma3_spec
+from penstock.models.families.gemma4 import gemma4_spec
+from penstock.models.families.glm4 import glm4_spec
+from penstock.models.families.glm4_moe import glm4_moe_spec
+from penstock.models.families.gpt_oss import gpt_oss_spec
+from penstock.models.families.granite import granite_spec
+from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
+from penstock.models.families.lfm2 import lfm2_spec
+from penstock.models.families.lfm2_moe import lfm2_moe_spec
+from penstock.models.families.llama import llama_spec
+from penstock.models.families.llama4 import llama4_spec
+from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
+from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.mixtral import mixtral_spec
+from penstock.models.families.nemotron_h import nemotron_h_spec
+from penstock.models.families.olmo2 import olmo2_spec, olmo3_spec
+from penstock.models.families.olmoe import olmoe_spec
+from penstock.models.families.phi3 import phi3_spec
+from penstock.models.families.phimoe import phimoe_spec
+from penstock.models.families.qwen2 import qwen2_spec
+from penstock.models.families.qwen3 import qwen3_spec
+from penstock.models.families.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
+from penstock.models.families.qwen3_moe import qwen3_moe_spec
+from penstock.models.families.qwen3_next import qwen3_next_spec
+from penstock.models.families.smollm3 import smollm3_spec
 from penstock.models.hf_config import SIZES, HFConfig
-from penstock.models.hf_quantization import read_scheme
-from penstock.models.lfm2 import lfm2_spec
-from penstock.models.lfm2_moe import lfm2_moe_spec
-from penstock.models.llama import llama_spec
-from penstock.models.llama4 import llama4_spec
-from penstock.models.ministral3 import ministral3_spec, mistral3_spec
-from penstock.models.mistral import mistral_spec
-from penstock.models.mixtral import mixtral_spec
-from penstock.models.nemotron_h import nemotron_h_spec
-from penstock.models.olmo2 import olmo2_spec, olmo3_spec
-from penstock.models.olmoe import olmoe_spec
-from penstock.models.phi3 import phi3_spec
-from penstock.models.phimoe import phimoe_spec
-from penstock.models.qwen2 import qwen2_spec
-from penstock.models.qwen3 import qwen3_spec
-from penstock.models.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
-from penstock.models.qwen3_moe import qwen3_moe_spec
-from penstock.models.qwen3_next import qwen3_next_spec
-from penstock.models.smollm3 import smollm3_spec
+from penstock.models.loading.gguf_scheme import read_gguf_scheme
+from penstock.models.loading.gguf_spec import as_stored
+from penstock.models.loading.hf_quantization import read_scheme
+from penstock.models.loading.stored_head import has_own_head
 from penstock.models.spec import ModelSpec, MTPSpec
-from penstock.models.stored_head import has_own_head
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
-from penstock.settings import Settings
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
     from penstock.models.decoder import Decoder
     from penstock.models.encoder import Encoder
-    from penstock.models.loader import WeightFile
+    from penstock.models.loading.loader import WeightFile
+    from penstock.models.loading.packed_loading import PackedLookup
     from penstock.models.mtp import MTPHead
-    from penstock.models.packed_loading import PackedLookup
     from penstock.quantization.base import WeightFactory
 
     ModelT = TypeVar("ModelT", Decoder, Encoder)
@@ -293,7 +293,7 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
     """
     import torch
 
-    from penstock.models.loader import load_weights
+    from penstock.models.loading.loader import load_weights
     from penstock.models.mtp import MTPHead
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
@@ -340,7 +340,7 @@ def _load(
     ops: "Ops",
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
 ) -> "ModelT":
-    from penstock.models.packed_loading import load_through_cache
+    from penstock.models.loading.packed_loading import load_through_cache
 
     given = HFConfig(checkpoint)
     spec = _read(checkpoint, given)
@@ -367,7 +367,7 @@ def _make_model(
     """Build the model; load and pack the weights that are not in the cache (`lookup`)."""
     import torch
 
-    from penstock.models.loader import load_weights
+    from penstock.models.loading.loader import load_weights
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
@@ -389,13 +389,13 @@ def _make_model(
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The weight files of a checkpoint, with tensors named like the model's parameters."""
-    from penstock.models.stacked_experts import unstacked  # imported lazily, like everything that needs torch
+    from penstock.models.loading.stacked_experts import unstacked  # imported lazily, like everything that needs torch
 
     if checkpoint.gguf is not None:
-        from penstock.models.gguf_weights import gguf_weight_files
+        from penstock.models.loading.gguf_weights import gguf_weight_files
 
         return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
-    from penstock.models.safetensors_weights import SafetensorsFile
+    from penstock.models.loading.safetensors_weights import SafetensorsFile
 
     files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
     files += [SafetensorsFile(file, prefixes) for file, prefixes in module_files(checkpoint, spec)]

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from penstock.config.model_facts import DType, LayerFacts, Matrix
+from penstock.config.ranks import check_divides
+from penstock.config.weight_formats import FLOAT
 from penstock.layers.attention_spec import AttentionSpec
 from penstock.layers.encoder_spec import EncoderSpec
 from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
-from penstock.model_facts import DType, LayerFacts, Matrix
 from penstock.quantization.scheme import StoredScheme
-from penstock.ranks import check_divides
-from penstock.weight_formats import FLOAT
 
 PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 

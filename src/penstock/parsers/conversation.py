@@ -12,6 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from penstock.api.request import CompletionOutput, FinishReason
+from penstock.api.sampling_params import Documents, SamplingParams, Structured
+from penstock.api.tools import Function, Tools
 from penstock.errors import InvalidRequestError
 from penstock.parsers import (
     deepseek,
@@ -31,10 +34,7 @@ from penstock.parsers.history import REASONING, clean_messages, reasoning_fields
 from penstock.parsers.parts import Part, Piece, Reasoning, Text, put_together
 from penstock.parsers.reading import Reader, Reading
 from penstock.parsers.reasoning import Marks
-from penstock.parsers.tools import Function, Tools
-from penstock.request import CompletionOutput, FinishReason
-from penstock.sampling_params import Documents, SamplingParams, Structured
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 class Parser(Protocol):

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.api.sampling_params import check_exact
+from penstock.api.tools import Function
 from penstock.errors import InvalidRequestError
 from penstock.parsers.gemma import CLOSE, LONGEST_KEY, OPEN, QUOTE
 from penstock.parsers.grammar import Grammar, Mark, schema_rule
 from penstock.parsers.tagged import ALL_TYPES, TypesOfProperties, referenced, type_of
 from penstock.parsers.tagged_grammar import ANNOTATIONS
-from penstock.parsers.tools import Function
-from penstock.sampling_params import check_exact
 
 _OF_OBJECTS = {"properties", "required", "additionalProperties"}
 _OF_ARRAYS = {"items", "minItems", "maxItems"}

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from penstock.api.sampling_params import MAX_FORM_CHARACTERS, check_exact
+from penstock.api.tools import Function, Tools
 from penstock.errors import InvalidRequestError
 from penstock.parsers.reasoning import Marks
-from penstock.parsers.tools import Function, Tools
-from penstock.sampling_params import MAX_FORM_CHARACTERS, check_exact
 
 Mark = Callable[[str], str]
 """A tag in a grammar: a special token, or its text."""

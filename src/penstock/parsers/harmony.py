@@ -12,9 +12,9 @@ separated by a line break.
 import re
 from collections.abc import Callable, Sequence
 
+from penstock.api.tools import Function
 from penstock.parsers.grammar import TEXT, Grammar, Mark, thinking
 from penstock.parsers.reading import Reader, Reading, expect, json_value, read_until, skip_spaces
-from penstock.parsers.tools import Function
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

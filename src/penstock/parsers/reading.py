@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, TypeVar
 
+from penstock.api.tools import Function
 from penstock.parsers.parts import CallArguments, CallBegins, Piece, Reasoning, Text
-from penstock.parsers.tools import Function
 
 T = TypeVar("T")
 

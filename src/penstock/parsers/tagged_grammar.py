@@ -9,12 +9,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.api.tools import Function
 from penstock.errors import InvalidRequestError
 from penstock.parsers.grammar import Grammar, Mark, schema_rule
 from penstock.parsers.tagged import ALL_TYPES, CLOSE, DEPTH, OPEN, Tags, TypesOfProperties, referenced
 from penstock.parsers.tagged import GLM as GLM_TAGS
 from penstock.parsers.tagged import QWEN as QWEN_TAGS
-from penstock.parsers.tools import Function
 
 ANNOTATIONS = {
     "title",

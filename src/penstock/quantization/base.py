@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock import reserve
+from penstock.config.feed_forward import Activation
+from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
-from penstock.feed_forward import Activation
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.reference import ReferenceWeight
@@ -21,7 +21,7 @@ from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, 
 from penstock.kernels.lora import LoraTable
 from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
-from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
+from penstock.system import reserve
 
 _LARGE_BYTES = 2**16
 """Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""

@@ -1,5 +1,6 @@
 """Selects the quantization method of a model's weights."""
 
+from penstock.config.recipes import RECIPES
 from penstock.kernels.ops import Ops
 from penstock.quantization.base import Method, Unquantized
 from penstock.quantization.rounding import Rounding
@@ -10,7 +11,6 @@ from penstock.quantization.stored_int4 import StoredInt4
 from penstock.quantization.stored_int8 import StoredInt8
 from penstock.quantization.stored_mxfp4 import StoredMXFP4
 from penstock.quantization.stored_packed import StoredPacked
-from penstock.recipes import RECIPES
 
 
 def make_method(recipe: str | None, scheme: StoredScheme | None, ops: Ops) -> Method:

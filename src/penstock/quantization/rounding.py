@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
+from penstock.config.recipes import Recipe
+from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import Ops
 from penstock.quantization.base import REFUSED, FloatRows, Parameter
 from penstock.quantization.rows import Fillable
-from penstock.recipes import Recipe
-from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class RowsToRound(FloatRows):

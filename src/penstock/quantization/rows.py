@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
+from penstock.config.ranks import Ranks
+from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
-from penstock.ranks import Ranks
-from penstock.weight_formats import WeightFormat
 
 if TYPE_CHECKING:
     from penstock.quantization.base import Parameter

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from penstock.recipes import EMBEDDINGS, ROUTERS, Recipe
-from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.config.recipes import EMBEDDINGS, ROUTERS, Recipe
+from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 
 HINT = "penstock_quantization"
 """Key of config.json that holds Penstock's own settings in checkpoints that it quantized."""

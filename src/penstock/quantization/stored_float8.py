@@ -9,13 +9,13 @@ The kernels store the values unchanged, and a float32 scale for every 128 column
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Float8Scheme
-from penstock.weight_formats import FLOAT, WeightFormat
 
 _NOT_A_NUMBER = 0x7F
 """The lower 7 bits of e4m3's two NaN values."""

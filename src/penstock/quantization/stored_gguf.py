@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.gguf_blocks import quantized_rows
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import GGUFScheme
-from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class StoredGGUF:

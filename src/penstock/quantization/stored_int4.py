@@ -16,6 +16,7 @@ Nothing is rounded, except that scales are converted to float16, the type of GPT
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.quantization.base import FloatRows, Parameter
@@ -23,7 +24,6 @@ from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows,
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Scheme
-from penstock.weight_formats import FLOAT, WeightFormat
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The positions of columns 0 to 7 within an AWQ word."""

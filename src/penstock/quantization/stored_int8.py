@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Scheme
-from penstock.weight_formats import FLOAT, WeightFormat
 
 
 class StoredInt8:

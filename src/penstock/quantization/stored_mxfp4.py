@@ -10,13 +10,13 @@ and n + 16). Source: Microscaling Formats specification of the Open Compute Proj
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.quantization.base import FloatRows, Parameter
 from penstock.quantization.parts import TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import MXFP4Scheme
-from penstock.weight_formats import FLOAT, FORMATS, WeightFormat
 
 GROUP = FORMATS["mxfp4"].group
 _BYTES = (torch.uint8,)

@@ -9,6 +9,8 @@ import re
 import torch
 from torch import Tensor
 
+from penstock.config.recipes import EMBEDDINGS, PACKED
+from penstock.config.weight_formats import WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.ops import Ops
@@ -18,8 +20,6 @@ from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tenso
 from penstock.quantization.rounding import RowsToRound
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import PackedScheme
-from penstock.recipes import EMBEDDINGS, PACKED
-from penstock.weight_formats import WeightFormat
 
 _MOST_MULTIPLES = 255
 

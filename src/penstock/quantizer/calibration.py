@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import SamplingParams
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.llm import LLM

@@ -6,14 +6,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.kernels.ops import make_ops
 from penstock.llm import LLM
 from penstock.models.registry import read_facts, read_spec
 from penstock.quantizer.calibration import read_texts, write_texts
 from penstock.quantizer.job import Job
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threads: int | None) -> None:

@@ -26,7 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock import __version__
-from penstock.checkpoint import Checkpoint, weight_files
+from penstock.checkpoint.checkpoint import Checkpoint, weight_files
+from penstock.config.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import Ops
 from penstock.layers.attention_spec import AttentionSpec
@@ -36,7 +37,6 @@ from penstock.quantization.gptq import fit_grid, round_with_feedback
 from penstock.quantization.scheme import HINT
 from penstock.quantizer.layerwise import Layerwise
 from penstock.quantizer.packed import packed_tensors, quantization_config, unpacked
-from penstock.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.model_facts import KVSpec
 from penstock.core.plan import ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.lora import LoraUpdate
 from penstock.kernels.ops import Ops
-from penstock.model_facts import KVSpec
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
-from penstock.models.loader import load_weights
+from penstock.models.loading.loader import load_weights
 from penstock.models.registry import open_weights
 from penstock.models.spec import ModelSpec
 from penstock.quantization.base import FloatRows, Unquantized, WeightFactory

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.config.recipes import PACKED, CheckpointRecipe, PackedMatrix
 from penstock.quantization.gptq import Grid
 from penstock.quantization.nibbles import unpack_columns
-from penstock.recipes import PACKED, CheckpointRecipe, PackedMatrix
 
 
 def packed_tensors(name: str, q: Tensor, grid: Grid, dtype: torch.dtype, kind: PackedMatrix) -> dict[str, Tensor]:

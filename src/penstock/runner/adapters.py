@@ -9,12 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, read_adapter
+from penstock.api.request import Adapter
+from penstock.checkpoint.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, read_adapter
 from penstock.errors import AdapterError
 from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.quantization.base import AdaptedRows
-from penstock.request import Adapter
 
 _Weights = list[tuple[LoraTable, list[LoraMap]]]
 """An adapter's weights, per table."""

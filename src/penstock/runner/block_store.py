@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.api.request import BlockSource, RemoteMemory
 from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import Record
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.request import BlockSource, RemoteMemory
 from penstock.runner.block_file import BlockFile, Layout, open_peer
 
 logger = logging.getLogger("penstock.engine")

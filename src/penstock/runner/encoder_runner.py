@@ -13,19 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.model_facts import KVSpec
+from penstock.config.settings import Settings
 from penstock.core.encoder import EncoderPlan
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops, make_ops
 from penstock.layers.encoder_spec import TableSpec
-from penstock.model_facts import KVSpec
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
 from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
-from penstock.settings import Settings
 
 log = logging.getLogger(__name__)
 

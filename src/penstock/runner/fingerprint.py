@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from penstock import native
-from penstock.checkpoint import Checkpoint
-from penstock.settings import Settings
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.settings import Settings
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.config.memory import LayerGroup
+from penstock.config.model_facts import CacheSpec, KVSpec, SharedKV, StateSpec, head_bytes
+from penstock.config.settings import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import NO_BRANCH, Batch, RecordedBatch
@@ -18,17 +21,14 @@ from penstock.kernels.cache import AnyCache
 from penstock.kernels.lora.rows import AdapterRows, IntArray
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
-from penstock.memory import LayerGroup
-from penstock.model_facts import CacheSpec, KVSpec, SharedKV, StateSpec, head_bytes
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
-from penstock.reserve import FIRST_TOKENS
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.settings import Settings
+from penstock.system.reserve import FIRST_TOKENS
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock import reserve
+from penstock.system import reserve
 
 
 class HiddenStates:

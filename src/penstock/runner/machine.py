@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from penstock import native, reserve
+from penstock import native
+from penstock.config.memory import Machine
 from penstock.errors import ConfigError
-from penstock.host import free_memory, physical_cores
-from penstock.memory import Machine
+from penstock.system import reserve
+from penstock.system.host import free_memory, physical_cores
 
 
 def detect_machine(device: str, measure_free: Callable[[], int] = free_memory) -> Machine:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.settings import Settings
 from penstock.core.draft_model import OWN_HIDDEN
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import DeviceLostError
@@ -15,7 +16,6 @@ from penstock.models.registry import load_mtp
 from penstock.runner.forward import KVCache, build_batch
 from penstock.runner.torch_runner import BlockTables, TorchRunner, is_device_lost
 from penstock.sampling.sampler import Sampler
-from penstock.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.api.request import BlockSource, RemoteMemory
 from penstock.core.block_writer import BlockAddress
 from penstock.errors import ConfigError
-from penstock.request import BlockSource, RemoteMemory
 from penstock.runner.block_file import PAGE, BlockFile, BlockSlots, Layout, slots_of
 
 logger = logging.getLogger("penstock.engine")

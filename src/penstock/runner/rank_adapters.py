@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.request import Adapter
+from penstock.api.request import Adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import struct
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
+from penstock.config.ranks import Rendezvous
 from penstock.errors import DeviceLostError
-from penstock.host import bracketed
-from penstock.ranks import Rendezvous
+from penstock.system.host import bracketed
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 POLL_MS = 500

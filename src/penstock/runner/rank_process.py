@@ -5,11 +5,11 @@ import os
 import signal
 import threading
 
-from penstock.checkpoint import open_checkpoint
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.config.ranks import RankJoin
 from penstock.errors import DeviceLostError
-from penstock.host import die_with_parent, end_process, read_first_line
-from penstock.ranks import RankJoin
 from penstock.runner.ranks import RankLaunch, join_engine, run_rank
+from penstock.system.host import die_with_parent, end_process, read_first_line
 
 log = logging.getLogger(__name__)
 

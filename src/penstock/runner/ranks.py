@@ -29,16 +29,16 @@ import torch
 from torch import distributed
 
 from penstock import native
-from penstock.checkpoint import Checkpoint, open_checkpoint
+from penstock.api.request import Adapter
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.config.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
+from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
-from penstock.host import Seat, bracketed, seats, start_child
 from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Exchange
 from penstock.kernels.ranks.native import SharedExchange, shared_file
 from penstock.kernels.ranks.reference import DistributedExchange, lost_peers
-from penstock.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
-from penstock.request import Adapter
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
@@ -46,7 +46,7 @@ from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
-from penstock.settings import Settings
+from penstock.system.host import Seat, bracketed, seats, start_child
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.checkpoint import Checkpoint
+from penstock.api.request import Adapter, TokenLogprob
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
@@ -15,12 +17,10 @@ from penstock.kernels.ops import Ops, make_ops
 from penstock.models.adaptable import adaptable
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
-from penstock.request import Adapter, TokenLogprob
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.sampling.sampler import Sampler, token_logprobs
-from penstock.settings import Settings
 
 _TEXTS = re.compile(
     "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"

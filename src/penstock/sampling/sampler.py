@@ -30,10 +30,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.api.request import TokenLogprob
 from penstock.core.plan import Ending, SampleBatch, StepResult
 from penstock.kernels.ops import Ops
 from penstock.kernels.sampling import SCALE, Controls
-from penstock.request import TokenLogprob
 from penstock.sampling.random import uniforms
 from penstock.sampling.state import BatchState, SlotStates
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.api.request import FinishReason, RequestOutput
 from penstock.frontend.client import AsyncEngine
-from penstock.host import bracketed
-from penstock.request import FinishReason, RequestOutput
 from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.dialects import error_response
 from penstock.server.errors import reason_of_status, reply_to_error
 from penstock.server.logs import FIELDS
+from penstock.system.host import bracketed
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer

@@ -3,14 +3,14 @@
 from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
-from penstock.config import Role
+from penstock.config.engine_config import Role
 from penstock.errors import ConfigError, InvalidRequestError, NotPermittedError
-from penstock.frontend.fleet import State
+from penstock.fleet.fleet import State
 from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
-from penstock.server.openai.errors import ERRORS
+from penstock.server.openai_errors import ERRORS
 
 router = APIRouter(
     prefix="/v1/admin", tags=["operation"], responses={"default": ERRORS["default"]}, route_class=BodyRoute

@@ -18,9 +18,9 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 
+from penstock.api.sampling_params import RoundedNumber
 from penstock.errors import InvalidRequestError
 from penstock.frontend.large_work import LargeWork
-from penstock.sampling_params import RoundedNumber
 from penstock.server.body import Body, check_all_text, may_hold_half_a_pair, mend_conversation
 from penstock.server.call_context import UNKNOWN_FIELD, context_of
 from penstock.server.disconnect import cancelled_on_disconnect

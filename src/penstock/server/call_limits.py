@@ -14,12 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.frontend.limits import SharedLimit
-from penstock.host import trim_heaps
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, context_of, is_public
 from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
+from penstock.system.host import trim_heaps
 
 RETURN_SECONDS = 1.0
 """Delay after a call with a large body before free memory is returned to the system; also the least interval."""

@@ -3,12 +3,12 @@
 from fastapi import APIRouter
 from typing_extensions import TypedDict
 
+from penstock.api.request import FinishReason, RequestOutput
 from penstock.errors import RequestNotFoundError
 from penstock.frontend.recovery.journal_rows import Entry
-from penstock.request import FinishReason, RequestOutput
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
-from penstock.server.openai.errors import ERRORS
+from penstock.server.openai_errors import ERRORS
 
 router = APIRouter(prefix="/v1", tags=["operation"])
 

@@ -1,4 +1,4 @@
-"""Every option of the HTTP server, beside the engine's in `penstock.config`."""
+"""Every option of the HTTP server, beside the engine's in `penstock.config.engine_config`."""
 
 import difflib
 import json
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, cast, get_args
 
-from penstock.config import KVTransfer, option, parse_value
+from penstock.api.sampling_params import DEFAULTABLE, SamplingParams
+from penstock.config.engine_config import KVTransfer, option, parse_value
 from penstock.errors import ConfigError, InvalidRequestError
+from penstock.fleet.router import ROUTERS
 from penstock.frontend.limits import QueueLimits
-from penstock.frontend.router import ROUTERS
-from penstock.sampling_params import DEFAULTABLE, SamplingParams
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _PREFIX = re.compile(r"/|(/[A-Za-z0-9._~-]+)+/?")

@@ -23,6 +23,8 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
+from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.input_processor import check_generates
@@ -32,8 +34,6 @@ from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
-from penstock.sampling_params import SamplingParams
 from penstock.server.body import renamed_params
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf

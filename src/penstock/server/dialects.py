@@ -8,17 +8,17 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from penstock.errors import PenstockError
+from penstock.server import huggingface_errors as tgi_errors
+from penstock.server import openai_errors
 from penstock.server.anthropic import errors as anthropic_errors
 from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.call_context import CallContext, context_of
 from penstock.server.cohere import routes as cohere_routes
 from penstock.server.errors import ErrorReply, Shape, render_reply, reply_to_error
 from penstock.server.openai import encoding as openai_encoding
-from penstock.server.openai import errors as openai_errors
 from penstock.server.openai import responses as openai_responses
 from penstock.server.openai import routes as openai_routes
 from penstock.server.tei import routes as tei_routes
-from penstock.server.tgi import errors as tgi_errors
 from penstock.server.tgi import routes as tgi_routes
 
 _SHAPES: dict[str, Shape] = {

@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 from penstock.engine.info import EngineInfo
 from penstock.frontend.history import AdapterUse
-from penstock.metrics import Counter, Gauge, Histogram, Metric, Metrics
+from penstock.frontend.metrics import Counter, Gauge, Histogram, Metric, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -6,8 +6,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
+from penstock.fleet.fleet import PlaceState
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.fleet import PlaceState
 from penstock.server.pages import home_page, wants_page
 
 RETRY_AFTER = "2"

@@ -26,10 +26,10 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from penstock.config import NAMES_OF_TYPES
+from penstock.config.engine_config import NAMES_OF_TYPES
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError, RateLimitError
 from penstock.frontend.limits import Caller
-from penstock.toml import read_toml
+from penstock.system.toml import read_toml
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import ConfigError
-from penstock.host import bracketed
 from penstock.server.config import ServerConfig
+from penstock.system.host import bracketed
 
 SEND_BUFFER = 256 * 1024
 SOCKET_MODE = 0o660

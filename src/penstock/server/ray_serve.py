@@ -17,12 +17,12 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 
-from penstock.config import EngineConfig
+from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError
+from penstock.fleet.cluster.host import cpus_of_this_node, leave_niceness, share_memory
+from penstock.fleet.cluster.resources import resources_for
+from penstock.fleet.launch import launch_engines
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.cluster.host import cpus_of_this_node, leave_niceness, share_memory
-from penstock.frontend.cluster.resources import resources_for
-from penstock.frontend.launch import launch_engines
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig, iter_server_options
 from penstock.server.keys import load_keys

@@ -12,7 +12,7 @@ from penstock.errors import NotPermittedError, RequestNotFoundError
 from penstock.frontend.history import Event, History, Life, chrome_trace
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
-from penstock.server.openai.errors import ERRORS
+from penstock.server.openai_errors import ERRORS
 
 router = APIRouter(tags=["operation"])
 

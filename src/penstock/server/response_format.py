@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import NotRequired, TypedDict
 
+from penstock.api.sampling_params import Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.server.body import Body, Many
 
 _OBJECT = ConfigDict(strict=True, extra="allow")

@@ -20,18 +20,18 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import __version__
-from penstock.checkpoint import describe, open_model
-from penstock.config import EngineConfig
+from penstock.checkpoint.checkpoint import describe, open_model
+from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
-from penstock.frontend.cluster.resources import resources_for
-from penstock.frontend.launch import launch_engines, with_roles
-from penstock.frontend.link import Link
+from penstock.fleet.cluster.resources import resources_for
+from penstock.fleet.launch import launch_engines, with_roles
+from penstock.fleet.link import Link
 from penstock.server.config import ServerConfig
 from penstock.server.listener import address_of, bound, is_open_to_others
 
 if TYPE_CHECKING:
+    from penstock.fleet.fleet import Fleet
     from penstock.frontend.client import AsyncEngine
-    from penstock.frontend.fleet import Fleet
     from penstock.server.http import HttpServer
     from penstock.server.keys import KeyRing
     from penstock.server.tracing import CallTracer
@@ -82,7 +82,7 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
                 engine_config, config.engines, num_prefill=config.prefill_engines, kv_transfer=config.transfer
             )
         else:
-            from penstock.frontend.cluster.ray_cluster import RayCluster
+            from penstock.fleet.cluster.ray_cluster import RayCluster
 
             resources = resources_for(config.resources, engine_config, config.nodes_per_engine)
             cluster = RayCluster(config.cluster, resources, config.cluster_host, config.nodes_per_engine)
@@ -355,7 +355,7 @@ def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
     if config.max_engines is None:
         yield
         return
-    from penstock.frontend.autoscaler import Autoscaler, FleetScaler
+    from penstock.fleet.autoscaler import Autoscaler, FleetScaler
 
     autoscaler = Autoscaler(config.engines, config.max_engines, config.upscale_delay, config.downscale_delay)
     scaling = asyncio.ensure_future(FleetScaler(fleet, autoscaler).run())

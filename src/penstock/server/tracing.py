@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from penstock import __version__
-from penstock.request import RequestOutput
+from penstock.api.request import RequestOutput
 
 _W3C = TraceContextTextMapPropagator()
 

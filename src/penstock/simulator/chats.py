@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from random import Random
 
-from penstock.config import option
+from penstock.config.engine_config import option
 from penstock.errors import ConfigError
 from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.config.memory import LayerGroup, MemoryPlan
+from penstock.config.settings import Settings
 from penstock.errors import ConfigError
-from penstock.memory import LayerGroup, MemoryPlan
-from penstock.settings import Settings
 from penstock.simulator.costs import MeasuredCosts
 
 FORMAT = 1

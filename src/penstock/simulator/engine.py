@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.api.request import Request, Resumed, SequenceOutput
+from penstock.api.sampling_params import MAX_N
+from penstock.config.settings import Settings
 from penstock.core.build import make_scheduler
 from penstock.core.plan import StepPlan, StepResult
-from penstock.request import Request, Resumed, SequenceOutput
-from penstock.sampling_params import MAX_N
-from penstock.settings import Settings
 from penstock.simulator.clock import Event, Kind, VirtualClock
 from penstock.simulator.costs import StepCosts, shape_of
 from penstock.simulator.decode_run import DecodeRun, apply_run, find_run, is_pure_decode

@@ -8,9 +8,9 @@ calibration on the hardware itself is more accurate.
 
 from dataclasses import dataclass
 
+from penstock.config.model_facts import KVSpec, ModelFacts, SharedKV, StateSpec
+from penstock.config.settings import Settings
 from penstock.errors import ConfigError
-from penstock.model_facts import KVSpec, ModelFacts, SharedKV, StateSpec
-from penstock.settings import Settings
 from penstock.simulator.costs import StepShape
 
 MEMORY_SHARE = 0.8

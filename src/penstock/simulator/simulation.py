@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
+from penstock.api.request import ErrorReason, Request, SequenceOutput
+from penstock.api.sampling_params import ResolvedParams
+from penstock.config.settings import Settings
 from penstock.errors import ConfigError, OverloadedError, PromptTooLongError
-from penstock.frontend.dispatch import Dispatcher
+from penstock.fleet.dispatch import Dispatcher
+from penstock.fleet.placement import Capacity
+from penstock.fleet.router import ROUTERS
 from penstock.frontend.limits import Admission, Caller, QueueLimits
-from penstock.frontend.placement import Capacity
-from penstock.frontend.router import ROUTERS
-from penstock.request import ErrorReason, Request, SequenceOutput
-from penstock.sampling_params import ResolvedParams
-from penstock.settings import Settings
 from penstock.simulator.clock import VirtualClock
 from penstock.simulator.costs import StepCosts
 from penstock.simulator.engine import Counts, Progress, SimulatedEngine

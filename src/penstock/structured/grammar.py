@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits
 
+from penstock.api.sampling_params import MAX_FORM_CHARACTERS, Documents, Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import MAX_FORM_CHARACTERS, Documents, Structured
 from penstock.structured.json_schema.document import SchemaError
 from penstock.structured.json_schema.rewrite import Rewritten, rewrite
 from penstock.structured.json_schema.spots import joined

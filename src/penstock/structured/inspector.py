@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
+from penstock.api.sampling_params import Structured
 from penstock.errors import EngineError, InvalidRequestError
-from penstock.sampling_params import Structured
 from penstock.structured.grammar import refusal
 from penstock.structured.worker_process import WorkerProcess
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.api.sampling_params import Structured
 from penstock.core.plan import Ending, SampleBatch
 from penstock.core.turns import Turns
-from penstock.sampling_params import Structured
 from penstock.structured.grammar import Grammar, compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
 from penstock.structured.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
-from penstock.sampling_params import Documents
+from penstock.api.sampling_params import Documents
 from penstock.structured.json_schema.spots import Spot
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 class Vocabulary:

@@ -17,12 +17,12 @@ from array import array
 import msgspec
 import numpy as np
 
+from penstock.api.sampling_params import Structured
 from penstock.errors import InvalidRequestError
-from penstock.host import die_with_parent
-from penstock.sampling_params import Structured
 from penstock.structured.grammar import compile_grammar, refusal
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
+from penstock.system.host import die_with_parent
 
 CPU_SECONDS = 2
 """Processor time for a grammar."""

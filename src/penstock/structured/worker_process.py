@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from penstock.host import plain_environment, start_process
+from penstock.system.host import plain_environment, start_process
 
 EXIT_SECONDS = 1.0
 """How long a process whose pipes have closed may take to exit before it is killed."""

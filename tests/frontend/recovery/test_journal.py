@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from penstock.api.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import ResolvedParams, SamplingParams
 from penstock.errors import ConfigError
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Record, row_of
-from penstock.request import FinishReason, Request, SequenceOutput, TokenLogprob
-from penstock.sampling_params import ResolvedParams, SamplingParams
 
 
 def make_entry(request_id, call=None, position=0, alias=None, accepted=1000.0, **params):

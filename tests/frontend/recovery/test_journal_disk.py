@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import FinishReason
 from penstock.errors import ConfigError, JournalDamagedError, JournalUnavailableError
+from penstock.frontend.metrics import Metrics
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import APPLICATION_ID
-from penstock.metrics import Metrics
-from penstock.request import FinishReason
 from tests.frontend.recovery.test_journal import accept, make_entry, reopened, run, tokens, unfinished
 
 RETRY = 0.02

@@ -6,9 +6,9 @@ import sqlite3
 import pytest
 
 from penstock.errors import JournalUnavailableError
+from penstock.frontend.metrics import Metrics
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.recent_responses import RecentResponses, StoredResponse
-from penstock.metrics import Metrics
 from tests.frontend.recovery.test_journal import accept, make_entry, unfinished
 from tests.frontend.recovery.test_journal_disk import LimitedFiles, until_sound
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.frontend.metrics import Metrics
 from penstock.frontend.recovery.recent_responses import ITEM_BYTES, RESPONSE_BYTES, RecentResponses, StoredResponse
-from penstock.metrics import Metrics
 
 TENANTS = st.sampled_from("abc")
 IDS = st.integers(0, 12).map(lambda number: f"r{number}")

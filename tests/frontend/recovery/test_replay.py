@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config import EngineConfig
+from penstock.api.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
+from penstock.api.sampling_params import SamplingParams
+from penstock.config.engine_config import EngineConfig
 from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.link import EngineLink
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Record
 from penstock.frontend.recovery.replay import catch_up, entries_of, rebuild
-from penstock.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
-from penstock.sampling_params import SamplingParams
 from tests.engine.rule_core import RULE_CORE, SLOW
 from tests.frontend.test_client import drain, tokens_of, until
 from tests.frontend.test_output_processor import EOS, TOKENIZER, ids_of, processor_for

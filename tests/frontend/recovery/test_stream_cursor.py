@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.api.request import FinishReason
 from penstock.errors import InvalidRequestError
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
-from penstock.request import FinishReason
 
 SIZES = [2, 1]
 

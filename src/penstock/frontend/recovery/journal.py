@@ -21,12 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.api.request import SequenceOutput
 from penstock.errors import ConfigError, JournalUnavailableError
+from penstock.frontend.metrics import Metrics
 from penstock.frontend.recovery.journal_file import JournalFile
 from penstock.frontend.recovery.journal_rows import Batch, Damage, Entry, Row
 from penstock.frontend.recovery.recent_responses import StoredResponse
-from penstock.metrics import Metrics
-from penstock.request import SequenceOutput
 
 T = TypeVar("T")
 

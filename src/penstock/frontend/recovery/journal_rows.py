@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.api.request import Request, SequenceOutput
+from penstock.api.sampling_params import SamplingParams
 from penstock.frontend.recovery.recent_responses import StoredResponse
-from penstock.request import Request, SequenceOutput
-from penstock.sampling_params import SamplingParams
 
 T = TypeVar("T")
 

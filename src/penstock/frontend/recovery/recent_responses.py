@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from penstock.metrics import Metrics
+from penstock.frontend.metrics import Metrics
 
 RESPONSE_BYTES = 1024
 """Estimated memory of a response beside its content."""

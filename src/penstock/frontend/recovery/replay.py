@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from penstock.api.request import CompletionOutput, FinishReason, PromptPart, Request, SequenceOutput
+from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError, JournalDamagedError
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Record
-from penstock.request import CompletionOutput, FinishReason, PromptPart, Request, SequenceOutput
-from penstock.sampling_params import SamplingParams
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 READINGS = 3
 """Maximum number of reads for a call whose requests end during the read."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from penstock.api.sampling_params import SEED_RANGE
 from penstock.errors import InvalidRequestError
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.sampling_params import SEED_RANGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock import native, reserve
+from penstock import native
 from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference_cache
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
 from penstock.native.program import call, empty_rows
+from penstock.system import reserve
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _PADDING = 256

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock import reserve
 from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import GatheredBytes
 from penstock.kernels.elementwise.reference import rms_norm
+from penstock.system import reserve
 
 
 class ReferenceCache:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
 
 
 class RMSNormOp(Protocol):

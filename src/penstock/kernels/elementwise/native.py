@@ -4,7 +4,7 @@ gates (`csrc/gate.cpp`, `csrc/head_gates.cpp`) and normalization (`csrc/norm.cpp
 import torch
 from torch import Tensor
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns, NormWeight
 from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns, NormWeight
 
 _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.feed_forward import Routing
+from penstock.config.feed_forward import Routing
 from penstock.kernels.linear.weight import LinearMap, Weight
 
 

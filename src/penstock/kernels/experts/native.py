@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.feed_forward import Activation, Routing
+from penstock.config.feed_forward import Activation, Routing
 from penstock.kernels.experts import Experts
 from penstock.kernels.experts.reference import ReferenceExperts
 from penstock.kernels.linear.joined import JoinedWeight

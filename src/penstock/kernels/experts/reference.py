@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from penstock.feed_forward import Routing
+from penstock.config.feed_forward import Routing
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ranks import Exchange
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.lora import LoraUpdate
 from penstock.native.program import empty_rows

@@ -6,8 +6,9 @@ import logging
 import torch
 from torch import Tensor
 
-from penstock import native, reserve
-from penstock.feed_forward import Activation
+from penstock import native
+from penstock.config.feed_forward import Activation
+from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, PANEL, Offset, StoredType, WeightFormat
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, activation_of
 from penstock.kernels.lora import LoraUpdate
@@ -15,7 +16,7 @@ from penstock.native import Library
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
-from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, PANEL, Offset, StoredType, WeightFormat
+from penstock.system import reserve
 
 log = logging.getLogger(__name__)
 

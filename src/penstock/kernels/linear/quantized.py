@@ -1,11 +1,11 @@
-"""Quantized rows of a weight, in the formats of `penstock.weight_formats`, and their dequantization."""
+"""Quantized rows of a weight, in the formats of `penstock.config.weight_formats`, and their dequantization."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.weight_formats import StoredType, WeightFormat
+from penstock.config.weight_formats import StoredType, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

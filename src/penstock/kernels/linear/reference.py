@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
+from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.kernels.elementwise.reference import activate, activate_gated
 from penstock.kernels.linear.quantized import Quantized, dequantize, float_parts, weights_of
 from penstock.kernels.linear.weight import activation_of
 from penstock.kernels.lora import LoraUpdate
-from penstock.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 
 TILE_ROWS = 256
 """Rows that are dequantized at a time: bounds the temporary memory of a product."""

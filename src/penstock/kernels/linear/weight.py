@@ -6,10 +6,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from penstock.feed_forward import Activation
+from penstock.config.feed_forward import Activation
+from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.lora import LoraUpdate
-from penstock.weight_formats import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)

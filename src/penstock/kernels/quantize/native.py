@@ -5,10 +5,10 @@ from ctypes import c_int32
 import torch
 from torch import Tensor
 
+from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.quantize.reference import zero_units
 from penstock.native import Library, address, dtype_code, supports
-from penstock.weight_formats import WeightFormat
 
 
 class QuantizeKernels:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
-from penstock.weight_formats import WeightFormat
 
 SHARE = 0.9
 ROUNDS = 2

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from penstock.ranks import ALONE, Ranks
+from penstock.config.ranks import ALONE, Ranks
 
 
 class Exchange(Protocol):

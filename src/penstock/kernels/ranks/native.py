@@ -7,12 +7,12 @@ import os
 import torch
 from torch import Tensor
 
+from penstock.config.ranks import Ranks
 from penstock.errors import DeviceLostError
 from penstock.native import LOST, LOST_WORDS, Library
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import ExchangeArgs
 from penstock.native.structs import Ranks as RanksStruct
-from penstock.ranks import Ranks
 
 SLOT_BYTES = 8 * 2**20
 """Bytes of a rank's slot for one exchange. A row of logits must fit."""

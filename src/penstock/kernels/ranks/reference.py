@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, distributed
 
+from penstock.config.ranks import Ranks
 from penstock.errors import DeviceLostError
 from penstock.native import LOST_WORDS
-from penstock.ranks import Ranks
 
 _CLOSED = re.compile("(?i)connection (was )?(closed|reset)|broken pipe|timed out")
 

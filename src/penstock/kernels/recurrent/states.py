@@ -4,7 +4,7 @@
     | layer 0      | layer 1  | ..  | layer 0 ...
     | part | part  |                            float32, each part aligned to 16 elements
 
-`penstock.state_layout` defines the layout of matrices in a part.
+`penstock.config.state_layout` defines the layout of matrices in a part.
 """
 
 import math
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock import reserve
-from penstock.state_layout import part_elements
+from penstock.config.state_layout import part_elements
+from penstock.system import reserve
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ message_start, content_block_start, content_block_delta ..., content_block_stop,
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.api.request import CompletionOutput, FinishReason, Request, RequestOutput
+from penstock.api.tools import arguments_object, call_id
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, ToolCall
-from penstock.parsers.tools import arguments_object, call_id
-from penstock.request import CompletionOutput, FinishReason, Request, RequestOutput
 from penstock.server.anthropic.errors import shape
 from penstock.server.anthropic.schema import (
     BlockAnswer,

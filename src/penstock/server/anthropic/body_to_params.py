@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.api.tools import Function, Tools, add_names, arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import is_billing, placeholder
-from penstock.parsers.tools import Function, Tools, add_names, arguments_text, called, template_id
 from penstock.server.anthropic.schema import Block, ContextManagement, PromptBody, ToolChoice, ToolParam, Turn
 from penstock.server.body import check_text
 

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from penstock.api.sampling_params import SamplingParams, Structured
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import SamplingParams, Structured
 from penstock.server.anthropic.answers import MessagesAnswer
 from penstock.server.anthropic.body_to_params import conversation
 from penstock.server.anthropic.errors import ERRORS

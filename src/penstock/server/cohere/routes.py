@@ -12,8 +12,8 @@ from typing_extensions import TypedDict
 from penstock.server.body import Body, Many, Neutral
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import CallOf
+from penstock.server.encoding import check_count, ranking, score_pairs, usage_of
 from penstock.server.errors import ErrorReply
-from penstock.server.openai.encoding import check_count, ranking, score_pairs, usage_of
 
 router = APIRouter(prefix="/v2", tags=["Cohere"], route_class=BodyRoute)
 

@@ -13,7 +13,7 @@ from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import CallOf
-from penstock.server.openai.errors import ERRORS
+from penstock.server.openai_errors import ERRORS
 
 router = APIRouter(prefix="/v1", tags=["operation"], route_class=BodyRoute)
 

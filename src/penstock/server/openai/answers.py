@@ -5,14 +5,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.api.tools import call_id
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
-from penstock.parsers.tools import call_id
-from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.dialect import COMMENT, DONE, event
 from penstock.server.errors import ErrorReply
-from penstock.server.openai.errors import shape
 from penstock.server.openai.schema import (
     AnswerMessage,
     ChatChoice,
@@ -30,7 +29,8 @@ from penstock.server.openai.schema import (
     Usage,
 )
 from penstock.server.openai.tools_schema import FunctionDelta
-from penstock.tokenizer import Tokenizer
+from penstock.server.openai_errors import shape
+from penstock.text.tokenizer import Tokenizer
 
 _BETWEEN_PARTS = "\n"
 """Between parts that a message joins: texts before and after a call, or two pieces of reasoning."""

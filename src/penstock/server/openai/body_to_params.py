@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from penstock.api.sampling_params import SamplingParams
+from penstock.api.tools import Choice, Function, Tools, add_names, arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
-from penstock.parsers.tools import Choice, Function, Tools, add_names, arguments_text, called, template_id
-from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text, renamed_params
 from penstock.server.openai.answers import StreamUsage
 from penstock.server.openai.schema import ChatBody, CompletionBody, ContentPart, GenerationBody, Message

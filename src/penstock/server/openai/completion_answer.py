@@ -4,8 +4,8 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.api.request import CompletionOutput, RequestOutput, TokenLogprob
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.request import CompletionOutput, RequestOutput, TokenLogprob
 from penstock.server.dialect import DONE, event
 from penstock.server.openai.answers import (
     LEAST_LOGPROB,
@@ -18,7 +18,7 @@ from penstock.server.openai.answers import (
     usage_of,
 )
 from penstock.server.openai.schema import Completion, CompletionChoice, LegacyLogprobs
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,13 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from penstock.api.tools import Tools
 from penstock.errors import InvalidRequestError
-from penstock.parsers.tools import Tools
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import Call, CallOf, ServingOf, accept_conversation
 from penstock.server.openai.answers import Head
-from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.responses_answer import ResponsesAnswer
 from penstock.server.openai.responses_body_to_params import conversation, response_params
 from penstock.server.openai.responses_items import OutputItems
@@ -32,6 +31,7 @@ from penstock.server.openai.responses_store import (
     storing,
 )
 from penstock.server.openai.responses_tools import OfferedTool, offered_tools, tools_of
+from penstock.server.openai_errors import ERRORS, answers_or_errors
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from penstock.api.request import FinishReason, RequestOutput
+from penstock.api.sampling_params import ResolvedParams
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
-from penstock.request import FinishReason, RequestOutput
-from penstock.sampling_params import ResolvedParams
 from penstock.server.body import Body
 from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
@@ -31,7 +31,7 @@ from penstock.server.openai.responses_schema import (
     Status,
 )
 from penstock.server.openai.schema import ChatTokenLogprob
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 class ResponsesAnswer:

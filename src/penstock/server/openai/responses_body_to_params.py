@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from penstock.api.sampling_params import SamplingParams
+from penstock.api.tools import Tools, add_names
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
-from penstock.parsers.tools import Tools, add_names
-from penstock.sampling_params import SamplingParams
 from penstock.server.body import check_text
 from penstock.server.openai.responses_history import messages_of
 from penstock.server.openai.responses_items_schema import Item

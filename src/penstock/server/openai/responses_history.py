@@ -6,9 +6,9 @@ What an assistant thought, said and called in one turn, several items, is one me
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.api.tools import arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.history import REASONING, placeholder
-from penstock.parsers.tools import arguments_text, called, template_id
 from penstock.server.body import check_text
 from penstock.server.openai.responses_items_schema import (
     AdditionalToolsItem,

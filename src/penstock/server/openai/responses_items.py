@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from penstock.api.tools import call_id
 from penstock.parsers.parts import Part, Reasoning, Text, ToolCall
-from penstock.parsers.tools import call_id
 from penstock.server.openai.custom_input import custom_input
 from penstock.server.openai.responses_schema import (
     OutputCall,

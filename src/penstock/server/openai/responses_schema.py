@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.sampling_params import MAX_LOGPROBS
+from penstock.api.sampling_params import MAX_LOGPROBS
 from penstock.server.body import Body, Many, Metadata, Neutral
 from penstock.server.openai.responses_items_schema import Item
 from penstock.server.openai.responses_tools_schema import Tool, ToolChoiceObject

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock.api.tools import Choice, Function, Tools
 from penstock.errors import InvalidRequestError
-from penstock.parsers.tools import Choice, Function, Tools
 from penstock.server.openai.body_to_params import allowed
 from penstock.server.openai.responses_items_schema import AdditionalToolsItem, Item
 from penstock.server.openai.responses_schema import ResponsesBody, ShellAction

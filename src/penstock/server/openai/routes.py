@@ -7,9 +7,9 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from penstock.api.request import Adapter
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.request import Adapter
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import Call, CallOf, accept_conversation
 from penstock.server.openai.answers import ChatAnswer, Head
@@ -25,8 +25,8 @@ from penstock.server.openai.body_to_params import (
     stream_usage,
 )
 from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
-from penstock.server.openai.errors import ERRORS, answers_or_errors
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
+from penstock.server.openai_errors import ERRORS, answers_or_errors
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
+from penstock.api.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.server.body import AS_INTEGER, Body, HistoryItem, Many, Neutral
 from penstock.server.openai.tools_schema import (
     CalledFunction,

@@ -13,7 +13,7 @@ from penstock.frontend.text_encoding import Side, check_dimensions, vector_of
 from penstock.server.body import Body, Many
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import Call, CallOf
-from penstock.server.openai.encoding import (
+from penstock.server.encoding import (
     MAX_INPUTS,
     TokenIds,
     check_count,
@@ -23,7 +23,7 @@ from penstock.server.openai.encoding import (
     ranking,
     score_pairs,
 )
-from penstock.server.tgi.errors import ERRORS
+from penstock.server.huggingface_errors import ERRORS
 
 router = APIRouter(tags=["TEI"], route_class=BodyRoute)
 

@@ -4,12 +4,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.frontend.output_processor import CompletionDelta, Detokenizer
-from penstock.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.server.dialect import COMMENT, event
 from penstock.server.errors import ErrorReply
+from penstock.server.huggingface_errors import INCOMPLETE, shape
 from penstock.server.openai.answers import LEAST_LOGPROB
-from penstock.server.tgi.errors import INCOMPLETE, shape
 from penstock.server.tgi.schema import (
     BestOfSequence,
     Details,
@@ -20,7 +20,7 @@ from penstock.server.tgi.schema import (
     StreamEvent,
     Token,
 )
-from penstock.tokenizer import Tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,18 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.encoder_config import Task
+from penstock.api.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
+from penstock.checkpoint.encoder_config import Task
 from penstock.errors import InvalidRequestError
-from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.server.body import check_text, renamed_params
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import EVENTS, Call, CallOf
+from penstock.server.huggingface_errors import ERRORS
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
 from penstock.server.tei.routes import EmbedBody, Rank, TeiRerankBody, embed, encoder_info, rerank
 from penstock.server.tgi.answers import GenerateAnswer, Question
-from penstock.server.tgi.errors import ERRORS
 from penstock.server.tgi.schema import (
     ChatTokenizeBody,
     ChatTokenized,

@@ -4,9 +4,9 @@ What TGI does and this server cannot is refused where TGI would have taken it. E
 fulfil is checked once for all dialects, by `frontend.input_processor`.
 """
 
+from penstock.api.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError, PromptTooLongError
-from penstock.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
 from penstock.server.response_format import structured_of_tgi_grammar
 from penstock.server.tgi.schema import GenerateParameters
 

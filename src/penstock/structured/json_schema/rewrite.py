@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.api.subschemas import map_schemas, without_nulls
 from penstock.structured.json_schema.document import Json, SchemaError, child, number, parse, show
 from penstock.structured.json_schema.formats import find_format
 from penstock.structured.json_schema.library import is_string_possible
@@ -22,7 +23,6 @@ from penstock.structured.json_schema.ranges import integer_range, number_range
 from penstock.structured.json_schema.sizes import sizes, string
 from penstock.structured.json_schema.spots import Spot, spots_of
 from penstock.structured.json_schema.subschema import References, Subschema
-from penstock.subschemas import map_schemas, without_nulls
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")

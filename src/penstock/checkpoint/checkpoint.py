@@ -1,0 +1,331 @@
+"""A checkpoint on disk: its path, and the facts of its model. No torch, no weights.
+
+    model (folder, .gguf file, hub id or None) ──resolve_path──> folder or GGUF file ──open_model──> Checkpoint
+                                                                 folder ──weight_files──> its safetensors files
+
+A folder holds config.json and safetensors files; a GGUF file holds all in one, and its metadata is turned into the same
+config. None stands for the demo model, which is part of the package. The files are taken for hostile or damaged: their
+sizes are bounded before they are read, and what they name stays within the folder.
+"""
+
+import functools
+import json
+import logging
+import os
+import re
+import stat
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults, unheeded
+from penstock.checkpoint.gguf.config import generation_config, model_config, unheeded_keys
+from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
+from penstock.config.engine_config import ModelConfig, parse_overrides
+from penstock.errors import CheckpointError, ConfigError, shown
+
+DEMO_FOLDER = Path(__file__).parents[1] / "demo"
+DEMO_NAME = "penstock-demo"
+
+_MAX_JSON_BYTES = 8 * 2**20
+"""Of config.json and files like it: the largest in use have 1 MB. Reading one takes up to 25 times as much memory."""
+_MAX_INDEX_BYTES = 64 * 2**20
+_MAX_TEXT_BYTES = 2**20
+
+_HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
+_REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_SECONDS = 10.0
+"""Maximum time to wait for the hub's list of a repository's files."""
+_HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
+"""Files of the hub that hold a model's weights again, in another form."""
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model whose config could be read."""
+
+    path: Path
+    """The folder, or the GGUF file (of several, the first)."""
+    name: str
+    """The hub id as given, else the name of the folder, the file, or the link to it that was given."""
+    config: dict[str, Any]
+    """The content of `config.json` with `hf_overrides`, or its equivalent for a GGUF file."""
+    config_file: Path
+    """Where that stands, for errors."""
+    generation: GenerationDefaults
+    gguf: GGUFFile | None = None
+    """The headers of a GGUF file."""
+    task: Literal["generate", "embed", "score"] | None = None
+    """The task that the caller asks for; None: the model's own."""
+    hf_overrides: str | None = None
+    """What the caller replaces in `config.json`: a JSON object."""
+    unheeded: tuple[str, ...] = ()
+    """Keys of `generation_config.json`, or of a GGUF file, that change answers of `transformers` or llama.cpp, and not
+    Penstock's."""
+
+
+def open_model(config: ModelConfig) -> Checkpoint:
+    """Find the model that the options name, and read its configs. Raises as `open_checkpoint` does."""
+    return open_checkpoint(config.model, config.task, config.revision, config.hf_overrides)
+
+
+def open_checkpoint(
+    model: str | None, task: str = "auto", revision: str | None = None, hf_overrides: str | None = None
+) -> Checkpoint:
+    """Find a model and read its configs.
+
+    Args:
+        task: generate, embed, score, or auto: what it is made for.
+        revision: branch, tag or commit of a hub repository.
+        hf_overrides: a JSON object that replaces settings of config.json.
+
+    Raises:
+        CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
+        ConfigError: the revision or the overrides do not go with this kind of model.
+    """
+    path = resolve_path(model, revision)
+    name = _name(model, path)
+    wanted = cast('Literal["generate", "embed", "score"] | None', None if task == "auto" else task)
+    overrides = parse_overrides(hf_overrides)
+    if path.is_file():
+        if overrides:
+            raise ConfigError(
+                f"hf_overrides replace settings of config.json, and {path.name}, a GGUF file, has none: leave them out"
+            )
+        gguf = open_gguf(path)
+        defaults = read_defaults(generation_config(gguf), {}, path, path)
+        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted, unheeded=unheeded_keys(gguf))
+    config_file, generation_file = path / "config.json", path / "generation_config.json"
+    config = read_json(config_file)
+    if config is None:
+        raise CheckpointError(f"{path} has no config.json, so it is not a Hugging Face model folder")
+    config = _overridden(config, overrides)
+    generation = read_json(generation_file) or {}
+    defaults = read_defaults(generation, config, generation_file, config_file)
+    return Checkpoint(
+        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=unheeded(generation)
+    )
+
+
+def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with these settings in it, as vLLM puts them there: a nested config, such as `text_config`, is merged
+    at every level, and any other value is replaced as a whole.
+    """
+    merged = dict(config)
+    for key, value in overrides.items():
+        is_config = key.endswith("_config") and key != "quantization_config"
+        old = merged.get(key)
+        is_merged = is_config and isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merged(cast(dict[str, Any], old), value) if is_merged else value
+    return merged
+
+
+def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: _merged(old[key], value) if isinstance(value, dict) and isinstance(old.get(key), dict) else value
+        for key, value in new.items()
+    }
+    return old | nested
+
+
+def describe(checkpoint: Checkpoint) -> str:
+    """The model's name, family, format and size, in a line."""
+    config = checkpoint.config
+    if checkpoint.gguf is None:
+        files = weight_files(checkpoint.path)
+        quantization = config.get("quantization_config")
+        stored = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        form = f"safetensors {stored or config.get('dtype') or config.get('torch_dtype') or ''}".rstrip()
+    else:
+        files, form = list(checkpoint.gguf.files), "GGUF"
+    families = config.get("architectures")
+    family = families[0] if isinstance(families, list) and families else "unknown architecture"
+    size = sum(file.stat().st_size for file in files)
+    line = f"{checkpoint.name}: {family}, {form}, {size / 2**20:,.0f} MiB"
+    return line if line.isprintable() else shown(line)
+
+
+def resolve_path(model: str | None, revision: str | None = None) -> Path:
+    """The folder of a model, or its GGUF file: the demo model's for None, else what lies here, else a download.
+
+    Args:
+        revision: branch, tag or commit of a hub repository; None: its main branch.
+
+    Raises:
+        CheckpointError: it is neither, nor a model that can be downloaded, or there are several GGUF files.
+        ConfigError: there is a revision, and the model is not of the hub.
+    """
+    path = DEMO_FOLDER if model is None else Path(os.path.expanduser(model))  # Path's own raises without such a home
+    if revision is not None and path.exists():
+        raise ConfigError(
+            f"revision is for models of the Hugging Face hub, and {model or 'the demo model'} is on this machine: "
+            "leave it out"
+        )
+    if model is None:
+        return path
+    if path.is_dir():
+        return _in_folder(path.resolve())
+    if path.exists():
+        if not is_gguf(path):
+            raise CheckpointError(
+                f"{model} is not a GGUF file; give one, or the folder with config.json and the weights"
+            )
+        return path.parent.resolve() / path.name  # a link may lead to a meaningless name
+    hub_id = _HUB_ID.fullmatch(model)
+    if hub_id is None:
+        raise CheckpointError(f"there is no folder or file {model}")
+    if revision is not None and not _REVISION.fullmatch(revision):
+        raise ConfigError(f"revision must be a branch, tag or commit of {model}, not {shown(revision)}")
+    return _download(hub_id["repository"], hub_id["choice"], revision)
+
+
+def _in_folder(folder: Path) -> Path:
+    """The folder itself, or its GGUF file if that is all it has of weights."""
+    if _has_safetensors(folder):
+        return folder
+    names = [file.name for file in folder.glob("*.gguf") if file.is_file()]
+    return folder / choose_gguf(names, None, f"the folder {folder}") if names else folder
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (_WEIGHTS, _INDEX))
+
+
+_downloading = threading.Lock()
+"""The tokenizer and the weights, which threads load side by side, are asked of the hub once."""
+
+
+def _download(repository: str, choice: str | None, revision: str | None) -> Path:
+    """A hub model as a folder, or as the GGUF file that is chosen, or the only one; the same as long as we run."""
+    with _downloading:
+        return _download_once(repository, choice, revision)
+
+
+@functools.cache
+def _download_once(repository: str, choice: str | None, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
+
+    download = functools.partial(snapshot_download, repository, revision=revision)
+    where = f"the hub repository {repository}" + (f" at {revision}" if revision else "")
+    try:
+        if choice is None:
+            folder = Path(download(allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
+            if _has_safetensors(folder):
+                return folder
+        names, cached = _hub_gguf_names(repository, revision)
+        if choice is None and not names:
+            return folder
+        chosen = choose_gguf(names, choice, where)
+        if cached is not None:
+            logger.warning("offline: using the cached file %s", cached / chosen)
+            return cached / chosen
+        return Path(download(allow_patterns=parts_of(names, chosen))) / chosen
+    except CheckpointError:
+        raise
+    except Exception as error:  # network, authentication, disk, a bad id: each has its own type, all end here
+        raise CheckpointError(
+            f"{repository} is not a local folder or file, and{f' its revision {revision}' if revision else ''} could "
+            f"not be downloaded from the Hugging Face hub: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _hub_gguf_names(repository: str, revision: str | None) -> tuple[list[str], Path | None]:
+    """The GGUF files of a hub repository; where the hub does not answer, those in the cache, and their folder."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:  # not by `list_repo_files`, which tries for half a minute
+        names = [
+            one.rfilename
+            for one in HfApi().model_info(repository, revision=revision, timeout=_HUB_SECONDS).siblings or ()
+        ]
+    except Exception as error:
+        try:
+            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+        except Exception:
+            raise error from None
+        return [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], folder
+    return [name for name in names if name.endswith(".gguf")], None
+
+
+def _name(model: str | None, path: Path) -> str:
+    if model is None:
+        return DEMO_NAME
+    given = os.path.expanduser(model)
+    if os.path.isdir(given):
+        return os.path.basename(os.path.abspath(given))  # a link's own name, as in `current -> v12`
+    return model_name(path) if os.path.exists(given) else model
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: `model.safetensors`, or those that the index names.
+
+    Raises:
+        CheckpointError: there are none, the index is damaged, or it names a file that is missing or outside of the
+            folder. (A file may be a link that leads out of it, as in the hub's cache.)
+    """
+    single, index = folder / _WEIGHTS, folder / _INDEX
+    if single.is_file():
+        return [single]
+    content = read_json(index, _MAX_INDEX_BYTES)
+    if content is None:
+        raise CheckpointError(
+            f"{folder} has neither {single.name} nor {index.name}; other formats of weights are not supported"
+        )
+    weight_map = content.get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{index} cannot be read as an index of weights: weight_map must name a file a tensor")
+    return [_named_file(index, name) for name in sorted(set(names))]
+
+
+def _named_file(index: Path, name: str) -> Path:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts:
+        raise CheckpointError(f"{index} names {shown(name)}: the weights must be files within the folder")
+    try:
+        found = (index.parent / name).is_file()
+    except OSError:
+        found = False
+    if not found:
+        raise CheckpointError(f"{index.name} names {shown(name)}, which is not in {index.parent}")
+    return index.parent / name
+
+
+def read_json(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any] | None:
+    """The object in a JSON file, or None if there is no such file.
+
+    Raises:
+        CheckpointError: it cannot be read, is too large, or holds something else.
+    """
+    text = read_text(path, max_bytes)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str | None:
+    """The text of a file, or None if there is no such file. Raises as `read_json` does."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe may never end
+            raise CheckpointError(f"{path} is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise CheckpointError(f"{path} is larger than {max_bytes} bytes, the most that is read of such a file")
+        return content.decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -1,0 +1,209 @@
+"""llama.cpp's architectures, and how the metadata of each maps to the keys of `config.json`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.checkpoint.gguf.gemma4 import read_gemma4
+from penstock.checkpoint.gguf.hybrids import (
+    read_granite_hybrid,
+    read_lfm2,
+    read_lfm2_moe,
+    read_nemotron_h,
+    read_qwen3_5,
+)
+from penstock.checkpoint.gguf.keys import NULL, Given
+from penstock.checkpoint.gguf.mixtures import (
+    read_deepseek2,
+    read_experts,
+    read_glm4_moe,
+    read_gpt_oss,
+    read_llama4,
+    read_phimoe,
+    read_qwen3_moe,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A llama.cpp architecture: its names in `transformers` and the conventions of its files."""
+
+    families: tuple[str, ...]
+    """`architectures` in `config.json`: the first one, unless `read` returns another."""
+    interleaved_rope: bool
+    """Whether the rows of the query and key matrices are permuted for interleaved RoPE (0 h/2 1 h/2+1 ...)."""
+    read: Callable[[Given], dict[str, Any]]
+    """Returns the family's own config entries; an entry with the value None is removed from the config."""
+    partial_rope: bool = False
+    """Whether RoPE may rotate only a part of each head."""
+    yarn_mscale: bool = False
+    """Whether YaRN may also scale the attention scores (`mscale`)."""
+    sizes_by_layer: bool = False
+    """Whether sizes may differ by layer; 0 means that the layer has no attention or no MLP."""
+    keys_in_turn: bool = False
+    """Whether value head i of a delta net uses key head i % key_heads; otherwise adjacent heads share a key head."""
+
+
+def _read_llama(given: Given) -> dict[str, Any]:
+    window = given.keys.find("attention.sliding_window", int) or None
+    if experts := read_experts(given.keys):
+        return {"architectures": ["MixtralForCausalLM"], "sliding_window": window, **experts}
+    if window is not None:
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in given.tensors or "blk.0.attn_output.bias" in given.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in given.tensors or "blk.0.ffn_down.bias" in given.tensors,
+    }
+
+
+def _read_granite(given: Given) -> dict[str, Any]:
+    return {**_read_llama(given), **read_granite_scales(given)}
+
+
+def read_granite_scales(given: Given) -> dict[str, Any]:
+    """Granite's four scaling factors: of embeddings, attention scores, residual branches and logits."""
+    return {
+        "embedding_multiplier": given.keys.find("embedding_scale", float),
+        "attention_multiplier": given.keys.need("attention.scale", float),
+        "residual_multiplier": given.keys.find("residual_scale", float),
+        "logits_scaling": given.keys.find("logit_scale", float),
+    }
+
+
+def _read_biases(given: Given) -> dict[str, Any]:
+    return {"attention_bias": given.has("attn_q.bias")}
+
+
+def _read_olmo2(given: Given) -> dict[str, Any]:
+    window = given.keys.find("attention.sliding_window", int)
+    if window is None:
+        return _read_biases(given)
+    given.keys.expect("rope.freq_base_swa", given.config["rope_theta"] or 500000.0)
+    return {
+        **_read_biases(given),
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": _kinds_of_layers(given),
+    }
+
+
+def _kinds_of_layers(given: Given) -> list[str] | None:
+    sliding = given.keys.by_layer("attention.sliding_window_pattern")
+    return None if sliding is None else ["sliding_attention" if one else "full_attention" for one in sliding]
+
+
+def _read_exaone4(given: Given) -> dict[str, Any]:
+    window = given.keys.find("attention.sliding_window", int)
+    return {"sliding_window": window or NULL, "layer_types": _kinds_of_layers(given)}
+
+
+def _read_ernie4_5(given: Given) -> dict[str, Any]:
+    return {"use_bias": given.has("attn_q.bias")}
+
+
+def _read_smollm3(given: Given) -> dict[str, Any]:
+    return {**_read_biases(given), "mlp_bias": given.has("ffn_gate.bias")}
+
+
+def _read_gemma(given: Given) -> dict[str, Any]:
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": given.keys.find("attention.sliding_window", int),
+        "attention_bias": given.has("attn_q.bias"),
+    }
+
+
+def _read_gemma2(given: Given) -> dict[str, Any]:
+    return {
+        **_read_gemma(given),
+        "query_pre_attn_scalar": _scaled_by(given, 46),
+        "attn_logit_softcapping": given.keys.find("attn_logit_softcapping", float),
+        "final_logit_softcapping": given.keys.find("final_logit_softcapping", float),
+    }
+
+
+def _read_gemma3(given: Given) -> dict[str, Any]:
+    return {
+        **_read_gemma(given),
+        "query_pre_attn_scalar": _scaled_by(given, 62),
+        "final_logit_softcapping": given.keys.find("final_logit_softcapping", float),
+        "rope_local_base_freq": given.keys.find("rope.freq_base_swa", float),
+        "sliding_window_pattern": given.keys.find("attention.sliding_window_pattern", int),
+    }
+
+
+def _scaled_by(given: Given, layers_of_largest: int) -> int:
+    """`query_pre_attn_scalar`; the family's largest model, recognized by its number of layers, has another value."""
+    if given.num_layers == layers_of_largest:
+        return int(given.config["hidden_size"] // given.config["num_attention_heads"])
+    return int(given.config["head_dim"])
+
+
+def _read_phi3(given: Given) -> dict[str, Any]:
+    original = given.keys.find("rope.scaling.original_context_length", int)
+    return {
+        "sliding_window": given.keys.find("attention.sliding_window", int) or None,  # 0: no window
+        "original_max_position_embeddings": original,
+    }
+
+
+def _read_mistral3(given: Given) -> dict[str, Any]:
+    scaling = given.config["rope_scaling"]
+    stretch = given.keys.find("rope.scaling.yarn_log_multiplier", float)
+    beta = given.keys.find("attention.temperature_scale", float)
+    if scaling is None or beta is None:
+        return {"architectures": ["MistralForCausalLM"], "sliding_window": NULL}
+    mscale = {} if stretch is None else {"mscale": 1.0, "mscale_all_dim": stretch}
+    theta = {"rope_theta": given.config["rope_theta"]}
+    return {
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {**scaling, **mscale, **theta, "llama_4_scaling_beta": beta},
+    }
+
+
+ARCHITECTURES = {
+    "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
+    "deepseek2": Architecture(
+        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        False,
+        read_deepseek2,
+        partial_rope=True,
+        yarn_mscale=True,
+    ),
+    "ernie4_5": Architecture(("Ernie4_5ForCausalLM",), False, _read_ernie4_5),
+    "exaone4": Architecture(("Exaone4ForCausalLM",), False, _read_exaone4),
+    "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
+    "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
+    "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
+    "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
+    "glm4moe": Architecture(("Glm4MoeForCausalLM",), False, read_glm4_moe, partial_rope=True),
+    "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
+    "granite": Architecture(("GraniteForCausalLM",), True, _read_granite),
+    "granitehybrid": Architecture(
+        ("GraniteMoeHybridForCausalLM",),
+        True,
+        lambda given: {**read_granite_hybrid(given), **read_granite_scales(given)},
+        sizes_by_layer=True,
+    ),
+    "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
+    "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
+    "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
+    "mistral3": Architecture(("Ministral3ForCausalLM", "MistralForCausalLM"), True, _read_mistral3, yarn_mscale=True),
+    "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
+    "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
+    "olmo2": Architecture(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), False, _read_olmo2),
+    "olmoe": Architecture(
+        ("OlmoeForCausalLM",), False, lambda given: {**_read_biases(given), **read_experts(given.keys)}
+    ),
+    "phi3": Architecture(("Phi3ForCausalLM",), False, _read_phi3, partial_rope=True),
+    "phimoe": Architecture(("PhimoeForCausalLM",), False, read_phimoe),
+    "qwen2": Architecture(("Qwen2ForCausalLM",), False, lambda given: {}),
+    "qwen3": Architecture(("Qwen3ForCausalLM",), False, _read_biases),
+    "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), False, read_qwen3_moe),
+    "qwen3next": Architecture(("Qwen3NextForCausalLM",), False, read_qwen3_5, partial_rope=True),
+    "qwen35": Architecture(("Qwen3_5ForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
+    "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
+    "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
+}
+"""By `general.architecture`. Files of Mistral models have `llama`."""

@@ -1,0 +1,335 @@
+"""The header of a GGUF file: metadata and tensor offsets. Versions 2 and 3, little-endian.
+
+    "GGUF" | version | number of tensors | number of metadata entries
+    metadata     key | type | value                                       per entry
+    tensors      name | dimensions, columns first | type | offset         per tensor
+    padding to general.alignment, then the tensors' data
+
+The reader does not trust the file: it checks every length and count against the rest of the file, and against limits
+far above any model in use, before it reads or allocates that much. The package `gguf` has no such limits and takes
+seconds to read a vocabulary; the tests compare this reader with it.
+"""
+
+import math
+import mmap
+import os
+import stat
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from penstock.checkpoint.gguf.types import TensorType, tensor_type
+from penstock.errors import CheckpointError, shown
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_HEADER_BYTES = 64 * 2**20
+"""The largest headers in use have 20 MB."""
+_MAX_ENTRIES = 2**16
+_MAX_TENSORS = 2**16
+_MAX_ARRAY = 2**20
+"""Elements of an array; vocabularies have up to 262,144 tokens and twice as many merges."""
+_MAX_NAME_BYTES = 2**16
+_MAX_DIMENSIONS = 4
+_MAX_ALIGNMENT = 2**20
+
+_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+"""Type codes of number types (as in `struct` and `array`), by type id."""
+_NUMBERS = {type_id: struct.Struct("<" + code) for type_id, code in _FORMATS.items()}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_UINT32, _UINT64 = _NUMBERS[4], _NUMBERS[10]
+
+
+class StringArray:
+    """An array of strings, decoded on demand: decoding a vocabulary takes 0.1 s."""
+
+    __slots__ = ("_content", "_firsts")
+
+    def __init__(self, content: bytes, firsts: "array[int]") -> None:
+        """
+        Args:
+            firsts: offsets in `content` of each string's 8-byte length field, then the end of the last string.
+        """
+        self._content, self._firsts = content, firsts
+
+    def __len__(self) -> int:
+        return len(self._firsts) - 1
+
+    def decode(self) -> list[str]:
+        """
+        Raises:
+            UnicodeDecodeError: a string is not valid UTF-8.
+        """
+        content = self._content
+        return [content[first + 8 : last].decode() for first, last in pairwise(self._firsts)]
+
+    def pick(self, indices: Iterable[int]) -> dict[int, str]:
+        """The strings at `indices`, in ascending order; indices out of range are left out. Raises as `decode` does."""
+        content, firsts, count = self._content, self._firsts, len(self)
+        there = sorted(index for index in indices if index < count)
+        return {index: content[firsts[index] + 8 : firsts[index + 1]].decode() for index in there}
+
+
+Value: TypeAlias = "bool | int | float | str | StringArray | array[Any]"
+"""The value of a metadata entry; an array of booleans has the type code B."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor's type, shape and position in its file."""
+
+    file: Path
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]
+    """Rows first; the last dimension is the columns, stored in consecutive blocks."""
+    first: int
+    """Offset of its first byte in the file."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[-1] // self.type.block_columns * self.type.block_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape[:-1]) * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The part of a GGUF file before the tensor data."""
+
+    file: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, TensorInfo]
+
+
+def read_header(file: Path) -> Header:
+    """Read a file's header.
+
+    Raises:
+        CheckpointError: the file is not a GGUF file, has an unsupported version, is damaged or truncated, or its header
+            exceeds the limits.
+    """
+    with _mapped(file) as content:
+        cursor = _Cursor(file, content)
+        num_tensors, num_entries = _read_start(cursor)
+        metadata = _read_metadata(cursor, num_entries)
+        entries = [_read_tensor(cursor) for _ in range(num_tensors)]
+        alignment = _alignment(file, metadata)
+        data = -(-cursor.at // alignment) * alignment
+        return Header(file, metadata, _place_tensors(file, entries, data, alignment, len(content)))
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[memoryview]:
+    try:
+        with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{file} is not a regular file")
+            if status.st_size < 24:
+                raise CheckpointError(f"{file} is not a GGUF file: it has {status.st_size} bytes")
+            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as content:
+                yield content
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+class _Cursor:
+    """Reads a header from front to back, and never past its end."""
+
+    def __init__(self, file: Path, content: memoryview) -> None:
+        self.file, self._content, self.at = file, content, 0
+        self._end = min(len(content), _MAX_HEADER_BYTES)
+
+    def take(self, size: int) -> int:
+        """Advance by `size` bytes; returns where they begin."""
+        first = self.at
+        if size > self._end - first:
+            self.fail_at_end()
+        self.at = first + size
+        return first
+
+    def fail_at_end(self) -> NoReturn:
+        if self._end < len(self._content):
+            raise CheckpointError(
+                f"{self.file} has a header of more than {_MAX_HEADER_BYTES} bytes, the limit for headers"
+            )
+        raise CheckpointError(f"{self.file} is damaged or truncated: its header extends past the end of the file")
+
+    def bytes(self, size: int) -> bytes:
+        first = self.take(size)
+        return bytes(self._content[first : first + size])
+
+    def number(self, form: struct.Struct) -> Any:
+        return form.unpack_from(self._content, self.take(form.size))[0]
+
+    def count(self, what: str, most: int) -> int:
+        """Read the number of items that follow, at most `most`."""
+        count: int = self.number(_UINT64)
+        if count > most:
+            raise CheckpointError(f"{self.file} is damaged: it declares {count} {what}; the limit is {most}")
+        return count
+
+    def text(self, what: str, max_bytes: int = _MAX_HEADER_BYTES) -> str:
+        size: int = self.number(_UINT64)
+        if size > max_bytes:
+            raise CheckpointError(f"{self.file} is damaged: {what} has {size} bytes; the limit is {max_bytes}")
+        try:
+            return self.bytes(size).decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{self.file} is damaged: {what} is not valid UTF-8: {error}") from error
+
+    def strings(self, count: int) -> StringArray:
+        """Read an array of strings without decoding them: only their lengths are parsed."""
+        first = at = self.at
+        end, content, unpack = self._end, self._content, _UINT64.unpack_from
+        firsts = array("Q", [0])
+        for _ in range(count):  # as few calls as possible: vocabularies have hundreds of thousands of strings
+            if at + 8 > end:
+                self.fail_at_end()
+            at += 8 + unpack(content, at)[0]
+            if at > end:
+                self.fail_at_end()
+            firsts.append(at - first)
+        self.take(at - first)
+        return StringArray(bytes(content[first:at]), firsts)
+
+
+def _read_start(cursor: _Cursor) -> tuple[int, int]:
+    """Check magic and version; returns the numbers of tensors and of metadata entries."""
+    if cursor.bytes(4) != _MAGIC:
+        raise CheckpointError(f"{cursor.file} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+    version = cursor.number(_UINT32)
+    if version not in _VERSIONS:
+        if version and version & 0xFFFF == 0:
+            raise CheckpointError(f"{cursor.file} is a big-endian GGUF file; only little-endian ones are supported")
+        raise CheckpointError(f"{cursor.file} has GGUF version {version}; supported: 2 and 3")
+    return cursor.count("tensors", _MAX_TENSORS), cursor.count("metadata entries", _MAX_ENTRIES)
+
+
+def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
+    metadata: dict[str, Value] = {}
+    for _ in range(count):
+        key = cursor.text("a metadata key", _MAX_NAME_BYTES)
+        if key in metadata:
+            raise CheckpointError(f"{cursor.file} is damaged: it has the metadata key {shown(key)} twice")
+        metadata[key] = _read_value(cursor, key, cursor.number(_UINT32))
+    return metadata
+
+
+def _read_value(cursor: _Cursor, key: str, type_id: int) -> Value:
+    if type_id in _NUMBERS:
+        value: Value = cursor.number(_NUMBERS[type_id])
+        return value
+    if type_id == _BOOL:
+        return _truth(cursor, key, cursor.bytes(1)) == b"\x01"
+    if type_id == _STRING:
+        return cursor.text(f"the metadata entry {shown(key)}")
+    if type_id == _ARRAY:
+        return _read_array(cursor, key)
+    raise CheckpointError(f"{cursor.file} is damaged: the metadata entry {shown(key)} has the unknown type {type_id}")
+
+
+def _read_array(cursor: _Cursor, key: str) -> Value:
+    type_id = cursor.number(_UINT32)
+    count = cursor.count(f"elements of the metadata entry {shown(key)}", _MAX_ARRAY)
+    if type_id == _STRING:
+        return cursor.strings(count)
+    if type_id == _BOOL:
+        return array("B", _truth(cursor, key, cursor.bytes(count)))
+    if type_id not in _NUMBERS:
+        raise CheckpointError(
+            f"{cursor.file} is damaged or not supported: the metadata entry {shown(key)} is an array of type {type_id}"
+        )
+    numbers = array(_FORMATS[type_id], cursor.bytes(count * _NUMBERS[type_id].size))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _truth(cursor: _Cursor, key: str, content: bytes) -> bytes:
+    if content.strip(b"\x00\x01"):
+        raise CheckpointError(f"{cursor.file} is damaged: the metadata entry {shown(key)} is neither true nor false")
+    return content
+
+
+def _alignment(file: Path, metadata: dict[str, Value]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    whole = alignment if isinstance(alignment, int) and not isinstance(alignment, bool) else 0
+    if not 8 <= whole <= _MAX_ALIGNMENT or whole & (whole - 1):
+        raise CheckpointError(
+            f"{file} is damaged: general.alignment must be a power of two from 8 to {_MAX_ALIGNMENT}, "
+            f"not {shown(alignment)}"
+        )
+    return whole
+
+
+def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Read a tensor entry: (name, shape, type id, offset in the tensor data)."""
+    name = cursor.text("a tensor's name", _MAX_NAME_BYTES)
+    num_dimensions = cursor.number(_UINT32)
+    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise CheckpointError(
+            f"{cursor.file} is damaged: the tensor {shown(name)} has {num_dimensions} dimensions, not 1 to "
+            f"{_MAX_DIMENSIONS}"
+        )
+    shape = tuple(cursor.number(_UINT64) for _ in range(num_dimensions))[::-1]
+    return name, shape, cursor.number(_UINT32), cursor.number(_UINT64)
+
+
+def _place_tensors(
+    file: Path, entries: list[tuple[str, tuple[int, ...], int, int]], data: int, alignment: int, file_bytes: int
+) -> dict[str, TensorInfo]:
+    """Compute the tensors' positions, by name; checks that they lie within the file and do not overlap."""
+    tensors: dict[str, TensorInfo] = {}
+    for name, shape, type_id, offset in entries:
+        if name in tensors:
+            raise CheckpointError(f"{file} is damaged: it has the tensor {shown(name)} twice")
+        info = TensorInfo(file, name, _known_type(file, name, type_id), shape, data + offset)
+        _check_place(info, offset % alignment == 0, file_bytes)
+        tensors[name] = info
+    end, before = data, ""
+    for info in sorted(tensors.values(), key=lambda tensor: tensor.first):
+        if info.first < end:
+            raise CheckpointError(
+                f"{file} is damaged: the tensors {shown(before)} and {shown(info.name)} overlap in the file"
+            )
+        end, before = info.first + info.nbytes, info.name
+    return tensors
+
+
+def _known_type(file: Path, name: str, type_id: int) -> TensorType:
+    known = tensor_type(type_id)
+    if known is None:
+        raise CheckpointError(f"{file} is damaged or too new: its tensor {shown(name)} has the unknown type {type_id}")
+    return known
+
+
+def _check_place(info: TensorInfo, aligned: bool, file_bytes: int) -> None:
+    what = f"{info.file} is damaged: its tensor {shown(info.name)}"
+    if not all(info.shape):
+        raise CheckpointError(f"{what} has the shape {list(info.shape)}")
+    if info.shape[-1] % info.type.block_columns:
+        raise CheckpointError(
+            f"{what} of type {info.type.name} has {info.shape[-1]} columns, not a multiple of {info.type.block_columns}"
+        )
+    if not aligned:
+        raise CheckpointError(f"{what} begins at byte {info.first}, which is not aligned")
+    if info.first + info.nbytes > file_bytes:
+        raise CheckpointError(
+            f"{info.file} is truncated: its tensor {shown(info.name)} needs bytes {info.first} to "
+            f"{info.first + info.nbytes}, but the file has {file_bytes}"
+        )

@@ -1,0 +1,205 @@
+"""Builds a `tokenizers` tokenizer from a GGUF file, and reads its chat templates."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from penstock.checkpoint.gguf.file import Metadata, read_metadata
+from penstock.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
+from penstock.checkpoint.gguf.vocabulary import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    read_vocabulary,
+    scores_of,
+)
+from penstock.errors import CheckpointError, shown
+
+logger = logging.getLogger(__name__)
+
+_TEMPLATE = "tokenizer.chat_template"
+_MAX_ADDED_TOKENS = 2**16
+_MAX_MERGES = 2**20
+_MAX_PIECE = 256
+"""Most characters of a SentencePiece token; the longest in use have 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTokenizer:
+    """The tokenizer and chat templates of a GGUF file."""
+
+    backend: Tokenizer
+    special_tokens: dict[str, str]
+    """bos_token, eos_token and so on, as chat templates name them, with their texts."""
+    chat_templates: dict[str, str]
+    """Templates by name."""
+
+
+def read_tokenizer(path: Path) -> GGUFTokenizer | None:
+    """Read the tokenizer of a GGUF file; None if it has none.
+
+    Raises:
+        CheckpointError: the file is damaged, or its tokenizer model is unsupported.
+    """
+    metadata = read_metadata(path)
+    vocabulary = read_vocabulary(metadata)
+    if vocabulary is None:
+        return None
+    read = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}[vocabulary.model]
+    backend = read(metadata, vocabulary)
+    special = {name: vocabulary.texts[token] for name, token in vocabulary.special.items()}
+    return GGUFTokenizer(backend, special, _chat_templates(metadata))
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether a GGUF file has a tokenizer. Raises as `read_tokenizer` does."""
+    return read_vocabulary(read_metadata(path)) is not None
+
+
+def read_chat_templates(path: Path) -> dict[str, str]:
+    """The chat templates of a GGUF file, by name. Raises as `read_tokenizer` does."""
+    return _chat_templates(read_metadata(path))
+
+
+def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    cut = _pre_tokenization(metadata)
+    backend = _bpe(metadata, vocabulary, _merges(metadata), ignore_merges=cut.whole_words)
+    if (normalizer := cut.normalizer()) is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = cut.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return _finished(metadata, vocabulary, backend, add_bos=cut.add_bos)
+
+
+def _pre_tokenization(metadata: Metadata) -> PreTokenization:
+    name = metadata.find("tokenizer.ggml.pre", str)
+    if name is None:
+        logger.warning(
+            "%s lacks tokenizer.ggml.pre: its texts may be tokenized differently than in training", metadata.file
+        )
+        name = "default"
+    if name not in PRE_TOKENIZATIONS:
+        raise CheckpointError(
+            f"tokenizer.ggml.pre {shown(name)} in {metadata.file} is not supported; supported: "
+            f"{', '.join(PRE_TOKENIZATIONS)}"
+        )
+    return PRE_TOKENIZATIONS[name]
+
+
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    lines = metadata.strings("tokenizer.ggml.merges")
+    if lines is None:
+        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.merges, which byte-pair encoding needs")
+    return [_merge(metadata, line) for line in lines]
+
+
+def _merge(metadata: Metadata, line: str) -> tuple[str, str]:
+    cut = line.find(" ", 1)  # the left part may begin with a space
+    if cut < 0:
+        raise CheckpointError(f"tokenizer.ggml.merges in {metadata.file} has an entry without two parts: {shown(line)}")
+    return line[:cut], line[cut + 1 :]
+
+
+def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    prefix = metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False
+    return _pieces(metadata, vocabulary, _merges_by_score(metadata, vocabulary), prefix=prefix)
+
+
+def _gemma4(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    """Gemma 4's tokenizer: SentencePiece tokens with the explicit merges of its `tokenizer.json`."""
+    return _pieces(metadata, vocabulary, _merges(metadata), prefix=False)
+
+
+def _pieces(
+    metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], *, prefix: bool
+) -> Tokenizer:
+    """A BPE tokenizer that writes spaces as ▁, like the models' own (legacy) `tokenizer.json`.
+
+    With `prefix`, a space is put before each text and, as SentencePiece does, before each part after a control token.
+    """
+    unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
+    backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return _finished(metadata, vocabulary, backend, add_bos=True)
+
+
+def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """BPE merges equivalent to SentencePiece's scores: pairs that form a token, in descending order of its score.
+
+    Ties, among equal scores and among several splits of one token, follow the order of `transformers`.
+    """
+    scores = scores_of(metadata, vocabulary)
+    whole = {
+        text: token
+        for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
+        if kind in (NORMAL, USER_DEFINED)
+    }
+    found: list[tuple[float, int, int, int, int]] = []
+    for text, token in whole.items():
+        if len(text) > _MAX_PIECE or len(found) > _MAX_MERGES:
+            raise CheckpointError(
+                f"{metadata.file} has a vocabulary beyond the limits: a token of {len(text)} characters (at most "
+                f"{_MAX_PIECE} are supported), or more than {_MAX_MERGES} merges"
+            )
+        for cut in range(1, len(text)):
+            left, right = whole.get(text[:cut]), whole.get(text[cut:])
+            if left is not None and right is not None:
+                found.append((-scores[token], -cut, cut - len(text), left, right))
+    found.sort(key=lambda merge: merge[:3])
+    return [(vocabulary.texts[left], vocabulary.texts[right]) for *_, left, right in found]
+
+
+def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
+    ids = {text: token for token, text in enumerate(vocabulary.texts)}
+    try:
+        return Tokenizer(models.BPE(ids, merges, **options))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{metadata.file} holds a vocabulary that cannot be used: {error}") from error
+
+
+def _finished(metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, *, add_bos: bool) -> Tokenizer:
+    """Add the special and user-defined tokens, and the post-processor that adds BOS and EOS."""
+    special, plain = vocabulary.of_kind(CONTROL, UNKNOWN), vocabulary.of_kind(USER_DEFINED)
+    if len(special) + len(plain) > _MAX_ADDED_TOKENS:
+        raise CheckpointError(
+            f"{metadata.file} has {len(special) + len(plain)} control and user-defined tokens; the limit is "
+            f"{_MAX_ADDED_TOKENS}"
+        )
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
+    ids = {
+        **_put_around(metadata, vocabulary, "bos_token", "tokenizer.ggml.add_bos_token", add_bos),
+        **_put_around(metadata, vocabulary, "eos_token", "tokenizer.ggml.add_eos_token", False),
+    }
+    if ids:
+        backend.post_processor = _template(ids)
+    return backend
+
+
+def _put_around(metadata: Metadata, vocabulary: Vocabulary, name: str, key: str, default: bool) -> dict[str, int]:
+    """The special token `name` with its id, if it is added to every text; otherwise empty."""
+    wanted = metadata.find(key, bool)
+    if wanted and name not in vocabulary.special:
+        raise CheckpointError(f"{key} is true in {metadata.file}, which defines no {name.removesuffix('_token')} token")
+    added = default if wanted is None else wanted
+    return {name: vocabulary.special[name]} if added and name in vocabulary.special else {}
+
+
+def _template(ids: dict[str, int]) -> processors.TemplateProcessing:
+    before, after = ("bos_token:0 " if "bos_token" in ids else ""), (" eos_token:0" if "eos_token" in ids else "")
+    return processors.TemplateProcessing(single=f"{before}$A:0{after}", special_tokens=list(ids.items()))
+
+
+def _chat_templates(metadata: Metadata) -> dict[str, str]:
+    named = {name: metadata.need(f"{_TEMPLATE}.{name}", str) for name in metadata.below(_TEMPLATE + ".")}
+    default = metadata.find(_TEMPLATE, str)
+    return named if default is None else named | {"default": default}

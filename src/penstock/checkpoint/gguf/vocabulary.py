@@ -1,0 +1,144 @@
+"""The vocabulary of a GGUF file: token texts, token types and special tokens."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.checkpoint.gguf.file import Metadata
+from penstock.errors import CheckpointError, shown
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Values of `tokenizer.ggml.token_type`; unused tokens (5) and byte tokens (6) need no special treatment."""
+
+_TEXTS, _KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_MODEL, _NO_MODEL = "tokenizer.ggml.model", (None, "none", "no_vocab")
+_MOST_TOKENS = 2**31
+_SPECIAL = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "sep_token": "tokenizer.ggml.seperator_token_id",  # GGUF's own spelling
+    "pad_token": "tokenizer.ggml.padding_token_id",
+    "mask_token": "tokenizer.ggml.mask_token_id",
+}
+_ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_END_TEXTS = {
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|end|>"),
+    *("<end_of_turn>", "<turn|>", "<EOT>", "<｜end▁of▁sentence｜>"),
+}
+"""Control tokens that end a turn or a text: files declare one of them, but models generate the others, too."""
+_HARMONY_ENDS = {"<|return|>", "<|call|>"}
+"""Control tokens that end a turn in the harmony format of gpt-oss, where `<|end|>` only closes one of its messages."""
+_SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
+"""SentencePiece's default ids, for files that do not state them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a GGUF file."""
+
+    model: str
+    """gpt2: byte-level BPE; llama: SentencePiece BPE by scores; gemma4: SentencePiece BPE by merges."""
+    texts: Sequence[str]
+    """Texts by token id, without duplicates."""
+    kinds: Sequence[int]
+    special: dict[str, int]
+    """Token ids of bos_token, eos_token and so on."""
+
+    def of_kind(self, *kinds: int) -> list[str]:
+        return [text for text, kind in zip(self.texts, self.kinds, strict=True) if kind in kinds]
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
+    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+
+    Raises:
+        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+    """
+    model = metadata.find(_MODEL, str)
+    if model in _NO_MODEL:
+        return None
+    if model not in ("gpt2", "llama", "gemma4"):
+        raise CheckpointError(
+            f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: gpt2 (byte-level "
+            "BPE), llama (SentencePiece) and gemma4"
+        )
+    texts = metadata.strings(_TEXTS)
+    if not texts:
+        raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
+    texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]  # llama.cpp's name for empty texts
+    _check_unique(metadata, texts)
+    kinds = _per_token(metadata, _KINDS, "iI", len(texts))
+    defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
+    return Vocabulary(model, texts, kinds or [NORMAL] * len(texts), _special(metadata, len(texts), defaults))
+
+
+def _check_unique(metadata: Metadata, texts: list[str]) -> None:
+    if len(set(texts)) == len(texts):
+        return
+    seen: dict[str, int] = {}
+    for token, text in enumerate(texts):
+        if text in seen:
+            raise CheckpointError(
+                f"{metadata.file} is damaged: its tokens {seen[text]} and {token} are both {shown(text)}"
+            )
+        seen[text] = token
+
+
+def _per_token(metadata: Metadata, key: str, codes: str, count: int) -> "array[Any] | None":
+    values = metadata.numbers(key, codes)
+    if values is not None and len(values) != count:
+        raise CheckpointError(f"{key} in {metadata.file} has {len(values)} entries for {count} tokens")
+    return values
+
+
+def _special(metadata: Metadata, count: int, defaults: dict[str, int]) -> dict[str, int]:
+    found = {name: token for name, token in defaults.items() if token < count}
+    for name, key in _SPECIAL.items():
+        token = _token_id(metadata, key, count)
+        if token is not None:
+            found[name] = token
+    return found
+
+
+def _token_id(metadata: Metadata, key: str, count: int) -> int | None:
+    token = metadata.find(key, int)
+    if token is None or 0 <= token < count:
+        return token
+    if key == _SPECIAL["pad_token"]:  # some files name a token that was never added; padding is never used
+        return None
+    raise CheckpointError(f"{key} in {metadata.file} is {token}, but there are {count} tokens")
+
+
+def scores_of(metadata: Metadata, vocabulary: Vocabulary) -> "array[Any]":
+    """The SentencePiece score of each token.
+
+    Raises:
+        CheckpointError: the scores are missing, or some are NaN.
+    """
+    scores = _per_token(metadata, "tokenizer.ggml.scores", "fd", len(vocabulary.texts))
+    if scores is None:
+        raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.scores, which a SentencePiece vocabulary needs")
+    if any(score != score for score in scores):
+        raise CheckpointError(f"tokenizer.ggml.scores in {metadata.file} holds NaN")
+    return scores
+
+
+def end_token_ids(metadata: Metadata) -> list[int]:
+    """The ids of end-of-text tokens, the file's own EOS first. Raises as `read_vocabulary` does."""
+    model = metadata.find(_MODEL, str)
+    texts = None if model in _NO_MODEL else metadata.string_array(_TEXTS)
+    if texts is None:
+        named = [_token_id(metadata, key, _MOST_TOKENS) for key in _ENDS]
+        return list(dict.fromkeys(token for token in named if token is not None))
+    named = [_token_id(metadata, key, len(texts)) for key in _ENDS]
+    if named[0] is None and model == "llama":
+        named[0] = _SENTENCEPIECE_IDS["eos_token"]
+    kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or ()
+    controls = metadata.some_strings(_TEXTS, {token for token, kind in enumerate(kinds) if kind == CONTROL})
+    is_harmony = _HARMONY_ENDS.issubset(controls.values())
+    texts_of_ends = _END_TEXTS | _HARMONY_ENDS if is_harmony else _END_TEXTS
+    ends = [token for token, text in controls.items() if text in texts_of_ends]
+    found = dict.fromkeys(token for token in [*named, *ends] if token is not None)
+    return [token for token in found if not (is_harmony and controls.get(token) == "<|end|>")]

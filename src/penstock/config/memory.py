@@ -1,0 +1,451 @@
+"""The memory plan: the bytes of weights, KV cache and workspace, from facts of the model and of the machine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from penstock.config.model_facts import (
+    BYTES_OF,
+    CacheSpec,
+    DType,
+    KVSpec,
+    Matrix,
+    ModelFacts,
+    ModelPrecision,
+    StateSpec,
+)
+from penstock.config.recipes import RECIPES
+from penstock.config.weight_formats import FLOAT, WeightFormat
+from penstock.errors import ConfigError
+
+MIB = 2**20
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that keep the same part of each sequence's context, in blocks of one pool."""
+
+    layers: tuple[int, ...]
+    window: int | None
+    """Number of keys that a query sees, including its own; None: all."""
+    num_blocks: int
+    checkpoint_every: int | None = None
+    """Blocks between the checkpoints that the prefix cache always keeps, for layers with states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Facts of the machine that the memory plan depends on."""
+
+    device: str
+    """Device that the engine will run on: cpu, cuda or cuda:N."""
+    cores: int
+    """Physical cores that this process may use."""
+    memory: int
+    """Bytes free for the engine on `device`."""
+    native: bool = False
+    """Whether the native CPU kernels are available."""
+    is_limited: bool = False
+    """Whether `memory` is less than what is free: `max_memory`."""
+    multiplies_bfloat16: bool = False
+    """Whether the kernels multiply bfloat16; bfloat16 weights are then stored in 12 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The engine's memory by use, in bytes. The KV cache is allocated once; all else stays within the plan."""
+
+    weights: int
+    kv_cache: int
+    workspace: int
+    groups: tuple[LayerGroup, ...]
+    """Groups of layers, the main group first: see `penstock.core.kv_manager`."""
+    block_size: int
+    limited_by: str = ""
+    """What limited the size of the KV cache, with the option to change."""
+    is_cache: bool = True
+    """False: an encoder's, whose keys last for one step."""
+    adapters: int = 0
+    """Bytes for the weights of adapters; 0: none can be loaded."""
+    draft: "MemoryPlan | None" = None
+    """The draft model's plan, whose bytes are not included here; it has as many blocks."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the main group."""
+        return self.groups[0].num_blocks
+
+    def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
+        """The plan with at most this many blocks per group; the number of states does not change."""
+        groups = tuple(
+            replace(group, num_blocks=min(num_blocks, group.num_blocks)) if group.checkpoint_every is None else group
+            for group in self.groups
+        )
+        return replace(self, groups=groups)
+
+    @property
+    def num_tokens(self) -> int:
+        """Capacity of the KV cache in tokens."""
+        return self.num_blocks * self.block_size
+
+
+_MOST_RANKS = 3 * 256  # of the maps that share an input
+_AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Limits of a step that determine pool and workspace sizes."""
+
+    max_model_len: int
+    max_num_seqs: int
+    budget: int
+    """Maximum tokens that one step computes."""
+    block_size: int
+    num_branches: int = 0
+    """Maximum number of sequences with drafts in one step; each needs a second recurrent state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the machine has, and what is taken before there is a KV cache."""
+
+    machine: Machine
+    weights: int
+    workspace: int
+    adapters: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.machine.memory - self.weights - self.workspace - self.adapters
+
+    @property
+    def taken(self) -> str:
+        memory = in_words(self.machine.memory)
+        has = f"max_memory is {memory}" if self.machine.is_limited else f"{memory} are free"
+        adapters = f", adapters {in_words(self.adapters)}" if self.adapters else ""
+        return f"{has}, weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}{adapters}"
+
+    def remedy(self, cache: int, lower: str) -> str:
+        """What helps if a cache of this many bytes does not fit.
+
+        Args:
+            lower: the options by which workspace and cache become smaller.
+        """
+        if self.machine.is_limited:
+            needed = in_words(self.weights + self.workspace + self.adapters + cache)
+            more = f"raise max_memory to more than {needed} (with several engines, run fewer)"
+            return more if self.weights > self.machine.memory else f"{more}, or lower {lower}"
+        if self.weights > self.machine.memory:
+            return "the weights alone do not fit: take a smaller model, or one quantized to fewer bits"
+        return f"lower {lower}"
+
+
+def plan_memory(
+    kv_cache_memory: str | int,
+    machine: Machine,
+    models: Sequence[ModelPrecision],
+    limits: PoolLimits,
+    *,
+    num_drafts: int,
+    adapters: int = 0,
+) -> MemoryPlan:
+    """Divide the machine's memory for a model, and a second one that drafts for it.
+
+    Both get as many blocks, so that each holds the same tokens.
+
+    Args:
+        kv_cache_memory: bytes for both, as `parse_bytes` takes them, or "auto".
+        num_drafts: a step samples at most `max_num_seqs + num_drafts` tokens.
+        adapters: bytes for adapters of the first model.
+
+    Raises:
+        ConfigError: it does not fit the machine.
+    """
+    samples = limits.max_num_seqs + num_drafts
+    limits = replace(limits, num_branches=most_branches(limits.max_num_seqs, num_drafts))
+    weights = [_weight_bytes(model, machine) for model in models]
+    workspaces = [_workspace(model, limits, samples, machine) for model in models]
+    if adapters:
+        workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
+    demand = Demand(machine, sum(weights), sum(workspaces), adapters)
+    num_blocks, limit = _num_blocks(kv_cache_memory, demand, models, limits)
+    first, *others = (
+        MemoryPlan(
+            weights=weights[index],
+            kv_cache=_pool_bytes(model, limits, num_blocks),
+            workspace=workspaces[index],
+            groups=layer_groups(model.facts.caches, limits, num_blocks),
+            block_size=limits.block_size,
+            limited_by=limit,
+        )
+        for index, model in enumerate(models)
+    )
+    return replace(first, adapters=adapters, draft=others[0] if others else None)
+
+
+def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLimits) -> MemoryPlan:
+    """Divide the machine's memory for an encoder, which caches nothing: all layers share one layer's keys and values.
+
+    Args:
+        limits: its budget includes the tokens that fill each text's last block; a longer text is a step of its own.
+
+    Raises:
+        ConfigError: it does not fit the machine.
+    """
+    facts, block_size = model.facts, limits.block_size
+    num_blocks = -(-max(limits.budget, limits.max_model_len) // block_size)
+    weights = _weight_bytes(model, machine)
+    workspace = _workspace(model, replace(limits, budget=num_blocks * block_size), 0, machine)
+    keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
+    if weights + workspace + keys > machine.memory:
+        demand = Demand(machine, weights, workspace + keys)
+        longest = f"the longest text, of {limits.max_model_len:,} tokens,"
+        raise ConfigError(f"{longest} does not fit: {demand.taken}; {demand.remedy(0, 'max_model_len')}")
+    groups = (LayerGroup(tuple(range(len(facts.layers))), None, num_blocks),)
+    return MemoryPlan(weights, keys, workspace, groups, block_size, is_cache=False)
+
+
+def most_branches(max_num_seqs: int, num_drafts: int) -> int:
+    """How many sequences may have drafts in one step: with r that run these are at most `max_num_seqs + num_drafts - r`
+    tokens.
+    """
+    return min(max_num_seqs, (max_num_seqs + num_drafts) // 2) if num_drafts else 0
+
+
+def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
+    """The layers grouped by what they cache, the main group first: it sees most keys, and has `num_blocks` blocks.
+
+    Groups with smaller windows follow, then those with states. A window that covers the longest text counts as none.
+    Layers that cache nothing are in no group.
+
+    Raises:
+        ConfigError: no layer keeps keys.
+    """
+    seen = {layer: _window(cache, limits) for layer, cache in enumerate(caches) if isinstance(cache, KVSpec)}
+    if not seen:
+        raise ConfigError("no layer of this model has attention: models of recurrent layers alone are not supported")
+    in_order = sorted(set(seen.values()), key=lambda window: -limits.max_model_len if window is None else -window)
+    groups = [
+        LayerGroup(
+            layers=tuple(layer for layer, one in seen.items() if one == window),
+            window=window,
+            num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
+        )
+        for window in in_order
+    ]
+    return (*groups, *_state_groups(caches, groups[0], limits))
+
+
+def _window(cache: KVSpec, limits: PoolLimits) -> int | None:
+    return None if cache.window is None or cache.window >= limits.max_model_len else cache.window
+
+
+def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> int:
+    """Blocks of a group with a window smaller than the main group's, which has `num_blocks`.
+
+    Enough for what all sequences see, and the step adds, at one time: so that group never runs short. Besides, the
+    prefix cache may keep the windows of a quarter of what it keeps in the main group. A sequence has blocks only where
+    it has blocks of the main group, so as many as that one has are always enough.
+    """
+    assert window is not None, "a group without a window is the main one"
+    a_sequence = -(-(window - 1) // limits.block_size) + 3
+    held = limits.max_num_seqs * a_sequence + -(-limits.budget // limits.block_size)
+    return min(num_blocks, held + num_blocks // 4)
+
+
+_STATES_SHARE = 4
+"""Bytes of a text's keys, in 16 bits, per byte of the checkpoints that are kept with them."""
+
+
+def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: PoolLimits) -> Iterator[LayerGroup]:
+    """One group of layers per kind of state.
+
+    Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
+    group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix
+    cache, as far apart that all those of a text take a quarter of what its keys take.
+    """
+    in_main = (caches[layer] for layer in main.layers)
+    keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)
+    kinds = dict.fromkeys(cache for cache in caches if isinstance(cache, StateSpec))
+    for kind in kinds:
+        layers = tuple(layer for layer, cache in enumerate(caches) if cache == kind)
+        state = len(layers) * kind.block_bytes(limits.block_size, "float32")
+        every = -(-_STATES_SHARE * state // keys)
+        num_blocks = limits.max_num_seqs + limits.num_branches + -(-main.num_blocks // every)
+        yield LayerGroup(layers, None, num_blocks, every)
+
+
+def _num_blocks(
+    wanted: str | int, demand: Demand, models: Sequence[ModelPrecision], limits: PoolLimits
+) -> tuple[int, str]:
+    """Blocks of the main group in the memory that is left, and what limited their number.
+
+    Args:
+        wanted: bytes of the KV cache, or "auto": at most what all sequences of the longest text can use.
+    """
+    kv_cache, limit = _kv_cache_bytes(wanted, demand)
+    num_blocks = _most_blocks(models, limits, kv_cache)
+    most = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+    if wanted == "auto" and num_blocks > most:
+        num_blocks = most
+        limit = f"all that --max-num-seqs {limits.max_num_seqs} of --max-model-len {limits.max_model_len} can use"
+    if num_blocks < 1:
+        has_states = any(model.facts.state_bytes for model in models)
+        least = sum(_pool_bytes(model, limits, 1) for model in models)
+        lower = f"{'max_num_seqs, ' * has_states}max_model_len, max_num_batched_tokens or block_size"
+        what = f"no KV block of {limits.block_size} tokens ({in_words(least)}) fits"
+        if wanted == "auto":
+            raise ConfigError(f"{what}: {demand.taken}; {demand.remedy(least, lower)}")
+        raise ConfigError(f"{what}: kv_cache_memory is {in_words(kv_cache)}: raise it; or lower {lower}")
+    return num_blocks, limit
+
+
+def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
+    """The most blocks of the main group with which the pools of all models take at most `kv_cache` bytes."""
+    low, high = 0, max(1, kv_cache)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(_pool_bytes(model, limits, middle) for model in models) <= kv_cache:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _kv_cache_bytes(wanted: str | int, demand: Demand) -> tuple[int, str]:
+    """Bytes of the KV cache, out of the free ones, and what limited them."""
+    free = demand.free
+    if wanted == "auto":
+        if demand.machine.device != "cpu":
+            return int(free * 0.9), "90 % of what is left; --kv-cache-memory"
+        if free * 0.6 <= _AUTO_KV_CEILING:
+            return int(free * 0.6), "60 % of what is left; --kv-cache-memory"
+        return _AUTO_KV_CEILING, "--kv-cache-memory"
+    count = parse_bytes(wanted)
+    if count > free:
+        lower = "kv_cache_memory" if free <= 0 else f"kv_cache_memory to at most {in_words(free)}"
+        raise ConfigError(
+            f"kv_cache_memory {in_words(count)} does not fit: {demand.taken}; {demand.remedy(count, lower)}"
+        )
+    return count, "--kv-cache-memory"
+
+
+def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
+    """Bytes of the pools of all groups, if the main one has this many blocks."""
+    caches = model.facts.caches
+    hidden = model.facts.hidden_size * BYTES_OF[model.dtype] if model.keeps_hidden else 0
+    return num_blocks * limits.block_size * hidden + sum(
+        group.num_blocks * cache.block_bytes(limits.block_size, model.kv_dtype)
+        for group in layer_groups(caches, limits, num_blocks)
+        for cache in map(caches.__getitem__, group.layers)
+        if cache is not None
+    )
+
+
+_PACKED_BYTES: dict[DType, float] = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32}
+"""Bytes per element of a floating-point matrix that the native kernels pack, scales included."""
+_PACKED_BFLOAT16_BYTES = 1.52
+"""Bytes per element of a packed bfloat16 matrix if the kernels multiply bfloat16."""
+
+
+def widen_weights(models: Sequence[ModelPrecision], machine: Machine) -> list[ModelPrecision]:
+    """The models with quantized and float16 matrices kept in float32: on reference kernels, which convert them to it
+    at every product otherwise, and if all weights then take at most half of the machine's memory.
+    """
+    if machine.device != "cpu" or machine.native:
+        return list(models)
+    widened = [replace(model, widened_weights=True) for model in models]
+    stored, wide = (sum(_weight_bytes(model, machine) for model in each) for each in (models, widened))
+    return widened if stored < wide <= machine.memory // 2 else list(models)
+
+
+def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
+    facts = model.facts
+    recipe = None if model.quantization is None else RECIPES[model.quantization]
+    matrices = sum(
+        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, model, machine)
+        for matrix in facts.matrices
+    )
+    rest = facts.num_parameters - sum(matrix.rows * matrix.columns for matrix in facts.matrices)
+    return int(matrices) + rest * BYTES_OF[model.dtype]
+
+
+def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, machine: Machine) -> float:
+    """Bytes of a matrix and its scales in the format of the machine's kernels."""
+    native = machine.device == "cpu" and machine.native
+    elements = matrix.rows * matrix.columns
+    dtype: DType = "float16" if model.float16_weights and matrix.multiplied else model.dtype
+    if model.widened_weights and (format is not FLOAT or dtype == "float16"):
+        return elements * BYTES_OF["float32"]
+    if format is not FLOAT:
+        if native:
+            return format.packed_bytes(matrix.rows, matrix.columns)
+        return elements + 8 * matrix.rows * format.num_groups(matrix.columns)  # a byte each; scale and zero are float32
+    if not native or not matrix.multiplied:
+        return elements * BYTES_OF[dtype]
+    if dtype == "bfloat16" and machine.multiplies_bfloat16:
+        return elements * _PACKED_BFLOAT16_BYTES
+    return elements * _PACKED_BYTES[dtype]
+
+
+def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine: Machine) -> int:
+    """An upper estimate of a step's temporary bytes, and of the tables of rotary positions."""
+    facts = model.facts
+    positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
+    logits = 4 * samples * facts.vocab_size * 4
+    native = machine.device == "cpu" and machine.native and limits.block_size % 2 == 0
+    rest = _native_workspace(model, limits, samples, machine.cores) if native else _reference_workspace(model, limits)
+    return positions + logits + rest
+
+
+def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, cores: int) -> int:
+    """Bytes of activations, and of scores for a superblock of 512 keys per thread: the cache is read in place."""
+    facts = model.facts
+    parts = {part for layer in facts.layers for part in layer.working}
+    widest = max(facts.hidden_size, *(part.widest for part in parts))
+    # a recorded pass reuses memory only between results of equal size, so all kinds of parts add up
+    row = (4 * facts.hidden_size + sum(part.native for part in parts)) * BYTES_OF[model.dtype] + 4 * widest
+    head_dim = max((cache.head_dim for cache in _kv_specs(facts)), default=0)
+    tiles = cores * (2**18 + (limits.max_model_len // 512 + 4) * 16 * (head_dim + 4) * 4)
+    return (limits.budget + samples) * row + tiles
+
+
+def _reference_workspace(model: ModelPrecision, limits: PoolLimits) -> int:
+    """Bytes of activations, and of the densely gathered context of a step's sequences: most of it, at long contexts."""
+    facts, size = model.facts, BYTES_OF[model.dtype]
+    most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
+    activations = limits.budget * (4 * facts.hidden_size + most) * size
+    widest = max((cache.num_heads * cache.head_dim for cache in _kv_specs(facts)), default=0)
+    scores = limits.budget * min(limits.max_model_len, 8192) * 4
+    return activations + 2 * limits.max_model_len * widest * size * 2 + scores
+
+
+def _kv_specs(facts: ModelFacts) -> list[KVSpec]:
+    return [cache for cache in facts.caches if isinstance(cache, KVSpec)]
+
+
+def parse_bytes(text: str | int) -> int:
+    """A number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    units = {"kib": 2**10, "mib": MIB, "gib": GIB, "b": 1, "": 1}
+    lowered = str(text).strip().lower()
+    digits = lowered.rstrip("bgikm")
+    try:
+        count = int(float(digits) * units[lowered[len(digits) :].strip()])
+    except (KeyError, ValueError):
+        raise ConfigError(f"{text!r} is not a number of bytes; write 8589934592, 8GiB or 512MiB") from None
+    if count <= 0:
+        raise ConfigError(f"{text!r}: the number of bytes must be positive")
+    return count
+
+
+def in_words(count: int) -> str:
+    """Bytes for people: 8 GiB, 92.1 MiB, 10 KiB, 500 bytes."""
+    for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (2**10, "KiB", 1)):
+        if count >= unit:
+            return f"{count / unit:.{digits}f}".rstrip("0").rstrip(".") + f" {name}"
+    return f"{count} bytes"

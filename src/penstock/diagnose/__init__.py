@@ -1,0 +1,3 @@
+"""Looks at an engine from outside: `penstock verify` (same answers in any company) and the calibration of
+the simulator's costs.
+"""

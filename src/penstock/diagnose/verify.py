@@ -1,0 +1,314 @@
+"""The self-test of `penstock verify`: is an answer the same, bit for bit, whatever happens around its request?
+
+A few requests are answered alone. Then the same ones are answered in every situation that a server can put them in, by
+the same engine on this machine, and their token ids and log-probabilities are compared.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+
+from penstock.api.request import Request, TokenLogprob
+from penstock.api.sampling_params import SamplingParams
+from penstock.config.engine_config import EngineConfig
+from penstock.core import sequence as core
+from penstock.core.speculation import Draft, Speculation
+from penstock.engine.core import EngineCore
+from penstock.errors import ConfigError
+from penstock.frontend.input_processor import InputProcessor
+
+PROMPT_LENGTHS = (5, 33, 101, 190)
+LOGPROBS = 5
+COMPANY = (1, 7, 64)
+CHUNKS = (7, 61)
+NUM_DRAFTS = 8
+
+Answer = tuple[list[int], list[TokenLogprob]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one situation."""
+
+    situation: str
+    evidence: str
+    """Evidence that the engine was in the situation."""
+    reached: bool
+    """Whether it was."""
+    difference: str | None
+    """The first difference from the answers that the requests get alone, or None."""
+
+    @property
+    def clean(self) -> bool:
+        return self.reached and self.difference is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The answers of a run, and what was seen on the way."""
+
+    answers: dict[str, Answer]
+    errors: dict[str, str]
+    together: int
+    """Most sequences that ran at one time."""
+    steps: int
+    cached: int
+    """Prompt tokens that came from the prefix cache."""
+    preemptions: int
+
+
+class _Rehearsed:
+    """Guesses what the answers were, and every third token something else."""
+
+    free = True
+
+    def __init__(self, answers: dict[str, list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, wanted: list[tuple[core.Sequence, int]]) -> list[Draft]:
+        return [self._propose(seq, limit) for seq, limit in wanted]
+
+    def _propose(self, seq: core.Sequence, limit: int) -> Draft:
+        done = len(seq.tokens) - seq.num_prompt_tokens
+        known = enumerate(self._answers[seq.request_id][done : done + limit], done)
+        return array("i", [token if index % 3 else token ^ 1 for index, token in known])
+
+    def forget_sequence(self, seq: core.Sequence) -> None:
+        return None
+
+
+def self_test_config(**options: Any) -> EngineConfig:
+    """The options of `penstock.config.engine_config`, with such defaults as reach every situation."""
+    return EngineConfig.from_options(**({"max_num_seqs": max(COMPANY) + 1, "seed": 0} | options))
+
+
+class SelfTest:
+    """The requests to judge an engine by, and a run for each situation. Use it once, then `close` it.
+
+    Raises:
+        ConfigError: the engine has too short a context to test; it is closed then.
+    """
+
+    def __init__(self, core: EngineCore, make_whole: Callable[[], EngineCore] | None = None) -> None:
+        """
+        Args:
+            make_whole: makes the engine that has the whole model, where `core` is of several ranks.
+        """
+        self.core, self._make_whole = core, make_whole
+        block_size = self.core.settings.memory.block_size
+        self.num_tokens = 2 * block_size + 8  # enough for a sequence to outgrow its reserve in a small pool
+        self._input_processor = InputProcessor(None, self.core.info)
+        longest = self.core.settings.max_model_len - self.num_tokens
+        if longest < PROMPT_LENGTHS[1]:
+            self.core.close()
+            raise ConfigError(
+                f"the self-test needs a context of {self.num_tokens + PROMPT_LENGTHS[1]} tokens; "
+                f"max_model_len is {self.core.settings.max_model_len}"
+            )
+        rng = Random(2026)
+        self.judged = [
+            self._request(f"judged {index}", rng, min(length, longest), self.num_tokens)
+            for index, length in enumerate(PROMPT_LENGTHS)
+        ]
+        self._others = [
+            self._request(
+                f"other {index}",
+                rng,
+                rng.randint(1, min(80, longest)),
+                rng.randint(self.num_tokens // 2, self.num_tokens),
+            )
+            for index in range(max(COMPANY))
+        ]
+        self._alone: dict[str, Answer] = {}
+
+    def findings(self) -> Iterator[Finding]:
+        """Run one situation after another and report each; the first gives the reference answers."""
+        yield self._answer_alone()
+        if self._make_whole is not None:
+            yield self._whole(self._make_whole())
+        yield self._threads()
+        for count in COMPANY:
+            yield self._company(count)
+        for chunk in CHUNKS:
+            yield self._chunked(chunk)
+        yield self._cached()
+        groups = self.core.settings.memory.groups
+        if (groups[0].window or self._longest) >= self._longest:
+            yield self._preempted()  # else every layer has a window, and gives back a block for each that it takes
+        yield self._speculated()
+
+    def close(self) -> None:
+        """Give the engine's memory back."""
+        self.core.close()
+
+    def describe(self) -> str:
+        """The model and the arithmetic under test, in a line."""
+        settings = self.core.settings
+        return (
+            f"{settings.model_name}: {settings.dtype}, weights {settings.quantization or 'as stored'}, KV cache "
+            f"{settings.kv_cache_dtype}, on {settings.device} with {settings.threads} threads"
+            f"{f' in each of {ranks} ranks' if (ranks := settings.tensor_parallel_size) > 1 else ''}"
+        )
+
+    def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
+        """Random tokens as a prompt; half of the requests are sampled, half are greedy."""
+        prompt = [rng.randrange(self.core.info.vocab_size) for _ in range(length)]
+        sampled = rng.random() < 0.5
+        params = SamplingParams(
+            temperature=0.9 if sampled else 0.0,
+            top_p=0.95 if sampled else 1.0,
+            repetition_penalty=1.1 if sampled else 1.0,
+            seed=rng.getrandbits(32),
+            max_tokens=num_tokens,
+            ignore_eos=True,
+            logprobs=LOGPROBS,
+        )
+        return self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest of the judged sequences."""
+        return max(len(request.prompt_token_ids) for request in self.judged) + self.num_tokens
+
+    # ── situations ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _answer_alone(self) -> Finding:
+        run = self._run_each_with(0)
+        self._alone = run.answers
+        errors = "; ".join(f"{name}: {error}" for name, error in run.errors.items())
+        return Finding("alone", f"{run.steps} steps", run.together == 1, errors or None)
+
+    def _whole(self, core: EngineCore) -> Finding:
+        try:
+            run = self._run([self.judged], core=core)
+        finally:
+            core.close()
+        ranks = self.core.settings.tensor_parallel_size
+        return self._judge("together, by one process", run, f"1 for {ranks} ranks", ranks > 1)
+
+    def _threads(self) -> Finding:
+        threads = torch.get_num_threads()
+        other = 1 if threads > 1 else 2
+        torch.set_num_threads(other)
+        try:
+            run = self._run([self.judged])  # together: where the machine is busy, threads wait for each other at length
+        finally:
+            torch.set_num_threads(threads)
+        return self._judge("together, another thread count", run, f"{other} for {threads} threads", True)
+
+    def _company(self, count: int) -> Finding:
+        run = self._run_each_with(count)
+        return self._judge(
+            f"beside {count} other{'s' * (count > 1)}", run, f"{run.together} together", run.together == count + 1
+        )
+
+    def _chunked(self, chunk: int) -> Finding:
+        count = len(self.judged)
+        run = self._run([self.judged], max_num_batched_tokens=chunk, max_num_seqs=count)
+        longest = max(len(request.prompt_token_ids) for request in self.judged)
+        return self._judge(f"in chunks of up to {chunk} tokens", run, f"{run.steps} steps", longest > chunk)
+
+    def _cached(self) -> Finding:
+        run = self._run([self.judged, self.judged], enable_prefix_caching=True)
+        return self._judge("from the prefix cache", run, f"{run.cached} tokens cached", run.cached > 0)
+
+    def _preempted(self) -> Finding:
+        """All start together in a pool with room for their prompts and one block each, which they outgrow."""
+        memory = self.core.settings.memory
+        size, count = memory.block_size, len(self.judged)
+        prompts = [len(request.prompt_token_ids) for request in self.judged]
+        blocks = max(-(-self._longest // size), sum(-(-length // size) for length in prompts) + count)
+        run = self._run([self.judged], memory=memory.with_fewer_blocks(blocks))
+        return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
+
+    def _speculated(self) -> Finding:
+        """With drafts of the next tokens, every third of them wrong."""
+        answers = {name: tokens for name, (tokens, _) in self._alone.items()}
+        speculation = Speculation([_Rehearsed(answers)], NUM_DRAFTS, clock=lambda: 0.0)
+        run = self._run([self.judged], speculation)
+        stats = self.core.stats()
+        evidence = f"{stats.accepted_tokens} of {stats.drafted_tokens} guesses right"
+        return self._judge("speculated", run, evidence, 0 < stats.accepted_tokens < stats.drafted_tokens)
+
+    def _run_each_with(self, count: int) -> _Run:
+        """Each judged request in the company of `count` more, which may be judged ones, too."""
+        waves = []
+        for first in range(0, len(self.judged), count + 1):
+            judged = self.judged[first : first + count + 1]
+            wave = judged + self._others[: count + 1 - len(judged)]
+            Random(count).shuffle(wave)
+            waves.append(wave)
+        return self._run(waves)
+
+    # ── running and comparing ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(
+        self,
+        waves: Sequence[Sequence[Request]],
+        speculation: Speculation | None = None,
+        *,
+        core: EngineCore | None = None,
+        **changes: Any,
+    ) -> _Run:
+        """Answer waves of requests one after another, under changed settings; without a prefix cache by default."""
+        core = core or self.core
+        core.restart(replace(core.settings, **({"enable_prefix_caching": False} | changes)), speculation)
+        answers: dict[str, Answer] = {}
+        errors: dict[str, str] = {}
+        together = cached = 0
+        steps = core.stats().steps
+        for wave in waves:
+            for request in wave:
+                answers[request.request_id] = ([], [])
+                core.add_request(request)
+            while core.has_work:
+                outputs = core.step()
+                together = max(together, len(outputs))
+                for output in outputs:
+                    tokens, logprobs = answers[output.request_id]
+                    tokens += output.token_ids
+                    logprobs += output.logprobs or []
+                    cached += output.num_cached_tokens
+                    if output.error is not None:
+                        errors[output.request_id] = output.error
+        after = core.stats()
+        return _Run(answers, errors, together, after.steps - steps, cached, after.preemptions)
+
+    def _judge(self, situation: str, run: _Run, evidence: str, reached: bool) -> Finding:
+        differences = (
+            f"{request.request_id}: {difference}"
+            for request in self.judged
+            if (difference := self._difference(request.request_id, run)) is not None
+        )
+        return Finding(situation, evidence, reached, next(differences, None))
+
+    def _difference(self, name: str, run: _Run) -> str | None:
+        if name in run.errors:
+            return f"ended with an error: {run.errors[name]}"
+        return first_difference(self._alone[name], run.answers[name])
+
+
+def first_difference(expected: Answer, got: Answer) -> str | None:
+    """The first difference between an answer and the expected one, in tokens or log-probability bits, or None."""
+    for position, (token, entry, other, other_entry) in enumerate(zip(*expected, *got, strict=False)):
+        if token != other:
+            return f"token {position} is {other}, not {token}"
+        for (candidate, logprob), (other_candidate, other_logprob) in zip(
+            _logprobs(entry), _logprobs(other_entry), strict=False
+        ):
+            if (candidate, logprob.hex()) != (other_candidate, other_logprob.hex()):
+                return (
+                    f"token {position}: the log-probability of {other_candidate} is {other_logprob!r}, "
+                    f"that of {candidate} was {logprob!r}"
+                )
+    if len(expected[0]) != len(got[0]):
+        return f"{len(got[0])} tokens, not {len(expected[0])}"
+    return None
+
+
+def _logprobs(entry: TokenLogprob) -> list[tuple[int, float]]:
+    return [(entry.token_id, entry.logprob), *entry.top]

@@ -1,0 +1,119 @@
+"""Start-up work beside the import of torch, which takes a core a second or two and leaves the others idle.
+
+One of them pre-faults the memory that packed weights will fill, and the first part of the KV pool (`reserve`).
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.checkpoint.checkpoint import open_model
+from penstock.config.engine_config import EngineConfig, SpeculationConfig
+from penstock.config.memory import Machine, MemoryPlan
+from penstock.config.ranks import Ranks
+from penstock.config.settings import Settings, resolve
+from penstock.errors import PenstockError
+from penstock.models.loading import packed_key
+from penstock.models.registry import read_facts
+from penstock.system import packed_cache
+from penstock.system.host import free_memory, physical_cores, trim_heaps
+from penstock.system.reserve import FIRST_TOKENS, Arena, Reserve, opened
+
+
+@contextmanager
+def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
+    """Import torch and load the model within this context; call the yielded function between the two.
+
+    Until that call garbage collection is off, and an idle core pre-faults memory for the model if it is a local folder.
+    """
+    collecting = gc.isenabled()
+    settings = None if "torch" in sys.modules else _expected_settings(config)
+    with ExitStack() as held:
+        found, writer = (None, None) if settings is None else _open_packed(config, settings, held)
+        reserve = None if settings is None else _make_reserve(settings.memory, found, writer)
+
+        def imported() -> None:
+            if reserve is not None:
+                reserve.stop()
+            if collecting and not gc.isenabled():
+                if not gc.get_freeze_count():  # the application froze nothing itself
+                    gc.freeze()
+                    gc.unfreeze()  # to the oldest generation: to scan all as young would take as long again
+                gc.enable()
+
+        gc.disable()  # a tenth of the import
+        try:
+            with opened(reserve), packed_cache.opened(found, writer):
+                yield imported
+        finally:
+            imported()
+            trim_heaps()  # some 15 MiB that imports and loading leave in every engine
+
+
+def _open_packed(
+    config: EngineConfig, settings: Settings, held: ExitStack
+) -> tuple[packed_cache.PackedFile | None, packed_cache.PackedFileWriter | None]:
+    """The model's cached packed weights, verified while torch is imported; on a miss a writer, which `held` closes,
+    unless another process packs them.
+    """
+    cache = packed_key.packed_cache(settings)
+    key = None
+    if cache is not None:
+        checkpoint, ranks = open_model(config.model), settings.tensor_parallel_size
+        key = packed_key.packed_key(checkpoint, settings, Ranks(0, ranks))
+    if cache is None or key is None:
+        return None, None
+    found = cache.open(key)
+    if found is not None:
+        found.begin_check()
+        return found, None
+    with ExitStack() as making:
+        is_mine = making.enter_context(cache.locked(key, seconds=0))
+        words = packed_key.about(checkpoint, settings, Ranks(0, ranks))
+        writer = cache.begin(key, settings.memory.weights, words) if is_mine else None
+        if writer is not None:
+            making.callback(writer.close)
+            held.push(making.pop_all())
+        return None, writer
+
+
+def _make_reserve(
+    plan: MemoryPlan, found: packed_cache.PackedFile | None, writer: packed_cache.PackedFileWriter | None
+) -> Reserve | None:
+    first_tokens = min(FIRST_TOKENS, plan.num_tokens) * plan.kv_cache // plan.num_tokens
+    weights = plan.weights if found is None and writer is None else 0
+    to_back = min(weights + first_tokens, free_memory() // 2)
+    try:
+        arena = Arena(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
+    except OSError:
+        return None
+    return Reserve(arena, None if writer is None else writer.arena)
+
+
+def _on_idle_cores(device: str) -> bool:
+    """Whether the model runs on the CPU, as far as is known before torch is imported, and a core is idle."""
+    on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
+    return sys.platform == "linux" and physical_cores() > 1 and on_cpu
+
+
+def _expected_settings(config: EngineConfig) -> Settings | None:
+    """The settings that the engine will likely have.
+
+    None where it will refuse, has to fetch the model first, or leaves no core of this machine idle meanwhile.
+    """
+    model = config.model.model
+    if not _on_idle_cores(config.model.device):
+        return None
+    if model is not None and not os.path.exists(os.path.expanduser(model)):
+        return None
+    machine = Machine("cpu", physical_cores(), free_memory(), native=True)
+    try:
+        checkpoint = open_model(config.model)
+        facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
+        return resolve(replace(config, speculation=SpeculationConfig()), facts, machine)
+    except PenstockError:
+        return None

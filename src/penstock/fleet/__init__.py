@@ -1,0 +1,4 @@
+"""The engines behind one server: processes, links, supervision, and which engine answers which request.
+
+Dispatch, placement and router are pure; `cluster` spreads engines over the nodes of a Ray cluster. No torch.
+"""

@@ -1,0 +1,4 @@
+"""The model families: one file for each, which reads config.json and returns a `ModelSpec`.
+
+`dense.py` and `mixtures.py` read the keys that many share.
+"""

@@ -1,0 +1,153 @@
+"""Bert and XLM-Roberta: post-norm, learned positions, biases everywhere, bidirectional attention.
+
+x = norm(embedding + position + token type)     layer norms with biases
+x = norm(x + attention(x))                      every token attends to all others
+x = norm(x + Wd gelu(Wu x))
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from penstock.config.feed_forward import Activation
+from penstock.layers.attention_spec import AttentionNames, AttentionSpec
+from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec
+from penstock.layers.mlp_spec import PlainMLPSpec
+from penstock.layers.spec import NormSpec
+from penstock.models.families.dense import check_heads
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+}
+_NAMES = AttentionNames(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"), output="attention.output.dense"
+)
+
+
+def bert_spec(config: HFConfig) -> ModelSpec:
+    """Read a `BertModel`, or a `BertForSequenceClassification`."""
+    return _spec(config, "bert", padding=None, head=_bert_head(config))
+
+
+def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
+    """Read a `XLMRobertaModel`, a `RobertaModel`, or one of their `ForSequenceClassification`."""
+    hidden = config.size("hidden_size")
+    head = (
+        DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),
+        DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
+    )
+    return _spec(config, "roberta", padding=config.size("pad_token_id", 1, least=0), head=head)
+
+
+def _bert_head(config: HFConfig) -> tuple[HeadPart, ...]:
+    hidden = config.size("hidden_size")
+    return (
+        DenseSpec("bert.pooler.dense", hidden, hidden, True, "tanh"),
+        DenseSpec("classifier", hidden, num_labels(config), True),
+    )
+
+
+def num_labels(config: HFConfig) -> int:
+    """Number of a classifier's outputs: `num_labels`, or the number of entries of `id2label`."""
+    labels = config.find("id2label", dict)
+    return len(labels) if labels else config.size("num_labels", 2)
+
+
+def is_classifier(config: HFConfig) -> bool:
+    """Whether the checkpoint has a classification head."""
+    return any("ForSequenceClassification" in str(name) for name in config.find("architectures", list) or [])
+
+
+def _spec(config: HFConfig, prefix: str, *, padding: int | None, head: tuple[HeadPart, ...]) -> ModelSpec:
+    config.expect("position_embedding_type", "absolute")
+    config.expect("is_decoder", False)
+    config.expect("add_cross_attention", False)
+    config.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "tie_word_embeddings")
+    config.ignore("pad_token_id", "gradient_checkpointing", "output_past", "directionality")
+    config.ignore(*(f"pooler_{name}" for name in ("fc_size", "num_attention_heads", "num_fc_layers", "type")))
+    config.ignore("pooler_size_per_head", "sentence_transformers", "sbert_ce_default_activation_function")
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    check_heads(hidden, heads, config)
+    eps, positions = config.positive("layer_norm_eps", 1e-12), config.size("max_position_embeddings", 512)
+    is_scored, num_layers = is_classifier(config), config.size("num_hidden_layers")
+    layers, final_norm = last_norm_apart(
+        _layer(config, f"{prefix}.encoder.layer.{index}", hidden, heads, eps) for index in range(num_layers)
+    )
+    return ModelSpec(
+        dtype=config.dtype(),
+        vocab_size=config.size("vocab_size"),
+        hidden_size=hidden,
+        max_position=positions if padding is None else positions - padding - 1,
+        layers=layers,
+        final_norm=final_norm,
+        names=ModelNames(
+            embedding=f"{prefix}.embeddings.word_embeddings",
+            ignored=(r".*position_ids", rf"{prefix}\.pooler\..*", r"cls\..*", r"lm_head\..*", r"classifier\..*"),
+            prefixes=(
+                ("embeddings.", f"{prefix}.embeddings."),
+                ("encoder.", f"{prefix}.encoder."),
+                ("pooler.", f"{prefix}.pooler."),
+            ),
+        ),
+        encoder=EncoderSpec(
+            hidden_size=hidden,
+            positions=TableSpec(f"{prefix}.embeddings.position_embeddings", positions, padding),
+            token_types=TableSpec(f"{prefix}.embeddings.token_type_embeddings", config.size("type_vocab_size", 2)),
+            norm=layer_norm(f"{prefix}.embeddings.LayerNorm", hidden, eps),
+            pooling=("cls",) if is_scored else ("mean",),
+            head=head if is_scored else (),
+        ),
+    )
+
+
+def layer_norm(name: str, size: int, eps: float, *, bias: bool = True) -> NormSpec:
+    """A layer norm (which subtracts the mean)."""
+    return NormSpec(name, size, eps, bias=bias, centred=True)
+
+
+def last_norm_apart(layers: Iterable[LayerSpec]) -> tuple[tuple[LayerSpec, ...], NormSpec]:
+    """Turn the last layer's post-norm into the model's final norm; returns the layers and that norm."""
+    *others, last = layers
+    assert last.feed_forward is not None
+    norm = last.feed_forward.norm_of_sum
+    assert norm is not None
+    bare = replace(last, feed_forward=replace(last.feed_forward, norm_of_sum=None))
+    return (*others, bare), replace(norm, name=f"{last.name}.{norm.name}")
+
+
+def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> LayerSpec:
+    attention = AttentionSpec(
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        scale=(hidden // heads) ** -0.5,
+        rope=None,
+        qkv_bias=True,
+        output_bias=True,
+        bidirectional=True,
+        names=_NAMES,
+    )
+    mlp = PlainMLPSpec(
+        hidden,
+        config.size("intermediate_size"),
+        bias=True,
+        up="intermediate.dense",
+        down="output.dense",
+        activation=activation_of(config, "hidden_act"),
+    )
+    return LayerSpec(
+        name=name,
+        mixer=Branch(attention, None, norm_of_sum=layer_norm("attention.output.LayerNorm", hidden, eps)),
+        feed_forward=Branch(mlp, None, norm_of_sum=layer_norm("output.LayerNorm", hidden, eps)),
+    )
+
+
+def activation_of(config: HFConfig, key: str) -> Activation:
+    """The activation that `key` names; gelu if it is absent."""
+    config.expect(key, "gelu", *ACTIVATIONS)
+    return ACTIVATIONS[config.get(key, "gelu")]

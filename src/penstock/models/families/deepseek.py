@@ -1,0 +1,139 @@
+"""DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention, mixtures of experts after the first layers.
+
+q = Wq n, or Wqb norm(Wqa n)                    n = norm(x); each head: a plain part and one with RoPE
+c, r = Wkva n; c = norm(c)                      what the cache keeps: a latent, and a key part with RoPE for all
+k, v = Wkvb c                                   heads; computed by moving Wkvb to q and to the result
+x += Wo attend(q, [k, r], v)
+n = norm(x)
+s = softmax(Wr n), V3: sigmoid                  V3: the experts are chosen by s + correction, in the best groups
+x += scaling * sum of s[e] * mlp_e(n) + shared_mlp(n)                    V3: s / sum(s); first layers: mlp(n)
+"""
+
+import math
+from dataclasses import replace
+
+from penstock.config.feed_forward import Routing
+from penstock.errors import CheckpointError
+from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.rope import RopeConfig
+from penstock.models.families.dense import Dense, nextn_head, read_dense
+from penstock.models.families.mixtures import read_routing
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import ModelSpec
+
+
+def deepseek_v2_spec(config: HFConfig) -> ModelSpec:
+    """Read a `DeepseekV2ForCausalLM`: softmax routing among all experts, or in groups chosen by their best expert."""
+    config.expect("scoring_func", "softmax")
+    config.expect("norm_topk_prob", False)
+    config.expect("moe_layer_freq", 1)
+    config.expect("topk_method", "greedy", "group_limited_greedy")
+    grouped = config.get("topk_method", "greedy") == "group_limited_greedy"
+    groups, kept = config.size("n_group", 1), config.size("topk_group", 1)
+    routing = read_routing(
+        config,
+        config.size("n_routed_experts", 64),
+        scaling=config.positive("routed_scaling_factor", 1.0),
+        groups=groups if grouped else 1,
+        top_groups=kept if grouped else 1,
+    )
+    dense = _dense(config, max_position=2048)
+    first = config.size("first_k_dense_replace", 0, least=0)
+    sparse = [index >= first for index in range(dense.num_layers)]
+    return _model(config, dense, sparse, routing, correction=False, paired=True)
+
+
+def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
+    """Read a `DeepseekV3ForCausalLM`: sigmoid routing with a correction bias, within groups chosen by their two best
+    experts.
+    """
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
+    config.expect("moe_layer_freq", 1)
+    dense = _dense(config, max_position=4096)
+    first = config.size("first_k_dense_replace", 3, least=0)
+    sparse = [index >= first for index in range(dense.num_layers)]
+    return _with_sigmoids(config, dense, sparse, num_experts=256, groups=(8, 4), scaling=2.5)
+
+
+def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Glm4MoeLiteForCausalLM`: DeepSeek V3, with the layers that have experts listed in `mlp_layer_types`."""
+    dense = _dense(config, max_position=202752, norm_eps=1e-5)
+    kinds = config.get("mlp_layer_types", ["dense"] + ["sparse"] * (dense.num_layers - 1))
+    if len(kinds) != dense.num_layers or not set(kinds) <= {"dense", "sparse"}:
+        raise CheckpointError(
+            f"mlp_layer_types in {config.file} must name dense or sparse for each of the {dense.num_layers} layers"
+        )
+    return _with_sigmoids(config, dense, [kind == "sparse" for kind in kinds], 64, groups=(1, 1), scaling=1.8)
+
+
+def _dense(config: HFConfig, max_position: int, norm_eps: float = 1e-6) -> Dense:
+    rotated = config.size("qk_rope_head_dim", 64)
+    config.expect("head_dim", rotated, None)
+    return read_dense(config, max_position=max_position, head_dim=rotated, norm_eps=norm_eps)
+
+
+def _with_sigmoids(
+    config: HFConfig, dense: Dense, sparse: list[bool], num_experts: int, groups: tuple[int, int], scaling: float
+) -> ModelSpec:
+    routing = read_routing(
+        config,
+        config.size("n_routed_experts", num_experts),
+        score="sigmoid",
+        renormalize=config.get("norm_topk_prob", True),
+        epsilon=1e-20,
+        scaling=config.positive("routed_scaling_factor", scaling),
+        groups=config.size("n_group", groups[0]),
+        top_groups=config.size("topk_group", groups[1]),
+        group_tops=2,
+    )
+    return _model(config, dense, sparse, routing, correction=True, paired=config.get("rope_interleave", True))
+
+
+def _model(
+    config: HFConfig, dense: Dense, sparse: list[bool], routing: Routing, *, correction: bool, paired: bool
+) -> ModelSpec:
+    hidden = dense.model.hidden_size
+    attention = _attention(config, dense, paired=paired)
+    inner = config.size("moe_intermediate_size", 1408)
+    shared = GatedMLPSpec(
+        hidden,
+        inner * config.size("n_shared_experts", 1),
+        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        down="mlp.shared_experts.down_proj",
+    )
+    mixture = MixtureSpec(hidden, inner, routing, correction=correction, shared=shared)
+    layers = tuple(dense.layer(index, attention, mixture if has else None) for index, has in enumerate(sparse))
+    num_mtp_layers = config.size("num_nextn_predict_layers", 0, least=0)
+    mtp_tensors = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_mtp_layers))
+    names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *mtp_tensors))
+    head = nextn_head(dense.layer(dense.num_layers, attention, mixture), hidden, dense.norm_eps)
+    return replace(dense.model, layers=layers, names=names, mtp=head if num_mtp_layers else None)
+
+
+def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttentionSpec:
+    rope, key_dim = dense.attention.rope, config.size("qk_nope_head_dim", 128)
+    assert rope is not None, "read_dense gives one"
+    config.expect("mlp_bias", False)
+    config.expect("qk_head_dim", key_dim + rope.dim, None)
+    return LatentAttentionSpec(
+        hidden_size=dense.model.hidden_size,
+        num_heads=dense.attention.num_heads,
+        rank=config.size("kv_lora_rank", 512),
+        key_dim=key_dim,
+        value_dim=config.size("v_head_dim", 128),
+        rope=rope,
+        scale=(key_dim + rope.dim) ** -0.5 * _stretched(rope) ** 2,
+        query_rank=config.find_size("q_lora_rank"),
+        paired=paired,
+        bias=config.get("attention_bias", False),
+    )
+
+
+def _stretched(rope: RopeConfig) -> float:
+    """YaRN's factor on queries and on keys for an extended context (Peng et al., 2023, arXiv:2309.00071)."""
+    if rope.type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+        return 1.0
+    return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

@@ -1,0 +1,136 @@
+"""Reads the `config.json` keys that dense families share."""
+
+from dataclasses import dataclass
+
+from penstock.config.feed_forward import Activation
+from penstock.errors import CheckpointError
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.rope import RopeConfig
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelSpec, MTPSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Llama's parts with the sizes of a config; a family replaces what differs, with `dataclasses.replace`."""
+
+    num_layers: int
+    norm_eps: float
+    attention: AttentionSpec
+    mlp: GatedMLPSpec
+    model: ModelSpec
+    """The `ModelSpec` without its layers."""
+
+    def norm(self, name: str, offset: float = 0.0) -> NormSpec:
+        """A norm of the hidden states."""
+        return NormSpec(name, self.model.hidden_size, self.norm_eps, offset)
+
+    def layer(
+        self, index: int, mixer: MixerSpec | None = None, feed_forward: FeedForwardSpec | None = None
+    ) -> LayerSpec:
+        """A pre-norm layer with Llama's names; its parts default to `attention` and `mlp`."""
+        return LayerSpec(
+            name=f"model.layers.{index}",
+            mixer=Branch(mixer or self.attention, self.norm("input_layernorm")),
+            feed_forward=Branch(feed_forward or self.mlp, self.norm("post_attention_layernorm")),
+        )
+
+
+def read_dense(
+    config: HFConfig,
+    *,
+    max_position: int,
+    head_dim: int | None = None,
+    num_layers: int | None = None,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    vocab_size: int | None = None,
+    intermediate_size: int | None = None,
+    norm_eps: float = 1e-6,
+    theta: float = 10000.0,
+    partial_rotary: float = 1.0,
+    tied: bool = False,
+    activation: Activation = "silu",
+    reads_rope: bool = True,
+) -> Dense:
+    """Read sizes, norm epsilon, RoPE and tying of embeddings.
+
+    The arguments are the family's defaults for absent keys. Where they are None, `head_dim` is hidden_size / num_heads,
+    `num_kv_heads` is `num_heads`, and other keys are required. Without `reads_rope`, the attention has no RoPE yet.
+
+    Raises:
+        CheckpointError: a key is missing, has the wrong type or an unsupported value.
+    """
+    _expect_decoder(config, activation)
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads", num_heads)
+    head_dim = config.size("head_dim", head_dim or hidden_size // num_heads)
+    max_position = config.size("max_position_embeddings", max_position)
+    rope = None
+    if reads_rope:
+        rope = config.rope(head_dim, max_position, theta=theta, partial_rotary=partial_rotary)
+        check_rotation(rope, head_dim, config)
+    norm_eps = config.positive("rms_norm_eps", norm_eps, or_zero=True)
+    attention = AttentionSpec(
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=config.size("num_key_value_heads", num_kv_heads or num_heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=rope,
+        bidirectional=not config.get("is_causal", True),  # gte-Qwen2 and the like
+    )
+    check_heads(attention.num_heads, attention.num_kv_heads, config)
+    model = ModelSpec(
+        dtype=config.dtype(),
+        vocab_size=config.size("vocab_size", vocab_size),
+        hidden_size=hidden_size,
+        max_position=max_position if rope is None else rope.context(max_position),
+        layers=(),
+        final_norm=NormSpec("model.norm", hidden_size, norm_eps),
+        tie_embeddings=config.get("tie_word_embeddings", tied),
+    )
+    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size", intermediate_size), activation=activation)
+    return Dense(config.size("num_hidden_layers", num_layers), norm_eps, attention, mlp, model)
+
+
+def _expect_decoder(config: HFConfig, activation: Activation) -> None:
+    if activation == "silu":
+        config.expect("hidden_act", "silu")
+    else:
+        config.expect("hidden_activation", "gelu_pytorch_tanh", None)
+        config.expect("hidden_act", "gelu_pytorch_tanh", "gelu")  # which `transformers` does not read
+    config.expect("is_encoder_decoder", False)
+    config.expect("add_cross_attention", False)
+    config.expect("pruned_heads", {})
+
+
+def nextn_head(layer: LayerSpec, hidden_size: int, norm_eps: float) -> MTPSpec:
+    """The multi-token prediction head of DeepSeek V3, GLM 4.5 and others, stored as one more layer."""
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(f"{layer.name}.{name}", hidden_size, norm_eps)
+
+    return MTPSpec(layer, norm("enorm"), norm("hnorm"), f"{layer.name}.eh_proj", norm("shared_head.norm"))
+
+
+def check_heads(num_heads: int, num_kv_heads: int, config: HFConfig) -> None:
+    """
+    Raises:
+        CheckpointError: `num_heads` is not a multiple of `num_kv_heads`.
+    """
+    if num_heads % num_kv_heads:
+        raise CheckpointError(f"{config.file}: {num_heads} query heads cannot share {num_kv_heads} key heads evenly")
+
+
+def check_rotation(rope: RopeConfig, head_dim: int, config: HFConfig) -> None:
+    """
+    Raises:
+        CheckpointError: the rotary dimension is odd or larger than a head.
+    """
+    if rope.dim < 2 or rope.dim % 2 or rope.dim > head_dim:
+        raise CheckpointError(
+            f"{config.file}: the rotary dimension, head_dim times partial_rotary_factor, must be an even number from 2 "
+            f"to {head_dim}, not {rope.dim}"
+        )

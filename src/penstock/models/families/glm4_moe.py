@@ -1,0 +1,64 @@
+"""GLM 4.5 to 4.7: RoPE on half of each head, sigmoid routing with a correction bias, a shared expert.
+
+x += attention(norm(x))                         RoPE on half of each head; q and k may have norms
+n = norm(x)
+s = sigmoid(Wr n)                               the experts are chosen by s + correction, in the best groups
+x += scaling * (sum of s[e] / sum(s) * mlp_e(n)) + shared_mlp(n)         the first layers: mlp(n)
+"""
+
+from dataclasses import replace
+
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.models.families.dense import Dense, nextn_head, read_dense
+from penstock.models.families.mixtures import read_routing
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import ModelSpec
+
+
+def glm4_moe_spec(config: HFConfig) -> ModelSpec:
+    """Read a `Glm4MoeForCausalLM`."""
+    dense = read_dense(config, max_position=131072, partial_rotary=0.5, norm_eps=1e-5)
+    attention = _attention(config, dense)
+    mixture = _mixture(config, dense)
+    first = config.size("first_k_dense_replace", 1, least=0)
+    layers = tuple(
+        dense.layer(index, attention, mixture if index >= first else None) for index in range(dense.num_layers)
+    )
+    num_mtp_layers = config.size("num_nextn_predict_layers", 0, least=0)
+    mtp_tensors = (rf"model\.layers\.{dense.num_layers + index}\..*" for index in range(num_mtp_layers))
+    names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *mtp_tensors))
+    head = nextn_head(dense.layer(dense.num_layers, attention, mixture), dense.model.hidden_size, dense.norm_eps)
+    return replace(dense.model, layers=layers, names=names, mtp=head if num_mtp_layers else None)
+
+
+def _attention(config: HFConfig, dense: Dense) -> AttentionSpec:
+    normed = config.get("use_qk_norm", False)
+    return replace(
+        dense.attention,
+        qkv_bias=config.get("attention_bias", False),
+        qk_norm_eps=dense.norm_eps if normed else None,
+    )
+
+
+def _mixture(config: HFConfig, dense: Dense) -> MixtureSpec:
+    hidden, inner = dense.model.hidden_size, config.size("moe_intermediate_size", 1408)
+    routing = read_routing(
+        config,
+        config.size("n_routed_experts", 128),
+        score="sigmoid",
+        renormalize=config.get("norm_topk_prob", True),
+        epsilon=1e-20,
+        scaling=config.positive("routed_scaling_factor", 1.0),
+        groups=config.size("n_group", 1),
+        top_groups=config.size("topk_group", 1),
+        group_tops=2,
+    )
+    shared = GatedMLPSpec(
+        hidden,
+        inner * config.size("n_shared_experts", 1),
+        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        down="mlp.shared_experts.down_proj",
+    )
+    return MixtureSpec(hidden, inner, routing, correction=True, shared=shared)

@@ -1,0 +1,18 @@
+"""Mistral 7B, Nemo and Small: Llama with an independent head size; the oldest models have a sliding window.
+
+x += attention(norm(x))      Llama's, over the last `sliding_window` keys where the config has one
+x += mlp(norm(x))
+"""
+
+from dataclasses import replace
+
+from penstock.models.families.dense import read_dense
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import ModelSpec
+
+
+def mistral_spec(config: HFConfig) -> ModelSpec:
+    """Read a `MistralForCausalLM`."""
+    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
+    attention = replace(dense.attention, window=config.find_size("sliding_window", absent=4096))
+    return replace(dense.model, layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)))

@@ -1,0 +1,112 @@
+"""ModernBert: pre-norm, gated MLPs, RoPE; a bidirectional sliding window in two of three layers.
+
+x = norm(embedding)                             layer norms; the first layer has none before its attention
+x += attention(norm(x))                         both ways; two of three layers over `local_attention` keys
+x += mlp(norm(x))                               gelu for silu
+"""
+
+from penstock.checkpoint.encoder_config import Pooling
+from penstock.layers.attention_spec import AttentionNames, AttentionSpec
+from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.rope import RopeConfig
+from penstock.layers.spec import NormSpec
+from penstock.models.families.bert import activation_of, is_classifier, layer_norm, num_labels
+from penstock.models.families.dense import check_heads
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+
+_THETAS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
+
+
+def modernbert_spec(config: HFConfig) -> ModelSpec:
+    """Read a `ModernBertModel`, `ModernBertForMaskedLM` or `ModernBertForSequenceClassification`."""
+    config.ignore("embedding_dropout", "mlp_dropout", "classifier_dropout", "initializer_cutoff_factor", "decoder_bias")
+    config.ignore("deterministic_flash_attn", "sparse_prediction", "sparse_pred_ignore_index", "cls_token_id")
+    config.ignore("reference_compile", "repad_logits_with_grad", "tie_word_embeddings", "position_embedding_type")
+    config.ignore("layer_norm_eps", "sentence_transformers")
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    check_heads(hidden, heads, config)
+    eps, bias = config.positive("norm_eps", 1e-5), config.get("norm_bias", False)
+    num_layers, max_position = config.size("num_hidden_layers"), config.size("max_position_embeddings", 8192)
+
+    def norm(name: str) -> NormSpec:
+        return layer_norm(name, hidden, eps, bias=bias)
+
+    every = config.size("global_attn_every_n_layers", 3)
+    window = config.size("local_attention", 128) // 2 + 1
+    windows = config.layer_windows(num_layers, window, lambda index: index % every > 0)
+    ropes = _ropes(config, hidden // heads, max_position)
+    attention_bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+    mlp = GatedMLPSpec(
+        hidden,
+        config.size("intermediate_size"),
+        bias=mlp_bias,
+        activation=activation_of(config, "hidden_activation"),
+        gate_up=("mlp.Wi",),
+        down="mlp.Wo",
+    )
+    layers = []
+    for index, one in enumerate(windows):
+        attention = AttentionSpec(
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            scale=(hidden // heads) ** -0.5,
+            rope=ropes["full_attention" if one is None else "sliding_attention"],
+            window=one,
+            qkv_bias=attention_bias,
+            output_bias=attention_bias,
+            bidirectional=True,
+            names=AttentionNames(qkv=("attn.Wqkv",), output="attn.Wo"),
+        )
+        layers.append(
+            LayerSpec(
+                name=f"model.layers.{index}",
+                mixer=Branch(attention, norm("attn_norm") if index else None),
+                feed_forward=Branch(mlp, norm("mlp_norm")),
+            )
+        )
+    is_scored = is_classifier(config)
+    return ModelSpec(
+        dtype=config.dtype(),
+        vocab_size=config.size("vocab_size", 50368),
+        hidden_size=hidden,
+        max_position=max_position,
+        layers=tuple(layers),
+        final_norm=norm("model.final_norm"),
+        names=ModelNames(
+            embedding="model.embeddings.tok_embeddings",
+            ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
+            prefixes=tuple((name, f"model.{name}") for name in ("embeddings.", "layers.", "final_norm.")),
+        ),
+        encoder=EncoderSpec(
+            hidden_size=hidden,
+            norm=norm("model.embeddings.norm"),
+            pooling=(_classifier_pooling(config),) if is_scored else ("mean",),
+            head=_head(config, hidden, norm("head.norm")) if is_scored else (),
+        ),
+    )
+
+
+def _ropes(config: HFConfig, head_dim: int, max_position: int) -> dict[str, RopeConfig]:
+    """The RoPE configs of both kinds of layers; older files have `global_rope_theta` and `local_rope_theta`."""
+    full = config.positive("global_rope_theta", _THETAS["full_attention"])
+    local = config.positive("local_rope_theta", _THETAS["sliding_attention"])
+    thetas = {"full_attention": full, "sliding_attention": local}
+    return config.ropes_by_kind(head_dim, max_position, thetas, scaled=tuple(thetas))
+
+
+def _classifier_pooling(config: HFConfig) -> Pooling:
+    config.expect("classifier_pooling", "cls", "mean")
+    return "mean" if config.get("classifier_pooling", "cls") == "mean" else "cls"
+
+
+def _head(config: HFConfig, hidden: int, norm: NormSpec) -> tuple[HeadPart, ...]:
+    config.expect("classifier_activation", "gelu")
+    return (
+        DenseSpec("head.dense", hidden, hidden, config.get("classifier_bias", False), "gelu"),
+        norm,
+        DenseSpec("classifier", hidden, num_labels(config), True),
+    )

@@ -1,0 +1,77 @@
+"""Adapts a `ModelSpec` to GGUF files whose matrices differ from the family's own. No torch."""
+
+from dataclasses import replace
+
+from penstock.checkpoint.gguf.config import architecture_of
+from penstock.checkpoint.gguf.file import GGUFFile
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
+from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.models.families.granite_moe_hybrid import EXPERT_NAMES
+from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec
+
+
+def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
+    """The model's spec with the matrix layout of the file.
+
+    Key projections of layers that share another layer's KV cache are skipped. Stacked experts are neither transposed
+    nor interleaved; gate and up of Granite's MLP are separate; a delta net has the projections of Qwen3.5. The
+    multi-token prediction head is the layer after the last one; the model itself skips its tensors.
+    """
+    name, architecture = architecture_of(file)
+    layers_of_head = file.metadata.find(f"{name}.nextn_predict_layers", int) or 0
+    after = range(spec.num_layers, spec.num_layers + layers_of_head)
+    unused = tuple(
+        rf"blk\.{index}\.attn_(k|v)(_norm)?\..*"
+        for index, mixer in enumerate(spec.mixers)
+        if isinstance(mixer, AttentionSpec) and mixer.shared is not None
+    )
+    mtp_tensors = tuple(rf"blk\.{index}\..*" for index in after)
+    return replace(
+        spec,
+        layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
+        mtp=None if spec.mtp is None else _mtp_head(spec.mtp, f"model.layers.{spec.num_layers}"),
+        names=replace(spec.names, ignored=(*spec.names.ignored, *mtp_tensors, *unused)),
+    )
+
+
+def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
+    """The head with DeepSeek's names: it is stored as one more layer of the model."""
+    return replace(
+        head,
+        layer=replace(_layer(head.layer, in_turn=False), name=name),
+        embedding_norm=replace(head.embedding_norm, name=f"{name}.enorm"),
+        hidden_norm=replace(head.hidden_norm, name=f"{name}.hnorm"),
+        projection=f"{name}.eh_proj",
+        norm=replace(head.norm, name=f"{name}.shared_head.norm"),
+    )
+
+
+def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
+    mixer, feed_forward = layer.mixer, layer.feed_forward
+    if mixer is not None and isinstance(mixer.part, GatedDeltaNetSpec):
+        part = mixer.part if mixer.part.together == "none" else replace(mixer.part, together="rates")
+        mixer = replace(mixer, part=replace(part, in_turn=in_turn))
+    if feed_forward is not None and isinstance(feed_forward.part, MixtureSpec):
+        feed_forward = replace(feed_forward, part=_mixture(feed_forward.part))
+    elif feed_forward is not None and isinstance(feed_forward.part, GatedMLPSpec):
+        feed_forward = replace(feed_forward, part=_apart(feed_forward.part, "mlp"))
+    return replace(layer, mixer=mixer, feed_forward=feed_forward)
+
+
+def _mixture(mixture: MixtureSpec) -> MixtureSpec:
+    shared = mixture.shared
+    if isinstance(shared, GatedMLPSpec):
+        shared = _apart(shared, "mlp.shared_expert")
+    names = mixture.names
+    if names == EXPERT_NAMES:
+        names = replace(names, experts="mlp.experts", stacked=())
+    return replace(mixture, transposed=False, interleaved=False, shared=shared, names=names)
+
+
+def _apart(mlp: GatedMLPSpec, prefix: str) -> GatedMLPSpec:
+    """Granite's MLP with separate gate and up matrices, which Hugging Face folders store fused."""
+    if mlp.gate_up != ("shared_mlp.input_linear",):
+        return mlp
+    return replace(mlp, gate_up=(f"{prefix}.gate_proj", f"{prefix}.up_proj"), down=f"{prefix}.down_proj")

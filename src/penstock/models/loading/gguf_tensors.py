@@ -1,0 +1,134 @@
+"""Parameters that GGUF files store in another form: which tensors they are computed from, and how.
+
+A_log                   ssm_a [heads, 1]             -exp(A_log)
+D, norm.weight          ssm_d [heads, 1], ssm_norm [groups, size]
+conv1d.weight           ssm_conv1d [channels, taps]
+norms by 1 + weight     1 + weight
+kv_b_proj (MLA)         attn_k_b [heads, rank, key_dim] and attn_v_b [heads, value_dim, rank]
+dt_bias, sinks, ..      under other names
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.checkpoint.gguf.header import TensorInfo
+from penstock.errors import CheckpointError
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.models.spec import ModelSpec
+
+_NAMED_OTHERWISE = {
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "dt_bias": "ssm_dt.bias",
+    "sinks": "attn_sinks.weight",
+    "e_score_correction_bias": "exp_probs_b.bias",
+    "expert_bias": "exp_probs_b.bias",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+"""Tensor names within a block, by the last component of a parameter's name."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A parameter that is computed from tensors of the file."""
+
+    stored: tuple[TensorInfo, ...]
+    shape: tuple[int, ...]
+    make: Callable[..., Tensor]
+    """Computes the parameter from the stored tensors, in floating point."""
+
+
+def made_tensors(
+    spec: ModelSpec, parameters: Iterable[str], named: Mapping[str, str], tensors: Mapping[str, TensorInfo]
+) -> dict[str, MadeTensor]:
+    """The model's parameters that the file stores in another form.
+
+    Args:
+        named: the file's name of each parameter, without `.weight` and `.bias`.
+    """
+    offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
+    for name in parameters:
+        stem, _, leaf = name.rpartition(".")
+        end = leaf if leaf in _NAMED_OTHERWISE else ".".join(name.split(".")[-2:])
+        info = tensors.get(
+            _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
+        )
+        if info is None:
+            continue
+        if end in _NAMED_OTHERWISE:
+            found[name] = _flat(info, _log_of_negative if leaf == "A_log" else torch.flatten)
+        elif name in offsets:
+            found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))
+        elif stem.endswith((".conv1d", ".conv.conv")) and len(info.shape) == 2:
+            found[name] = MadeTensor((info,), (info.shape[0], 1, info.shape[1]), lambda taps: taps[:, None])
+        elif stem.endswith(".norm") and len(info.shape) == 2:
+            found[name] = _flat(info, torch.flatten)
+    return found
+
+
+def _block_of(name: str) -> str:
+    layer = _LAYER.search(name)
+    return "" if layer is None else f"blk.{layer[1]}."
+
+
+def _flat(info: TensorInfo, make: Callable[[Tensor], Tensor]) -> MadeTensor:
+    return MadeTensor((info,), (info.size,), make)
+
+
+def _log_of_negative(decay: Tensor) -> Tensor:
+    return decay.neg().log().flatten()
+
+
+def _less(offset: float) -> Callable[[Tensor], Tensor]:
+    return lambda weight: weight - offset
+
+
+def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
+    """The norms whose parameters exclude an offset that the file's tensors include: (parameter name, offset)."""
+    whole = [spec.final_norm]
+    if spec.mtp is not None:
+        whole += [spec.mtp.embedding_norm, spec.mtp.hidden_norm, spec.mtp.norm]
+    norms = [(f"{norm.name}.weight", norm.offset) for norm in whole]
+    for layer in spec.layers:
+        branches = [branch for branch in (layer.mixer, layer.feed_forward) if branch is not None]
+        norms += [(f"{layer.name}.{norm.name}.weight", norm.offset) for branch in branches for norm in branch.norms]
+        part = None if layer.mixer is None else layer.mixer.part
+        if isinstance(part, AttentionSpec):
+            names = (part.names.query_norm, part.names.key_norm)
+            norms += [(f"{layer.name}.{name}.weight", part.qk_norm_offset) for name in names]
+    return ((name, offset) for name, offset in norms if offset)
+
+
+def _head_maps(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, MadeTensor]]:
+    """The `kv_b_proj` parameters, if the file stores their key and value parts separately."""
+    for layer in spec.layers:
+        part = None if layer.mixer is None else layer.mixer.part
+        if not isinstance(part, LatentAttentionSpec):
+            continue
+        name = f"{layer.name}.{part.names.heads}.weight"
+        keys, values = (tensors.get(f"{_block_of(name)}attn_{kind}_b.weight") for kind in "kv")
+        if keys is not None and values is not None:
+            _check_shape(keys, (part.num_heads, part.rank, part.key_dim))
+            _check_shape(values, (part.num_heads, part.value_dim, part.rank))
+            shape = (part.num_heads * (part.key_dim + part.value_dim), part.rank)
+            yield name, MadeTensor((keys, values), shape, _joined_heads)
+
+
+def _check_shape(info: TensorInfo, needed: tuple[int, ...]) -> None:
+    if info.shape != needed:
+        raise CheckpointError(
+            f"{info.name} in {info.file} has the shape {list(info.shape)}; the model's config requires {list(needed)}"
+        )
+
+
+def _joined_heads(keys: Tensor, values: Tensor) -> Tensor:
+    """[heads, rank, key_dim] and [heads, value_dim, rank] -> [heads * (key_dim + value_dim), rank]."""
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)

@@ -1,0 +1,151 @@
+"""Reads weights from GGUF files: maps names, reorders rows and dequantizes where needed."""
+
+import mmap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.checkpoint.gguf.config import architecture_of
+from penstock.checkpoint.gguf.file import GGUFFile
+from penstock.checkpoint.gguf.header import TensorInfo
+from penstock.checkpoint.gguf.names import stored_names, with_gate_up, without_expert
+from penstock.checkpoint.gguf.rope import IN_CONFIG
+from penstock.errors import CheckpointError
+from penstock.layers.attention_spec import AttentionSpec
+from penstock.models.loading.gguf_tensors import MadeTensor, made_tensors
+from penstock.models.loading.loader import OpenWeights
+from penstock.models.spec import ModelSpec
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFWeights:
+    """The tensors of one GGUF file, under the names of the model's parameters."""
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, TensorInfo],
+        interleaved: Mapping[str, int],
+        made: Mapping[str, MadeTensor],
+    ) -> None:
+        """
+        Args:
+            interleaved: matrices whose rows are permuted for interleaved RoPE, by name without `.weight` and `.bias`,
+                with their head size.
+            made: parameters that are computed from tensors, which may be in another file.
+        """
+        self.path, self._tensors, self._interleaved, self._made = path, tensors, interleaved, made
+        self.shapes: Mapping[str, tuple[int, ...]] = {
+            **{name: info.shape for name, info in tensors.items()},
+            **{name: each.shape for name, each in made.items()},
+        }
+
+    @contextmanager
+    def open(self) -> Iterator[OpenWeights]:
+        yield _Mapped(_content(self.path), self._tensors, self._interleaved, self._made)
+
+
+def _content(path: Path) -> "NDArray[np.uint8]":
+    try:
+        with path.open("rb") as file:
+            # a private mapping, because torch wants writable memory; it is never written
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _whole(info: TensorInfo) -> Tensor:
+    """A whole tensor as float32, dequantized by the package `gguf`."""
+    from gguf import GGMLQuantizationType, quants  # imported lazily
+
+    stored = _content(info.file)[info.first : info.first + info.nbytes]
+    if info.type.name in _FLOATS:
+        return torch.from_numpy(stored).view(_FLOATS[info.type.name]).view(info.shape).float()
+    rows = stored.reshape(*info.shape[:-1], -1)
+    try:
+        return torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType[info.type.name]))
+    except (KeyError, NotImplementedError) as error:
+        raise CheckpointError(f"{info.file} stores its tensor {info.name} as {info.type.name}") from error
+
+
+class _Mapped:
+    def __init__(
+        self,
+        content: "NDArray[np.uint8]",
+        tensors: Mapping[str, TensorInfo],
+        interleaved: Mapping[str, int],
+        made: Mapping[str, MadeTensor],
+    ) -> None:
+        self._content, self._tensors, self._interleaved, self._made = content, tensors, interleaved, made
+
+    def read(self, name: str, first: int, last: int) -> Tensor:
+        """Rows of a quantized type as stored: uint8 [last - first, bytes of a row]."""
+        if (made := self._made.get(name)) is not None:
+            return made.make(*map(_whole, made.stored))[first:last].contiguous()
+        info = self._tensors[name]
+        dtype = _FLOATS.get(info.type.name)
+        if dtype is None and len(info.shape) == 1:
+            raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
+        rows = torch.from_numpy(self._rows(info, first, last, self._interleaved.get(name.rpartition(".")[0])))
+        return rows if dtype is None else rows.view(dtype).view(last - first, *info.shape[1:])
+
+    def _rows(self, info: TensorInfo, first: int, last: int, head_dim: int | None) -> "NDArray[np.uint8]":
+        """The bytes of rows `first` to `last` in the model's order: uint8 [last - first, row_bytes].
+
+        Args:
+            head_dim: the size of heads whose rows are interleaved; None: the rows are not interleaved.
+        """
+        row_bytes = info.nbytes // info.shape[0]
+        stored = self._content[info.first : info.first + info.nbytes].reshape(info.shape[0], row_bytes)
+        if head_dim is None:
+            return stored[first:last]
+        return stored[_interleaved_row(np.arange(first, last), head_dim)]
+
+
+def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
+    """The index in the file of a row of queries or keys; the file interleaves the halves of each head."""
+    within = row % head_dim
+    return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
+
+
+def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
+    """The weight files of a model, with tensors renamed to `parameters`; other tensors keep their names."""
+    architecture, kind = architecture_of(file)
+    parameters = list(parameters)
+    named = stored_names(architecture, {without_expert(name.rpartition(".")[0]) for name in parameters})
+    ours = {stored: with_gate_up(name) if "gate_up" in stored else name for name, stored in named.items()}
+    made = made_tensors(spec, parameters, named, file.tensors)
+    used = IN_CONFIG | {info.name for each in made.values() for info in each.stored}
+    by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
+    for name, info in file.tensors.items():
+        if name not in used:
+            stem, dot, part = name.rpartition(".")
+            if by_file[info.file].setdefault(f"{ours.get(stem, stem)}{dot}{part}", info) is not info:
+                raise CheckpointError(f"{info.file} holds {name} twice, also as {ours.get(stem, stem)}{dot}{part}")
+    interleaved = _rotated(spec) if kind.interleaved_rope else {}
+    return [
+        GGUFWeights(
+            path,
+            tensors,
+            interleaved,
+            {name: each for name, each in made.items() if each.stored[0].file == path},
+        )
+        for path, tensors in by_file.items()
+    ]
+
+
+def _rotated(spec: ModelSpec) -> dict[str, int]:
+    """Names of the query and key projections, with their head size."""
+    mixers = ((layer.name, layer.mixer.part) for layer in spec.layers if layer.mixer is not None)
+    return {
+        f"{layer}.{name}": mixer.head_dim
+        for layer, mixer in mixers
+        if isinstance(mixer, AttentionSpec)
+        for name in mixer.names.qkv[:2]
+    }

@@ -1,0 +1,99 @@
+"""Loads a model through the cache of packed weights: maps them on a hit, packs and stores them on a miss."""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.ranks import Ranks
+from penstock.config.settings import Settings
+from penstock.kernels.linear.weight import Packable, Packed
+from penstock.models.decoder import Decoder
+from penstock.models.encoder import Encoder
+from penstock.models.loading.packed_key import about, packed_cache, packed_key
+from penstock.quantization.base import WeightFactory, packed_tensor, unpacked_tensor
+from penstock.system import reserve
+from penstock.system.packed_cache import Entry, PackedCache, PackedFile, PackedFileWriter, find, writer_for
+from penstock.system.reserve import Reserve
+
+log = logging.getLogger(__name__)
+
+ModelT = TypeVar("ModelT", Decoder, Encoder)
+PackedLookup = Callable[[str], Packed | None]
+"""Returns the packed form of a weight from the cache by its name in `WeightFactory.made`; None on a miss."""
+Make = Callable[[PackedLookup], tuple[ModelT, WeightFactory]]
+"""Builds a model, and loads and packs the weights that the lookup lacks."""
+
+
+def load_through_cache(checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Make[ModelT]) -> ModelT:
+    """Load the model with `make`, from cached packed weights on a hit; on a miss, write them to the cache."""
+    cache = packed_cache(settings)
+    key = None if cache is None else packed_key(checkpoint, settings, ranks)
+    if cache is None or key is None:
+        return make(_no_lookup)[0]
+    found = find(cache, key)
+    if found is not None:
+        return make(_lookup_in(found))[0]
+    writer = writer_for(key)
+    if writer is not None:
+        return _pack_and_cache(cache, writer, make)
+    with cache.locked(key) as is_mine:
+        found = find(cache, key)  # the process that held the lock may have written it
+        if found is not None:
+            return make(_lookup_in(found))[0]
+        writer = cache.begin(key, settings.memory.weights, about(checkpoint, settings, ranks)) if is_mine else None
+        if writer is None:
+            return make(_no_lookup)[0]
+        with closing(writer), reserve.opened(Reserve(None, writer.arena)):
+            return _pack_and_cache(cache, writer, make)
+
+
+def _pack_and_cache(cache: PackedCache, writer: PackedFileWriter, make: Make[ModelT]) -> ModelT:
+    """Load the model, packing its weights into the writer's file, and map them from the finished file."""
+    model, factory = make(_no_lookup)
+    weights = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
+    entries = {}
+    for name, weight in weights.items():
+        packed = packed_tensor(weight) if isinstance(weight, Tensor) else weight.packed()
+        entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
+    found = cache.open(writer.key) if writer.finish(entries) else None
+    if found is not None:
+        log.info(
+            "packed weights are cached in %s (`penstock cache` lists such files, and empties the folder)", found.path
+        )
+        _adopt(weights, _lookup_in(found))
+    return model
+
+
+def _adopt(weights: Mapping[str, Tensor | Packable], lookup: PackedLookup) -> None:
+    """Move weights to the mapped file, whose memory all processes that map it share."""
+    for name, weight in weights.items():
+        mapped = lookup(name)
+        assert mapped is not None
+        if not isinstance(weight, Tensor):
+            weight.adopt(mapped)
+        elif (tensor := unpacked_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
+            weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _no_lookup(name: str) -> Packed | None:
+    """The lookup without a cache: all weights are read from the checkpoint."""
+    return None
+
+
+def _lookup_in(file: PackedFile) -> PackedLookup:
+    def lookup(name: str) -> Packed | None:
+        entry = file.get(name)
+        return None if entry is None else Packed(entry.form, tuple(map(torch.from_numpy, entry.parts)))
+
+    return lookup
+
+
+def _bytes_of(part: Tensor) -> "np.typing.NDArray[np.uint8]":
+    array: np.typing.NDArray[np.uint8] = part.numpy()
+    return array

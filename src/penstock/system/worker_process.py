@@ -1,0 +1,236 @@
+"""A child process that answers one frame of bytes with another, under limits that the kernel enforces.
+
+    parent: WorkerProcess.ask(frame) ──socket──> child: frame = channel.receive(); channel.send(answer)
+
+For third-party code: where it takes too much processor time or memory, it takes the child with it and
+nothing else. A frame is its length in 8 bytes, then that many bytes. The child ends with its parent: its end of the
+socket closes then, and the kernel kills it even if the code never looks at the socket again.
+"""
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+
+from penstock.errors import EngineError
+from penstock.system.host import die_with_parent, plain_environment, start_process
+
+_LENGTH = struct.Struct("<Q")
+_GRACE = 1.0
+"""Seconds that a child which closed its socket gets to exit, so that its exit code shows why."""
+_PIECE = 2**20
+
+
+class WorkerEndedError(EngineError):
+    """The child gave no answer: it ended, or took longer than the caller waits."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        """
+        Args:
+            exit_code: of the child, negative for a signal; None: there was no answer in time, so it was killed.
+        """
+        super().__init__(f"a worker process gave no answer; exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+class WorkerProcess:
+    """A running child, for one caller at a time. It is killed with this object, and with the interpreter."""
+
+    def __init__(self, module: str) -> None:
+        """Start `python -m module`, whose standard input is the socket.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._socket, theirs = socket.socketpair()
+        try:
+            with theirs:
+                command = [sys.executable, "-m", module]
+                self._process = start_process(
+                    command,
+                    plain_environment(),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt from the terminal is for the parent, which ends it
+                )
+        except OSError:
+            self._socket.close()
+            raise
+        self._late = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arriving: tuple[_Incoming, asyncio.Future[None]] | None = None
+        self._close = weakref.finalize(self, _close, self._process, self._socket)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, frame: bytes, patience: float) -> None:
+        """Send a frame that has no answer. If the child does not take it, the next `ask` fails."""
+        try:
+            self._socket.settimeout(patience)
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+        except OSError:
+            self.kill()
+
+    def ask(self, frame: bytes, *, longest: int, patience: float) -> bytes:
+        """The answer to a frame.
+
+        Args:
+            longest: bytes that an answer may have.
+            patience: seconds to wait for it.
+
+        Raises:
+            WorkerEndedError: there is none; the child is gone.
+        """
+        deadline = time.monotonic() + patience
+        try:
+            self._socket.settimeout(patience)
+            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+            answer = _Incoming(longest)
+            while answer.missing:
+                self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+                answer.add(self._socket.recv(answer.missing))
+            return answer.frame
+        except TimeoutError:
+            self._give_up()
+            raise self._ended() from None
+        except (OSError, EOFError):
+            raise self._ended() from None
+
+    async def ask_from_loop(self, frame: bytes, *, longest: int, patience: float) -> bytes:
+        """As `ask`, without holding up the event loop. A child whose caller was cancelled can only be killed."""
+        loop = asyncio.get_running_loop()
+        answer, arrival = _Incoming(longest), loop.create_future()
+        self._arriving = answer, arrival
+        if self._loop is not loop:  # once, as each registration is a system call
+            self._loop = loop
+            self._socket.setblocking(False)
+            loop.add_reader(self._socket, self._receive)
+        timer = loop.call_later(patience, self._give_up)
+        try:
+            await loop.sock_sendall(self._socket, _LENGTH.pack(len(frame)) + frame)
+            await arrival
+            return answer.frame
+        except (OSError, EOFError):
+            loop.remove_reader(self._socket)
+            raise await asyncio.to_thread(self._ended) from None
+        finally:
+            timer.cancel()
+
+    def _receive(self) -> None:
+        """Take what the socket holds: more of an answer, or the end of the child, also between two answers."""
+        assert self._loop is not None
+        assert self._arriving is not None
+        answer, arrival = self._arriving
+        try:
+            answer.add(self._socket.recv(answer.missing or 1))
+            if answer.missing:  # its length came first; more than one piece is for the next call
+                answer.add(self._socket.recv(answer.missing))
+            if not answer.missing and not arrival.done():
+                arrival.set_result(None)
+        except BlockingIOError:
+            return
+        except (OSError, EOFError) as error:
+            self._loop.remove_reader(self._socket)
+            if not arrival.done():
+                arrival.set_exception(error)
+
+    def kill(self) -> None:
+        """End the child, whatever it is doing, without waiting for that: a pending `ask` fails."""
+        self._process.kill()
+
+    def _give_up(self) -> None:
+        self._late = True
+        self.kill()
+
+    def _ended(self) -> WorkerEndedError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+        self._close()
+        return WorkerEndedError(None if self._late else self._process.wait())
+
+
+class Channel:
+    """The child's end of the socket."""
+
+    def __init__(self) -> None:
+        die_with_parent()
+        self._socket = socket.socket(fileno=sys.stdin.fileno())
+
+    def receive(self) -> bytes:
+        """The next frame.
+
+        Raises:
+            EOFError: the parent is gone.
+        """
+        frame = _Incoming()
+        while frame.missing:
+            frame.add(self._socket.recv(frame.missing))
+        return frame.frame
+
+    def send(self, answer: bytes) -> None:
+        """Answer the last frame."""
+        self._socket.sendall(_LENGTH.pack(len(answer)) + answer)
+
+
+def limit_memory(size: int) -> None:
+    """Let this process have no more than `size` bytes of address space, and leave no core files behind."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+@contextlib.contextmanager
+def limited_cpu_time(seconds: float) -> Iterator[None]:
+    """Within, this process may use so much processor time: after that the kernel ends it with `SIGPROF`."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+class _Incoming:
+    """A frame that arrives in pieces; the buffer grows with them, so that a length alone takes no memory."""
+
+    def __init__(self, longest: int | None = None) -> None:
+        self._longest = longest
+        self._received = bytearray()
+        self._end = _LENGTH.size
+
+    @property
+    def missing(self) -> int:
+        """Bytes to ask for next; 0 when the frame is there."""
+        return min(self._end - len(self._received), _PIECE)
+
+    @property
+    def frame(self) -> bytes:
+        return bytes(self._received[_LENGTH.size :])
+
+    def add(self, piece: bytes) -> None:
+        """
+        Raises:
+            EOFError: the other end was closed, or sends more than it may.
+        """
+        if not piece or not self.missing:
+            raise EOFError
+        self._received += piece
+        if len(self._received) == _LENGTH.size == self._end:
+            (length,) = _LENGTH.unpack(self._received)
+            if self._longest is not None and length > self._longest:
+                raise EOFError
+            self._end += length
+
+
+def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    connection.close()
+    process.kill()
+    process.wait()

@@ -1,0 +1,143 @@
+"""The process that renders chat templates: a conversation in, the prompt's text out, as `transformers` renders it.
+
+Run as `python -m penstock.text.chat_worker` by `penstock.text.chat_template`. The templates run in Jinja's immutable
+sandbox, which keeps them from Python's objects; the kernel's limits bound their time and memory.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.system.worker_process import Channel, limit_memory, limited_cpu_time
+from penstock.text.chat_template import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, REFUSED, TEXT, longest_prompt
+from penstock.text.template_fallbacks import fallbacks
+
+_LONGEST_COMPLAINT = 2000
+"""Characters of an error that are passed on: a template may write as many as it likes."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it renders its content."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Renderer:
+    """Compiles each template once."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._environment = _environment()
+        self._compiled: dict[str, Template] = {}
+
+    def prepare(self) -> None:
+        """Compile the default template; a compile error is reported with the first conversation."""
+        with contextlib.suppress(Exception):
+            self._template("default")
+
+    def _template(self, name: str) -> Template:
+        if name not in self._compiled:
+            self._compiled[name] = self._environment.from_string(self._sources[name])
+        return self._compiled[name]
+
+    def _render(self, template: Template, variables: dict[str, Any]) -> str:
+        """The text of a conversation or, if the template refuses it, of the first fallback that it accepts."""
+        try:
+            return template.render(variables)
+        except MemoryError:
+            raise
+        except Exception:
+            for messages in fallbacks(variables["messages"]):
+                with contextlib.suppress(TemplateError, TypeError):
+                    return template.render({**variables, "messages": messages})
+            raise
+
+    def answer(self, frame: bytes) -> bytes:
+        """The answer to one conversation: see `penstock.text.chat_template`."""
+        try:
+            name, variables = json.loads(frame.decode("utf-8", "surrogatepass"))
+            template = self._template(name)
+            text = "" if variables is None else self._render(template, variables)
+            if len(text) > longest_prompt(len(frame)):
+                return _refused(
+                    f"the model's chat template makes a prompt of {len(text)} characters of these messages; at most "
+                    f"{longest_prompt(len(frame))} are taken"
+                )
+            return TEXT + text.encode("utf-8", "surrogatepass")
+        except MemoryError:
+            return NO_MEMORY
+        except TemplateError as error:  # the template's own words, or Jinja's on a name or a syntax
+            return _refused(f"the model's chat template says: {error}")
+        except Exception as error:  # a template is a program: on messages of another shape it may fail in any way
+            return _refused(f"the model's chat template cannot render these messages: {type(error).__name__}: {error}")
+
+
+def _refused(message: str) -> bytes:
+    if len(message) > _LONGEST_COMPLAINT:
+        message = f"{message[:_LONGEST_COMPLAINT]} ... ({len(message)} characters)"
+    return REFUSED + message.encode("utf-8", "surrogatepass")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which a model has never seen."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def main() -> None:
+    """Serve conversations until the parent is gone or memory has run out."""
+    limit_memory(MEMORY_BYTES)
+    channel = Channel()
+    try:
+        renderer = Renderer(json.loads(channel.receive()))
+        with limited_cpu_time(CPU_SECONDS):
+            renderer.prepare()
+        while True:
+            frame = channel.receive()
+            with limited_cpu_time(CPU_SECONDS):
+                answer = renderer.answer(frame)
+            channel.send(answer)
+            if answer == NO_MEMORY:
+                return  # for the next conversation there is another process, with its memory in one piece
+    except (EOFError, OSError):  # the parent is gone
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,469 @@
+"""Text to tokens and back, by a checkpoint's own files, without `transformers`.
+
+tokenizer.json              the tokenizer itself, read by the `tokenizers` library
+tokenizer_config.json       special tokens, whether texts begin with one, chat templates
+special_tokens_map.json     special tokens, in older checkpoints
+added_tokens.json           ids of tokens that tokenizer.json may lack, in older checkpoints
+chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
+chat_template.json          the chat template of a processor, where neither has one; or in processor_config.json
+additional_chat_templates/  more of them, by name
+
+A GGUF file has all of it in its metadata (`penstock.checkpoint.gguf.tokenizer`).
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as Backend
+
+from penstock.checkpoint.checkpoint import read_json, read_text
+from penstock.checkpoint.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
+from penstock.errors import CheckpointError, InvalidRequestError, shown
+from penstock.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
+from penstock.text.tokenizer_trial import try_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_BYTES = 64 * 2**20
+"""Most bytes of tokenizer.json; the largest in use have 35 MB."""
+_UNTRIED_BYTES = 512 * 2**10
+"""Size of a tokenizer.json that is certain to need no more than some 200 MB when loaded."""
+_OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
+_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer and chat template."""
+
+    def __init__(self, backend: Backend, templates: ChatTemplates, eos_token: str | None = None) -> None:
+        """
+        Args:
+            eos_token: text of the special token that ends answers, in addition to those that the model's configs name.
+        """
+        self.backend = backend
+        self._templates = templates
+        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self.eos_token_id = None if eos_token is None else self.special_token(eos_token)
+        decoder = _decoder_state(backend)
+        kinds = set(re.findall(r'"type": "(\w+)"', decoder))
+        self._byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse", "Sequence"}
+        self._byte_fallback = "ByteFallback" in kinds
+        self._spaces_marked = "▁" in decoder
+
+    @classmethod
+    def from_path(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer":
+        """Read the tokenizer of the checkpoint in a folder or a GGUF file.
+
+        Args:
+            chat_template: the source of a template that replaces the checkpoint's.
+
+        Raises:
+            CheckpointError: a file is missing or damaged; the message names it.
+        """
+        folder = Path(path)
+        if folder.is_file():
+            tokenizer = cls._from_gguf(folder, chat_template)
+            if tokenizer is None:
+                raise CheckpointError(f"{folder} has no tokenizer; without one, prompts must be token ids")
+            return tokenizer
+        file = folder / "tokenizer.json"
+        if (missing := missing_tokenizer(folder)) is not None:
+            raise CheckpointError(f"{missing}; without it, prompts must be token ids")
+        if file.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{file} has {file.stat().st_size} bytes; at most {_MAX_BYTES} are read")
+        try:
+            backend = Backend.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = _tokenizer_config(folder)
+        older = read_json(folder / "special_tokens_map.json") or {}
+        if "added_tokens_decoder" not in config:
+            config.update(older)
+            added = read_json(folder / "added_tokens.json") or {}
+            config["added_tokens_decoder"] = {str(token): {"content": text} for text, token in added.items()}
+        special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
+        templates = _template_sources(folder, config) if chat_template is None else {"default": chat_template}
+        try:
+            _add_missing_tokens(backend, config, special)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                f"tokenizer_config.json in {folder} lists tokens in a form that is not known: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        backend.encode_special_tokens = _splits_special(config, folder)
+        return cls(backend, ChatTemplates(templates, special), special.get("eos_token"))
+
+    @classmethod
+    def _from_gguf(cls, file: Path, chat_template: str | None) -> "Tokenizer | None":
+        found = read_tokenizer(file)
+        if found is None:
+            return None
+        templates = found.chat_templates if chat_template is None else {"default": chat_template}
+        _check_templates(templates, file)
+        return cls(found.backend, ChatTemplates(templates, found.special_tokens))
+
+    @classmethod
+    def load(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer | None":
+        """As `from_path`, but None if the checkpoint has no tokenizer: such a model takes and gives token ids.
+
+        A large one is first loaded by a process of its own, within limits on memory and time.
+
+        Raises:
+            CheckpointError: as `from_path`; also if loading it takes too much.
+        """
+        if Path(path).is_file():
+            tokenizer = cls._from_gguf(Path(path), chat_template)
+            if tokenizer is None:
+                logger.warning("%s: prompts must be token ids", missing_tokenizer(Path(path)))
+            return tokenizer
+        if (missing := missing_tokenizer(Path(path))) is not None:
+            logger.warning("%s: prompts must be token ids", missing)
+            return None
+        file = Path(path) / "tokenizer.json"
+        if file.stat().st_size > _UNTRIED_BYTES:
+            try_tokenizer(file)
+        return cls.from_path(path, chat_template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens with a text, including added ones; the model's own vocabulary may be larger."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._templates.exist
+
+    @property
+    def chat_template_source(self) -> str:
+        """The source of all chat templates; empty if there is none."""
+        return self._templates.source
+
+    def special_token(self, text: str) -> int | None:
+        """The id of the special token with this text; None if it is not one special token."""
+        token_id = self.backend.token_to_id(text)
+        return token_id if token_id in self._special else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, with those that the checkpoint puts around every text (its bos token, say).
+
+        Raises:
+            InvalidRequestError: the text is no valid Unicode.
+        """
+        try:
+            # As a batch of one: unlike `encode`, it lets other threads run, and it computes no offsets.
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "prompt") from error
+
+    def encode_texts(
+        self, texts: "Sequence[str | tuple[str, str]]", max_length: int | None = None, cut: str = "right"
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """The tokens of texts, or of pairs, as models that embed them read them.
+
+        Args:
+            max_length: tokens that stay at most, those that the tokenizer adds included; None: all.
+            cut: the side, left or right, that texts lose what is too long on; of a pair the longer one first.
+
+        Returns:
+            Of each its token ids, and where among them the second token type begins, or 0.
+
+        Raises:
+            InvalidRequestError: a text is no valid Unicode.
+        """
+        try:
+            encodings = self.backend.encode_batch_fast(list(texts))
+            if max_length is not None:
+                encodings = [
+                    encoding if len(encoding) <= max_length else self._encode_within(text, max_length, cut)
+                    for text, encoding in zip(texts, encodings, strict=True)
+                ]
+        except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "input") from error
+        found = []
+        for encoding in encodings:
+            types = encoding.type_ids
+            found.append((tuple(encoding.ids), types.index(1) if 1 in types else 0))
+        return found
+
+    def _encode_within(self, text: str | tuple[str, str], max_length: int, cut: str) -> Encoding:
+        parts = [text] if isinstance(text, str) else list(text)
+        encodings = self.backend.encode_batch(parts, add_special_tokens=False)
+        left = max(0, max_length - self.backend.num_special_tokens_to_add(len(parts) == 2))
+        lengths = [len(one) for one in encodings]
+        excess = max(0, sum(lengths) - left)
+        lengths = _shortened(lengths[0], lengths[1], excess) if len(lengths) == 2 else [lengths[0] - excess]
+        for encoding, length in zip(encodings, lengths, strict=True):
+            encoding.truncate(length, direction=cut)
+        return self.backend.post_process(encodings[0], encodings[1] if len(encodings) == 2 else None)
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
+        """As `encode`, with each token's place in the text: (id, first character, character after the last).
+
+        Raises:
+            InvalidRequestError: the text is no valid Unicode.
+        """
+        try:
+            encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequestError(_UNPAIRED_SURROGATE, "prompt") from error
+        return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of tokens. Bytes that are not UTF-8 become U+FFFD; ids without a text are left out."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def start_chat_templates(self) -> None:
+        """Start the process that renders chat templates now rather than with the first conversation."""
+        self._templates.start()
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt's text for a conversation, rendered in a process of its own within limits.
+
+        Args:
+            variables: the template's own, `enable_thinking` for one: plain data, as JSON holds it.
+
+        Raises:
+            InvalidRequestError: there is no chat template, it refuses the messages, or it takes too much time or
+                memory.
+        """
+        return self._templates.render(_plain(messages), tools, add_generation_prompt, variables)
+
+    async def apply_chat_template_from_loop(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        off_loop: OffLoop,
+    ) -> str:
+        """Like `apply_chat_template`, without blocking the event loop."""
+        return await self._templates.render_from_loop(_plain(messages), tools, True, variables, off_loop)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        prefill: str = "",
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt's tokens for a conversation: those of `apply_chat_template`'s text.
+
+        Args:
+            prefill: how the answer begins; the model goes on from there.
+
+        Raises:
+            InvalidRequestError: as `apply_chat_template`.
+        """
+        text = self.apply_chat_template(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        return self.encode(text + prefill, add_special_tokens=False)  # the template has written them
+
+    def close(self) -> None:
+        """End the processes that render chat templates; everything else works as before."""
+        self._templates.close()
+
+    def is_shown(self, token_id: int) -> bool:
+        """Whether `decode` shows a token: it leaves out special tokens and unknown ids."""
+        return token_id not in self._special and self.backend.id_to_token(token_id) is not None
+
+    def token_text(self, token_id: int) -> str:
+        """One token by itself, special ones by name; U+FFFD stands for a part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of UTF-8 that a token stands for; none for an id without a text."""
+        raw = self.raw_bytes(token_id)
+        if raw is not None:
+            return raw
+        piece = self.backend.id_to_token(token_id) or ""
+        return (piece.replace("▁", " ") if self._spaces_marked else piece).encode()
+
+    def raw_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of a token that stands for the same bytes wherever it is; they may be part of a character.
+
+        None for a token whose text depends on its neighbours, or that is no token.
+        """
+        added = self._added.get(token_id)
+        if added is not None and (self._byte_level or token_id in self._special):
+            return added.encode()
+        if self._byte_level:
+            piece = self.backend.id_to_token(token_id)
+            return None if piece is None else _bytes_of(piece)
+        if self._byte_fallback:
+            match = _BYTE_TOKEN.fullmatch(self.backend.id_to_token(token_id) or "")
+            return bytes.fromhex(match[1]) if match else None
+        return None
+
+
+def missing_tokenizer(path: Path) -> str | None:
+    """Why the checkpoint in a folder or GGUF file has no tokenizer, in words; None: it has one."""
+    if path.is_file():
+        return None if has_tokenizer(path) else f"{path} has no tokenizer (tokenizer.ggml.tokens)"
+    if (path / "tokenizer.json").exists():
+        return None
+    found = [name for name in _OTHER_FORMS if (path / name).exists()]
+    if not found:
+        return f"{path} has no tokenizer.json"
+    return (
+        f"{path} has no tokenizer.json, the only form that is read, but {', '.join(found)} (transformers converts it: "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
+    )
+
+
+def has_chat_template(path: Path) -> bool:
+    """Whether the checkpoint in a folder or GGUF file has a chat template. Raises as `Tokenizer.load` does."""
+    return bool(read_chat_templates(path) if path.is_file() else _template_sources(path, _tokenizer_config(path)))
+
+
+def _tokenizer_config(folder: Path) -> dict[str, Any]:
+    return read_json(folder / "tokenizer_config.json") or {}
+
+
+def _splits_special(config: Mapping[str, Any], folder: Path) -> bool:
+    """Whether the names of special tokens are tokenized as ordinary text."""
+    splits = config.get("split_special_tokens")
+    if splits not in (None, True, False):
+        raise CheckpointError(
+            f"split_special_tokens in tokenizer_config.json of {folder} must be true or false, not {shown(splits)}"
+        )
+    return bool(splits)
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template, which would spell a content of None."""
+    return [{**message, "content": ""} if message.get("content", "") is None else dict(message) for message in messages]
+
+
+def _shortened(first: int, second: int, excess: int) -> list[int]:
+    """Lengths of two texts that lose `excess` tokens together, the longer one first."""
+    of_longer = min(excess, abs(first - second))
+    lengths = [first - of_longer, second] if first > second else [first, second - of_longer]
+    rest = excess - of_longer
+    return [lengths[0] - rest // 2, lengths[1] - (rest - rest // 2)]
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The characters that byte-level BPE writes bytes with (Radford et al. 2019): printable Latin-1 as itself, the
+    other 68 bytes, in order, as U+0100 and on."""
+    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in itself]
+    alphabet = {chr(byte): bytes([byte]) for byte in itself}
+    return alphabet | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _bytes_of(piece: str) -> bytes:
+    try:
+        return b"".join([_BYTE_OF[character] for character in piece])
+    except KeyError:  # not written in the alphabet
+        return piece.encode()
+
+
+def _decoder_state(backend: Backend) -> str:
+    """The decoder's part of tokenizer.json: the library has no other way to inspect a Sequence."""
+    if backend.decoder is None:
+        return ""
+    state: bytes = backend.decoder.__getstate__()
+    return json.dumps(json.loads(state), ensure_ascii=False)
+
+
+def _content(token: Any) -> str | None:
+    """The text of a special token, which configs give as a string or as an object."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special_token(config: Mapping[str, Any], name: str, folder: Path) -> str | None:
+    text = _content(config.get(name))
+    if text is None and config.get(name) is not None:
+        raise CheckpointError(
+            f"{name} in tokenizer_config.json of {folder} must be a text, or an object with its text as content, not "
+            f"{shown(config[name])}"
+        )
+    return text
+
+
+def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """Tokens that the configs name and tokenizer.json lacks, in the order of their ids; special ones are marked so."""
+    listed = config.get("added_tokens_decoder") or {}
+    names = [*special.values(), *_extra_special(config)]
+    present = backend.get_added_tokens_decoder().values()
+    known, marked = {token.content for token in present}, {token.content for token in present if token.special}
+    missing = []
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        flags = {key: value for key, value in entry.items() if key in _FLAGS}
+        if flags["content"] not in known:
+            flags["special"] = bool(flags.get("special")) or flags["content"] in names
+            missing.append(AddedToken(**flags))
+            marked.add(flags["content"])
+    backend.add_tokens(missing)  # at once: each call takes time in proportion to all tokens
+    backend.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in names if name not in marked]
+    )
+
+
+def _extra_special(config: Mapping[str, Any]) -> list[str]:
+    listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    tokens = listed.values() if isinstance(listed, Mapping) else listed
+    return [text for token in tokens if (text := _content(token)) is not None]
+
+
+def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name.
+
+    Raises:
+        CheckpointError: they are of an unknown form, cannot be read, or are too large.
+    """
+    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
+    found = {name: text for name, file in named.items() if (text := read_text(file)) is not None}
+    sources = found or _listed_templates(folder, config.get("chat_template"))
+    for name in ("chat_template.json", "processor_config.json"):
+        if not sources:
+            of_processor = read_json(folder / name) or {}
+            sources = _listed_templates(folder, of_processor.get("chat_template"), name)
+    _check_templates(sources, folder)
+    return sources
+
+
+def _check_templates(sources: Mapping[str, str], path: Path) -> None:
+    if (size := sum(map(len, sources.values()))) > MAX_TEMPLATE_CHARACTERS:
+        raise CheckpointError(
+            f"the chat templates in {path} have {size} characters; at most {MAX_TEMPLATE_CHARACTERS} are read"
+        )
+
+
+def _listed_templates(folder: Path, listed: Any, file: str = "tokenizer_config.json") -> dict[str, str]:
+    """The chat templates that a JSON file holds: one, a list of them with names, or an object."""
+    if listed is None:
+        return {}
+    entries = {"default": listed} if isinstance(listed, str) else listed
+    if isinstance(listed, list) and all(isinstance(entry, Mapping) for entry in listed):
+        entries = {str(entry.get("name")): entry.get("template") for entry in listed}
+    if not isinstance(entries, Mapping) or not all(isinstance(source, str) for source in entries.values()):
+        raise CheckpointError(
+            f"chat_template in {file} of {folder} must be a text, a list of objects with name and "
+            f"template, or an object of texts; it is {shown(listed)}"
+        )
+    return dict(entries)

@@ -1,0 +1,34 @@
+"""What importing costs: time, and the libraries that come along."""
+
+import json
+import subprocess
+import sys
+
+
+def modules_after(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after a statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_importing_penstock_and_its_core_loads_no_torch_and_no_server() -> None:
+    loaded = modules_after(
+        "import penstock, penstock.core.scheduler, penstock.config.engine_config, penstock.checkpoint.checkpoint"
+    )
+    assert not loaded & {"torch", "transformers", "fastapi", "numpy", "uvicorn", "tokenizers"}
+
+
+def test_the_server_and_the_engines_client_load_no_torch() -> None:
+    loaded = modules_after("import penstock.server.serve, penstock.frontend.client, penstock.text.tokenizer")
+    assert "torch" not in loaded
+    assert "transformers" not in loaded
+
+
+def test_help_loads_neither_torch_nor_the_server() -> None:
+    command = "import penstock.cli\ntry: penstock.cli.main(['--help'])\nexcept SystemExit: pass"
+    assert not modules_after(command) & {"torch", "fastapi", "tokenizers", "zmq", "numpy"}
+
+
+def test_the_llm_is_found_in_the_package_and_imports_torch_only_with_a_model() -> None:
+    assert "torch" not in modules_after("from penstock import LLM, SamplingParams")
