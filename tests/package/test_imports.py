@@ -25,6 +25,20 @@ def test_the_server_and_the_engines_client_load_no_torch() -> None:
     assert "transformers" not in loaded
 
 
+def test_the_server_process_loads_no_room_that_computes() -> None:
+    """The linter checks imports; this is what a process has loaded, by whatever way."""
+    server = "app, config, connection, dialects, exposition, http, keys, logs, serve, tracing"
+    fleet = "autoscaler, fleet, launch, cluster.ray_cluster"
+    modules = [f"penstock.server.{name}" for name in server.split(", ")]
+    modules += [f"penstock.fleet.{name}" for name in fleet.split(", ")]
+    modules += ["penstock.frontend.client", "penstock.frontend.recovery.journal"]
+    loaded = modules_after(f"import {', '.join(modules)}")
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("penstock.")}
+    assert rooms >= {"server", "frontend", "fleet", "text", "config"}
+    computing = {"runner", "sampling", "models", "layers", "quantization", "kernels", "native", "llm", "diagnose"}
+    assert not rooms & computing
+
+
 def test_help_loads_neither_torch_nor_the_server() -> None:
     command = "import penstock.cli\ntry: penstock.cli.main(['--help'])\nexcept SystemExit: pass"
     assert not modules_after(command) & {"torch", "fastapi", "tokenizers", "zmq", "numpy"}
