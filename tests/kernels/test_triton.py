@@ -142,3 +142,22 @@ def kinds_of_decode() -> set[frozenset[str]]:
 def test_a_decode_of_16_rows_would_multiply_by_another_instruction(compiler: Executor) -> None:
     """The reason for 64 rows, of which most models use 4 to 8."""
     assert len(compiler.submit(kinds_of_decode).result()) == 2
+
+
+def kinds_of_questions() -> dict[str, frozenset[str]]:
+    from tests.kernels.triton_gate import Variant, compile_for, linear_variant
+    from tools.gpu.kernels import multiply_int8
+    from tools.gpu.questions import TILES
+
+    shape = {"K": 8192, "ROWS": 64, "COLUMNS": 16, "STEP": 64}
+    variants = {name: linear_variant(TILES[name]) for name in ("16 tokens", "128 tokens", "16 tokens, 32 rows")}
+    variants["int8"] = Variant("int8", multiply_int8, shape, "*i32")
+    return {name: compile_for(variant, 90).matrix for name, variant in variants.items()}
+
+
+def test_the_tiles_that_a_gpu_will_compare_multiply_by_the_instructions_in_question(compiler: Executor) -> None:
+    """See `tools/gpu/questions.py`."""
+    for name, kinds in compiler.submit(kinds_of_questions).result().items():
+        wanted = "mma.sync" if "32 rows" in name else "wgmma"
+        assert kinds, name
+        assert all(kind.startswith(wanted) for kind in kinds), (name, kinds)

@@ -21,7 +21,7 @@ from penstock.kernels.linear import triton as linear
 MATRIX = re.compile(r"(wgmma\.mma_async\S*?\.m\d+n\d+k\d+|mma\.sync\S*?\.m\d+n\d+k\d+)")
 MOST_SHARED = {80: 166912, 90: 232448}
 """Bytes of shared memory that a program may have, by architecture."""
-TYPES = dict.fromkeys(("x", "weight", "queries", "key", "value"), "*bf16") | {"scale": "fp32"}
+TYPES = dict.fromkeys(("x", "weight", "queries", "key", "value"), "*bf16") | {"scale": "fp32", "a": "*i8", "b": "*i8"}
 NUMBERS = ("num_tokens", "num_rows", "num_columns")
 LISTS = ("query_start", "seq_lens", "table_start", "blocks", "items", "num_items", "tiles", "decodes", "first_item")
 
