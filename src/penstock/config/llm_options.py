@@ -27,7 +27,8 @@ class LLMOptions(TypedDict, total=False):
     """quantize the weights while loading; default: as stored in the checkpoint"""
     packed_cache: str
     """folder that caches packed weights, which later starts map; auto: penstock/packed in the user's cache folder
-    (~/.cache); off: no cache"""
+    (~/.cache), of up to a quarter of the free disk space and 64 GiB; off: no cache; `penstock cache` lists and
+    empties it"""
     max_model_len: int | None
     """maximum tokens of prompt and answer together; default: the model's"""
     seed: int | None
