@@ -129,6 +129,6 @@ class AttentionSpec:
         yield MatrixSize(self.names.output, self.hidden_size, self.query_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.attention import Attention  # imported lazily: the server process does not load torch
+        from penstock.layers.attention import Attention  # not above: specs are read before torch
 
         return Attention(self, factory)

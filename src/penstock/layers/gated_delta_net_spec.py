@@ -92,7 +92,7 @@ class GatedDeltaNetSpec:
         yield MatrixSize(self.output, self.hidden_size, self.value_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.gated_delta_net import GatedDeltaNet  # imported lazily: no torch in the server process
+        from penstock.layers.gated_delta_net import GatedDeltaNet  # not above: specs are read before torch
 
         return GatedDeltaNet(self, factory)
 

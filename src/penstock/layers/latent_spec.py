@@ -99,6 +99,6 @@ class LatentAttentionSpec:
         yield MatrixSize(names.output, self.hidden_size, self.num_heads * self.value_dim)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.latent import LatentAttention  # imported lazily: the server process does not load torch
+        from penstock.layers.latent import LatentAttention  # not above: specs are read before torch
 
         return LatentAttention(self, factory)

@@ -82,6 +82,6 @@ class Mamba2Spec:
         yield MatrixSize(f"{self.prefix}.out_proj", self.hidden_size, self.inner_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.mamba2 import Mamba2  # imported lazily: the server process does not load torch
+        from penstock.layers.mamba2 import Mamba2  # not above: specs are read before torch
 
         return Mamba2(self, factory)

@@ -130,6 +130,6 @@ class MixtureSpec:
             yield MatrixSize(names.shared_gate, 1, hidden)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.mixture import Mixture  # imported lazily: the server process does not load torch
+        from penstock.layers.mixture import Mixture  # not above: specs are read before torch
 
         return Mixture(self, factory)

@@ -44,7 +44,7 @@ class GatedMLPSpec:
         yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.linear import GatedMLP  # imported lazily: the server process does not load torch
+        from penstock.layers.linear import GatedMLP  # not above: specs are read before torch
 
         return GatedMLP(self, factory)
 
@@ -80,6 +80,6 @@ class PlainMLPSpec:
         yield MatrixSize(self.down, self.hidden_size, self.intermediate_size)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.linear import PlainMLP  # imported lazily: the server process does not load torch
+        from penstock.layers.linear import PlainMLP  # not above: specs are read before torch
 
         return PlainMLP(self, factory)

@@ -79,6 +79,6 @@ class GatedPerLayerInputSpec:
         yield MatrixSize(self.projection, self.hidden_size, self.size)
 
     def build(self, factory: "WeightFactory") -> PerLayerInput:
-        from penstock.layers.per_layer import GatedPerLayerInput  # imported lazily: no torch in the server process
+        from penstock.layers.per_layer import GatedPerLayerInput  # not above: specs are read before torch
 
         return GatedPerLayerInput(self, factory)

@@ -59,6 +59,6 @@ class ShortConvSpec:
         yield MatrixSize(self.output, self.own_size, self.hidden_size)
 
     def build(self, factory: "WeightFactory") -> Mixer:
-        from penstock.layers.short_conv import ShortConv  # imported lazily: the server process does not load torch
+        from penstock.layers.short_conv import ShortConv  # not above: specs are read before torch
 
         return ShortConv(self, factory)

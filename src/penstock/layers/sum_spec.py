@@ -62,6 +62,6 @@ class SumSpec:
             yield from summand.part.matrices()
 
     def build(self, factory: "WeightFactory") -> FeedForward:
-        from penstock.layers.sum import Sum  # imported lazily: the server process does not load torch
+        from penstock.layers.sum import Sum  # not above: specs are read before torch
 
         return Sum(self, factory)

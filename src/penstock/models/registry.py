@@ -321,7 +321,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or in an unsupported format.
     """
-    # imported lazily: the server process reads facts and does not load torch
+    # imported lazily: `engine/startup.py` reads facts before torch is imported, and `penstock simulate` without it
     from penstock.models.decoder import Decoder
 
     return _load(checkpoint, settings, ops, Decoder)
