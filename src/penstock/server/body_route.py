@@ -27,8 +27,9 @@ from penstock.server.disconnect import cancelled_on_disconnect
 
 LARGE_BODY = 65_536
 """Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
-MAX_CONTAINERS = 131_072
-"""Lists and objects of a body. Parsing each takes time in which no other thread runs, and hundreds of bytes."""
+MAX_CONTAINERS = 32_768
+"""Lists and objects of a body. Parsing and validating them takes up to 5 us each, in which no other thread runs, and
+hundreds of bytes."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
 """Numbers with more digits than a double may represent; integers are exact in Python."""
