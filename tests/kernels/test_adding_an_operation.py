@@ -30,6 +30,9 @@ PENSTOCK_FUNCTIONS(STUB)
 }
 """
 USE = """
+import sys
+# An editable install finds the repository's package first.
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
 import torch
 from penstock.kernels.ops import native_ops, reference_ops
 from penstock.native import library

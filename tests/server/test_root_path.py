@@ -42,7 +42,7 @@ def test_both_kinds_of_proxies_reach_every_route(proxied, prefix):
         answer = await client.completions.create(model=model, prompt=[5], max_tokens=3)
         assert answer.usage.completion_tokens == 3
         unknown = await http.get(f"{prefix}/nothing", headers={"authorization": "Bearer sk-a"})
-        assert "nothing at /nothing; /pen/stock/docs" in unknown.text
+        assert "unknown route /nothing; see /pen/stock/docs" in unknown.text
         refused = await http.post(f"{prefix}/v1/messages", json={})
         assert refused.status_code == 401
         assert refused.json()["type"] == "error", "not Anthropic's shape"

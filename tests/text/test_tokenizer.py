@@ -338,11 +338,12 @@ def with_template(tmp_path, template):
     return Tokenizer.from_path(write_tokenizer(tmp_path, byte_level_bpe(), chat_template=template))
 
 
-def test_chatting_without_a_template_points_to_completions(tmp_path):
+def test_chatting_without_a_template_points_to_prompts_and_to_completions(tmp_path):
     tokenizer = with_template(tmp_path, None)
     assert not tokenizer.has_chat_template
-    with pytest.raises(InvalidRequestError, match="completions") as caught:
+    with pytest.raises(InvalidRequestError, match="generate from the prompt's text") as caught:
         tokenizer.apply_chat_template(MESSAGES)
+    assert caught.value.over_http == "ask /v1/completions"
     assert caught.value.param == "messages"
 
 
