@@ -10,7 +10,7 @@ from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.structured.inspector import Inspector
 from tests.support import schemas
-from tests.support.waiting import stop, wait_until
+from tests.support.waiting import alive, stop, wait_until
 
 ENDLESS = Structured.json_schema(schemas.ENDLESS)
 
@@ -45,7 +45,6 @@ def test_a_form_that_takes_too_long_is_refused_and_the_next_is_not(inspector):
     inspector.submit(Structured.json_object()).result()
     worker = inspector._worker.pid
     endless, other = inspector.submit(ENDLESS), inspector.submit(Structured.choice(["a"]))
-    os.kill(worker, signal.SIGXCPU)  # as the kernel does when the seconds are used up
     with pytest.raises(InvalidRequestError, match="too much time or memory"):
         endless.result()
     assert other.result() is None
@@ -62,7 +61,7 @@ def test_a_worker_that_died_before_it_read_a_form_is_replaced(inspector):
     inspector.submit(Structured.json_object()).result()
     worker = inspector._worker
     worker.kill()
-    wait_until(lambda: worker.has_exited)  # so that the form is written to a pipe without a reader
+    wait_until(lambda: not alive(worker.pid))  # so that the form is written to a socket without a reader
     assert inspector.submit(Structured.choice(["a"])).result() is None
 
 
@@ -72,14 +71,14 @@ def test_a_signal_that_no_form_causes_is_not_blamed_on_one(inspector):
     assert inspector.submit(Structured.choice(["a"])).result() is None
 
 
-def test_a_worker_that_is_stopped_is_replaced_even_if_a_form_is_larger_than_a_pipe(inspector):
+def test_a_worker_that_is_stopped_is_replaced_even_if_a_form_is_larger_than_a_socket_takes(inspector):
     inspector.submit(Structured.json_object()).result()
     stopped = inspector._worker
     stop(stopped.pid)
     patience, inspector.patience = inspector.patience, 0.2
     with pytest.raises(EngineError):  # the second one has too little time to start
-        inspector.submit(Structured.choice(["a" * 2**17])).result()
-    assert stopped.has_exited
+        inspector.submit(Structured.choice(["a" * 2**18])).result()
+    assert not alive(stopped.pid)
     inspector.patience = patience
     assert inspector.submit(Structured.choice(["a"])).result() is None
 
@@ -109,19 +108,12 @@ def test_a_closed_inspector_starts_no_worker(inspector):
     assert future.cancelled() or isinstance(future.exception(), EngineError)
 
 
-def test_the_kernel_holds_the_worker_to_its_seconds(inspector):
-    inspector.submit(Structured.json_object()).result()
-    with open(f"/proc/{inspector._worker.pid}/limits") as limits:
-        soft = next(line.split()[3] for line in limits if line.startswith("Max cpu time"))
-    assert 1 <= int(soft) <= 10
-
-
 def test_closing_ends_the_worker_whatever_it_is_at(inspector):
     inspector.submit(Structured.json_object()).result()
     worker = inspector._worker
     future = inspector.submit(ENDLESS)
     inspector.close()
-    assert worker.has_exited
+    assert not alive(worker.pid)
     assert future.cancelled() or isinstance(future.exception(), EngineError)
 
 

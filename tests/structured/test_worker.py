@@ -1,10 +1,6 @@
-import subprocess
-import sys
-
 import pytest
 
 from penstock.api.sampling_params import Structured
-from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError
 from penstock.structured.worker import inspect
 
@@ -28,8 +24,3 @@ def test_forms_that_can_be_followed_pass(vocabulary):
 def test_what_fails_only_when_it_is_followed_is_refused_too(vocabulary, form, words):
     with pytest.raises(InvalidRequestError, match=words):
         inspect(vocabulary, form)
-
-
-def test_the_worker_ends_with_its_standard_input(vocabulary):
-    command = [sys.executable, "-m", "penstock.structured.worker", str(resolve_path(None)), str(vocabulary.size)]
-    assert subprocess.run(command, input=b"", capture_output=True, timeout=120).returncode == 0

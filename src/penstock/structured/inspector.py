@@ -1,12 +1,11 @@
 """Trial compilation of a request's grammar in a worker process, before the request is accepted.
 
-    submit(structured) ──> a thread ──pipe──> a worker process, which a bad grammar may take down
+    submit(structured) ──> a thread ──socket──> a worker process, which a bad grammar may take down
 
 Results are cached, so that only the first request with a grammar waits.
 """
 
 import signal
-import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,13 +15,15 @@ import msgspec
 from penstock.api.sampling_params import Structured
 from penstock.errors import EngineError, InvalidRequestError
 from penstock.structured.grammar import refusal
-from penstock.structured.worker_process import WorkerProcess
+from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 
 KEPT = 512
 KEPT_CHARACTERS = 2**22
 PATIENCE = 60.0
+LONGEST_ANSWER = 2**16
+"""Bytes of the worker's answer, an error message at most."""
 CAUSED_BY_THE_FORM = frozenset(
-    -number for number in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+    -number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
 """Signals that kill a worker because of a grammar; other signals come from outside."""
 
@@ -39,7 +40,7 @@ class Inspector:
             patience: seconds of wall time after which the worker is given up; it has limits of its own.
         """
         self.patience = patience
-        self._command = [sys.executable, "-m", "penstock.structured.worker", model_path, str(vocab_size)]
+        self._vocabulary = msgspec.json.encode((model_path, vocab_size))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspector")
         self._worker: WorkerProcess | None = None
         self._found: OrderedDict[Structured, Future[None]] = OrderedDict()
@@ -76,16 +77,16 @@ class Inspector:
 
     def _ask(self, structured: Structured) -> str | None:
         """The compilation error, empty if there is none; None if the worker died for another reason."""
-        line = msgspec.json.encode(structured)
+        frame = msgspec.json.encode(structured)
         worker = self._worker or self._start()
         try:
-            answer = worker.ask(line, self.patience)
-        except (OSError, EOFError):
-            code = self._end(worker)
-            if code <= 0 and code not in CAUSED_BY_THE_FORM:
+            answer = worker.ask(frame, longest=LONGEST_ANSWER, patience=self.patience)
+        except WorkerEndedError as ended:
+            self._worker = None
+            if ended.exit_code is None or (ended.exit_code <= 0 and ended.exit_code not in CAUSED_BY_THE_FORM):
                 return None
             return str(refusal(structured, "compiling it takes too much time or memory"))
-        return msgspec.json.decode(answer, type=str)
+        return answer.decode()
 
     def _start(self) -> WorkerProcess:
         """
@@ -96,20 +97,15 @@ class Inspector:
             if self._closed:
                 raise EngineError("the server is shutting down")
             try:
-                self._worker = worker = WorkerProcess(self._command)
+                self._worker = worker = WorkerProcess("penstock.structured.worker")
             except OSError as error:
                 raise EngineError(f"the process that checks grammars did not start: {error}") from None
         try:
-            worker.read_line(self.patience)
-        except (OSError, EOFError):
-            code = self._end(worker)
-            raise EngineError(f"the process that checks grammars did not start: exit code {code}") from None
+            worker.ask(self._vocabulary, longest=LONGEST_ANSWER, patience=self.patience)
+        except WorkerEndedError as ended:
+            self._worker = None
+            raise EngineError(f"the process that checks grammars did not start: {ended}") from None
         return worker
-
-    def _end(self, worker: WorkerProcess) -> int:
-        """End the worker; returns its exit code, negative for a signal."""
-        self._worker = None
-        return worker.close()
 
     def close(self) -> None:
         """Kill the worker, even while it compiles."""
@@ -119,8 +115,9 @@ class Inspector:
         if worker is not None:
             worker.kill()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        if self._worker is not None:
-            self._end(self._worker)
+        if worker is not None:
+            worker.close()
+        self._worker = None
 
 
 def _is_verdict(future: "Future[None]") -> bool:

@@ -1,16 +1,11 @@
-"""A process that finds out whether a form can be had: one line of JSON in, one out.
+"""A process that finds out whether a form can be had: one frame of JSON in, one of text out.
 
 The library has no limit on the time that compiling takes, and no way to interrupt it. Here the kernel is the limit: a
 grammar that takes too much processor time or memory takes this process with it, and nothing else.
 """
 
-import os
-import queue
 import random
-import resource
 import signal
-import sys
-import threading
 import time
 from array import array
 
@@ -22,7 +17,7 @@ from penstock.errors import InvalidRequestError
 from penstock.structured.grammar import compile_grammar, refusal
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
-from penstock.system.host import die_with_parent
+from penstock.system.worker_process import Channel, limit_memory, limited_cpu_time
 
 CPU_SECONDS = 2
 """Processor time for a grammar."""
@@ -58,43 +53,32 @@ def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
 
 
 def main() -> None:
-    """Run as `python -m penstock.structured.worker FOLDER SIZE`: folder of the tokenizer, size of the vocabulary."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; it ends with its standard input
+    """Run as `python -m penstock.structured.worker`: the first frame gives the model's folder and the vocabulary size.
+
+    Then each frame is a `Structured`, answered with why it is refused, or with nothing.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # what stops all of a service's processes; it ends with its parent
         signal.signal(ignored, signal.SIG_IGN)
-    die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    lines: queue.Queue[bytes] = queue.Queue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    vocabulary = Vocabulary.of_checkpoint(sys.argv[1], int(sys.argv[2]))
-    _say("")
-    while True:
-        structured = msgspec.json.decode(lines.get(), type=Structured)
-        _limit_cpu()
+    limit_memory(MEMORY_BYTES)
+    channel = Channel()
+    try:
+        folder, size = msgspec.json.decode(channel.receive(), type=tuple[str, int])
+        vocabulary = Vocabulary.of_checkpoint(folder, size)
+        channel.send(b"")
+        while True:
+            channel.send(_answer(vocabulary, channel.receive()).encode())
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        return
+
+
+def _answer(vocabulary: Vocabulary, frame: bytes) -> str:
+    structured = msgspec.json.decode(frame, type=Structured)
+    with limited_cpu_time(CPU_SECONDS):
         try:
             inspect(vocabulary, structured)
-            error = ""
         except InvalidRequestError as refused:
-            error = str(refused)
-        _limit_cpu()  # or what this form left of its seconds would end the worker as it takes the next one
-        _say(error)
-
-
-def _limit_cpu() -> None:
-    """Allow `CPU_SECONDS` from now on."""
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_SECONDS, most))
-
-
-def _read(lines: "queue.Queue[bytes]") -> None:
-    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # a parent that dies may leave half a line
-        lines.put(line)
-    os._exit(0)  # even while compiling: no one reads the result
-
-
-def _say(error: str) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(error) + b"\n")
-    sys.stdout.buffer.flush()
+            return str(refused)
+    return ""
 
 
 if __name__ == "__main__":
