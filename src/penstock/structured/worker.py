@@ -1,7 +1,7 @@
-"""A process that finds out whether a form can be had: one frame of JSON in, one of text out.
+"""Worker process that validates grammars: one JSON frame in, one text frame out.
 
-The library has no limit on the time that compiling takes, and no way to interrupt it. Here the kernel is the limit: a
-grammar that takes too much processor time or memory takes this process with it, and nothing else.
+llguidance cannot bound or interrupt compilation. The kernel's limits on this process do: a grammar that exceeds its
+processor time or memory kills this process, and nothing else.
 """
 
 import random
@@ -20,21 +20,22 @@ from penstock.structured.vocabulary import Vocabulary
 from penstock.system.worker_process import Channel, limit_memory, limited_cpu_time
 
 CPU_SECONDS = 2
-"""Processor time for a grammar."""
+"""Processor time per grammar."""
 MEMORY_BYTES = 4 * 2**30
 WALK = 48
-"""Tokens of a random answer to try, and the maximum processor time of one mask."""
+"""Length in tokens of the random answer."""
 MASK_SECONDS = 0.05
+"""Maximum processor time of one mask."""
 
 
-def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
-    """Compile a form, and follow a random answer for some tokens.
+def validate(vocabulary: Vocabulary, structured: Structured) -> None:
+    """Compiles a grammar and computes the masks of a random answer of up to `WALK` tokens.
 
     Raises:
-        InvalidRequestError: it cannot be compiled, or masks would take too long.
+        InvalidRequestError: it does not compile, no answer satisfies it, or a mask takes longer than `MASK_SECONDS`.
     """
     matcher = Matcher(compile_grammar(vocabulary, structured))
-    dice = random.Random(0)
+    rng = random.Random(0)
     answer = array("i")
     row = np.zeros((vocabulary.size + 32) // 32, dtype=np.uint32)
     while len(answer) < WALK:
@@ -49,13 +50,13 @@ def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
             raise refusal(structured, f"too complex to be followed token by token. {matcher.error}")
         if not len(allowed):
             return
-        answer.append(int(dice.choice(allowed)))
+        answer.append(int(rng.choice(allowed)))
 
 
 def main() -> None:
-    """Run as `python -m penstock.structured.worker`: the first frame gives the model's folder and the vocabulary size.
+    """Runs as `python -m penstock.structured.worker`. The first frame gives the model's folder and the vocabulary size.
 
-    Then each frame is a `Structured`, answered with why it is refused, or with nothing.
+    Each later frame is a `Structured`; its answer is the reason for the refusal, empty if the grammar is valid.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM):  # what stops all of a service's processes; it ends with its parent
         signal.signal(ignored, signal.SIG_IGN)
@@ -75,7 +76,7 @@ def _answer(vocabulary: Vocabulary, frame: bytes) -> str:
     structured = msgspec.json.decode(frame, type=Structured)
     with limited_cpu_time(CPU_SECONDS):
         try:
-            inspect(vocabulary, structured)
+            validate(vocabulary, structured)
         except InvalidRequestError as refused:
             return str(refused)
     return ""

@@ -1,6 +1,6 @@
 """Trial compilation of a request's grammar in a worker process, before the request is accepted.
 
-    submit(structured) ──> a thread ──socket──> a worker process, which a bad grammar may take down
+    submit(structured) ──> a thread ──socket──> a worker process, which a bad grammar may kill
 
 Results are cached, so that only the first request with a grammar waits.
 """
@@ -17,58 +17,56 @@ from penstock.errors import EngineError, InvalidRequestError
 from penstock.structured.grammar import refusal
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 
-KEPT = 512
-KEPT_CHARACTERS = 2**22
+MAX_RESULTS = 512
+MAX_CHARACTERS = 2**22
+"""Total characters of the grammars whose results are cached."""
 PATIENCE = 60.0
 LONGEST_ANSWER = 2**16
-"""Bytes of the worker's answer, an error message at most."""
-CAUSED_BY_THE_FORM = frozenset(
+"""Maximum bytes of the worker's answer, an error message."""
+GRAMMAR_SIGNALS = frozenset(
     -number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 )
-"""Signals that kill a worker because of a grammar; other signals come from outside."""
+"""Signals by which a grammar can end the worker, as negative exit codes; other signals come from outside."""
 
 
-class Inspector:
-    """Owns a worker process, from the first grammar on. All calls come from one thread.
-
-    For a grammar that cannot be compiled, the future fails with `InvalidRequestError`.
-    """
+class GrammarValidator:
+    """Validates grammars in a worker process, which the first grammar starts. All calls must come from one thread."""
 
     def __init__(self, model_path: str, vocab_size: int, patience: float = PATIENCE) -> None:
         """
         Args:
-            patience: seconds of wall time after which the worker is given up; it has limits of its own.
+            patience: seconds of wall time after which the worker is killed; its own limits are on processor time.
         """
         self.patience = patience
         self._vocabulary = msgspec.json.encode((model_path, vocab_size))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="inspector")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-validator")
         self._worker: WorkerProcess | None = None
-        self._found: OrderedDict[Structured, Future[None]] = OrderedDict()
-        self._num_characters = 0  # of the grammars in it
+        self._results: OrderedDict[Structured, Future[None]] = OrderedDict()
+        self._num_characters = 0  # of the grammars in `_results`
         self._closed = False
         self._starting = threading.Lock()
 
     def submit(self, structured: Structured) -> "Future[None]":
-        """A future that succeeds if the grammar compiles."""
-        future = self._found.get(structured)
+        """A future that succeeds if the grammar is valid, and otherwise fails with `InvalidRequestError`."""
+        future = self._results.get(structured)
         if future is None:
             self._num_characters += structured.num_characters
-        if future is None or (future.done() and not _is_verdict(future)):
-            future = self._found[structured] = self._thread.submit(self._inspect, structured)
-        self._found.move_to_end(structured)
-        while len(self._found) > KEPT or (len(self._found) > 1 and self._num_characters > KEPT_CHARACTERS):
-            oldest, _ = self._found.popitem(last=False)
+        if future is None or (future.done() and not _is_result(future)):
+            future = self._results[structured] = self._thread.submit(self._validate, structured)
+        self._results.move_to_end(structured)
+        while len(self._results) > MAX_RESULTS or (len(self._results) > 1 and self._num_characters > MAX_CHARACTERS):
+            oldest, _ = self._results.popitem(last=False)
             self._num_characters -= oldest.num_characters
         return future
 
     def knows(self, structured: Structured) -> bool:
-        """Whether `submit` has the result already."""
-        future = self._found.get(structured)
-        return future is not None and future.done() and _is_verdict(future)
+        """Whether the result is cached."""
+        future = self._results.get(structured)
+        return future is not None and future.done() and _is_result(future)
 
-    def _inspect(self, structured: Structured) -> None:
+    def _validate(self, structured: Structured) -> None:
         error = self._ask(structured)
-        if error is None:  # it may have been killed for another reason
+        if error is None:  # killed from outside: the grammar gets a second worker
             error = self._ask(structured)
         if error is None:
             raise EngineError("the process that checks grammars ended")
@@ -76,14 +74,14 @@ class Inspector:
             raise InvalidRequestError(error, "structured")
 
     def _ask(self, structured: Structured) -> str | None:
-        """The compilation error, empty if there is none; None if the worker died for another reason."""
+        """The validation error, empty if there is none; None if the worker died for a reason other than the grammar."""
         frame = msgspec.json.encode(structured)
         worker = self._worker or self._start()
         try:
             answer = worker.ask(frame, longest=LONGEST_ANSWER, patience=self.patience)
         except WorkerEndedError as ended:
             self._worker = None
-            if ended.exit_code is None or (ended.exit_code <= 0 and ended.exit_code not in CAUSED_BY_THE_FORM):
+            if ended.exit_code is None or (ended.exit_code <= 0 and ended.exit_code not in GRAMMAR_SIGNALS):
                 return None
             return str(refusal(structured, "compiling it takes too much time or memory"))
         return answer.decode()
@@ -91,9 +89,9 @@ class Inspector:
     def _start(self) -> WorkerProcess:
         """
         Raises:
-            EngineError: it does not start, or the inspector is closed.
+            EngineError: it does not start, or the validator is closed.
         """
-        with self._starting:  # so that `close` finds every worker that there is
+        with self._starting:  # so that `close` misses no worker
             if self._closed:
                 raise EngineError("the server is shutting down")
             try:
@@ -120,7 +118,7 @@ class Inspector:
         self._worker = None
 
 
-def _is_verdict(future: "Future[None]") -> bool:
+def _is_result(future: "Future[None]") -> bool:
     if future.cancelled():
         return False
     error = future.exception()
