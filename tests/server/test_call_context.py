@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from penstock.errors import AuthenticationError
+from penstock.errors import NotPermittedError
 from penstock.frontend.limits import Caller
 from penstock.server.anthropic.routes import create_message
 from penstock.server.anthropic.schema import MessagesBody
@@ -70,7 +70,7 @@ def test_routes_about_calls_go_by_the_caller_in_the_context(tiny_llama, tmp_path
         assert (await look_up("mine", mine, serving))["finished"]
         with pytest.raises(Exception, match="no request 'mine'"):
             await look_up("mine", other, serving)
-        with pytest.raises(AuthenticationError):
+        with pytest.raises(NotPermittedError):
             await timeline(mine, serving)
         operator = CallContext(caller=Caller(operator=True))
         assert json.loads((await timeline(operator, serving)).body)["traceEvents"]
