@@ -45,7 +45,7 @@ from penstock.frontend.scoring import Scoring, paired
 from penstock.frontend.text_encoding import EncodedText, TextEncoder, check_dimensions, vector_of
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
-from penstock.structured.inspector import Inspector
+from penstock.structured.grammar_validator import GrammarValidator
 from penstock.system.host import interrupts_held
 from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ class LLM:
             raise
         self._input_processor = InputProcessor(self.tokenizer, core.info)
         self._text_encoder = TextEncoder(self.tokenizer, core.info)
-        self._inspector = Inspector(core.info.model_path, core.info.vocab_size)
+        self._validator = GrammarValidator(core.info.model_path, core.info.vocab_size)
         self._ids = itertools.count()
         self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
@@ -312,7 +312,7 @@ class LLM:
     def close(self) -> None:
         """Give the memory back. Calling it again does nothing."""
         if self._core is not None:
-            self._inspector.close()
+            self._validator.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
             self._core.close()
@@ -359,7 +359,7 @@ class LLM:
             plain_prompt(prompt), params, request_id=str(next(self._ids)), arrival=time.monotonic(), adapter=chosen
         )
         if params.structured is not None:
-            self._inspector.submit(params.structured).result()
+            self._validator.submit(params.structured).result()
         return OutputProcessor(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
 
     def _accept_all(

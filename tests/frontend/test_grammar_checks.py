@@ -11,7 +11,7 @@ from penstock.api.sampling_params import Structured
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError, OverloadedError, ShuttingDownError
 from penstock.frontend.grammar_checks import GrammarChecks
-from penstock.structured.inspector import Inspector
+from penstock.structured.grammar_validator import GrammarValidator
 from penstock.text.tokenizer import Tokenizer
 from tests.support.schemas import slow_schema
 
@@ -25,7 +25,7 @@ def slow(seed, parts=3):
 
 def run(talk, **options):
     async def main():
-        checks = GrammarChecks(Inspector(str(resolve_path(None)), SIZE), **options)
+        checks = GrammarChecks(GrammarValidator(str(resolve_path(None)), SIZE), **options)
         try:
             await checks.check(Structured.json_object(), "")  # the worker has started
             await asyncio.wait_for(talk(checks), 60)
@@ -76,7 +76,7 @@ def test_a_caller_that_leaves_does_not_let_the_next_begin_early():
         await asyncio.sleep(0)
         assert not second.done()
         await second
-        assert checks._inspector.knows(slow(0))
+        assert checks._validator.knows(slow(0))
 
     run(talk)
 
@@ -132,7 +132,7 @@ def test_closing_refuses_the_checks_that_wait():
     run(talk)
 
 
-class ToldInspector:
+class ToldValidator:
     """Finds what it is told."""
 
     def __init__(self):
@@ -154,15 +154,15 @@ def test_a_refusal_that_comes_after_its_caller_has_left_is_not_logged(num_steps)
 
     async def main():
         asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context["message"]))
-        inspector = ToldInspector()
-        checks = GrammarChecks(inspector)
+        validator = ToldValidator()
+        checks = GrammarChecks(validator)
         call = asyncio.ensure_future(checks.check(QUICK[0], "a"))
         for _ in range(3):
             await asyncio.sleep(0)
         call.cancel()
         for _ in range(num_steps):
             await asyncio.sleep(0)
-        inspector.future.set_exception(InvalidRequestError("refused"))
+        validator.future.set_exception(InvalidRequestError("refused"))
         await asyncio.sleep(0.01)
         await asyncio.gather(call, return_exceptions=True)
         await checks.close()

@@ -20,11 +20,11 @@ def accept(history, request, alias=None):
 
 
 def told(history, name):
-    (life,) = history.find(name)
-    return [(e.what, e.at, e.steps, e.tokens, e.why) for e in history.explain(life)]
+    (request_record,) = history.find(name)
+    return [(e.what, e.at, e.steps, e.tokens, e.why) for e in history.explain(request_record)]
 
 
-def test_a_life_is_told_with_its_waits_chunks_and_preemptions_and_equal_steps_as_one():
+def test_a_request_is_explained_by_its_waits_chunks_and_preemptions_with_equal_steps_merged():
     history = History("fair")
     accept(history, make_request("call-0", [1] * 9), "mine")
     history.record_step(record(-5.0, blocked=("older", "slots")))
@@ -64,22 +64,22 @@ def test_the_account_of_a_real_scheduler_adds_up():
         step += 1
         for output in outputs:
             history.progressed(output.request_id, float(step), output.finish_reason)
-    (life,) = history.find("b")
-    events = history.explain(life)
+    (request_record,) = history.find("b")
+    events = history.explain(request_record)
     assert [event.what for event in events] == ["waited", "admitted", "computed", "generated"]
     waited, admitted, computed, generated = events
     assert waited.why == "slots"
     assert admitted.tokens + computed.tokens == 6
     assert waited.steps + computed.steps + generated.steps == step
-    assert life.ended == step
-    assert life.finish_reasons == ["length"]
+    assert request_record.ended == step
+    assert request_record.finish_reasons == ["length"]
 
 
 def test_only_so_much_is_remembered():
     history = History("fcfs", clock=lambda: MAX_STEPS + 10.0)
     for i in range(MAX_REQUESTS + 5):
         history.accepted(make_request(f"r{i}", [1]), None)
-    assert len(history.lives()) == MAX_REQUESTS
+    assert len(history.records()) == MAX_REQUESTS
     assert history.find("r4") == []
     for i in range(MAX_STEPS + 10):
         history.record_step(record(float(i)))
@@ -110,8 +110,8 @@ def test_a_request_is_remembered_without_its_prompt():
     before = sys.getrefcount(prompt)
     request = make_request("a", [1])
     history.accepted(dataclasses.replace(request, prompt_token_ids=prompt), None)
-    (life,) = history.find("a")
-    assert life.prompt_tokens == 2000
+    (request_record,) = history.find("a")
+    assert request_record.prompt_tokens == 2000
     assert sys.getrefcount(prompt) == before
 
 
@@ -120,7 +120,7 @@ def test_the_trace_has_each_step_its_parts_and_each_request():
     history.accepted(make_request("a", [1]), None)
     history.progressed("a", 1.0, None)
     history.progressed("a", 3.0, "length")
-    trace = chrome_trace([record(0.5, chunks=[("a", 4)]), record(1.5)], history.lives())
+    trace = chrome_trace([record(0.5, chunks=[("a", 4)]), record(1.5)], history.records())
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [event["name"] for event in slices[:4]] == ["4 tokens of 2", "schedule", "execute", "update"]
     assert slices[0]["ts"] == 500_000

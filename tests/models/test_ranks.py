@@ -9,7 +9,7 @@ import torch
 
 from penstock import native
 from penstock.errors import ConfigError
-from penstock.kernels.ranks import Exchange
+from penstock.kernels.ranks import Collective
 from penstock.models.registry import read_facts
 from tests.kernels.versions import needs_native
 from tests.quantization.stored import write_int4, write_layers
@@ -48,8 +48,8 @@ def check_equal(folder: Path, size: int = 2, **options: Any) -> None:
     library = native.library()
     assert library is not None
 
-    def of_rank(exchange: Exchange) -> torch.Tensor:
-        return logits(folder, exchange, PIECES, **options)
+    def of_rank(collective: Collective) -> torch.Tensor:
+        return logits(folder, collective, PIECES, **options)
 
     alone = logits(folder, None, PIECES, **options)
     assert torch.equal(in_ranks(library, size, of_rank)[0], alone)

@@ -205,7 +205,7 @@ def test_a_step_ends_for_all_ranks_at_one_time_where_blocks_are_moved(tiny_llama
     told: list[bytes] = []
 
     class Watched:
-        exchange, lose, close = group.exchange, group.lose, group.close
+        collective, lose, close = group.collective, group.lose, group.close
 
         def share(self, message: bytes) -> bytes:
             told.append(message)

@@ -1,12 +1,8 @@
-import subprocess
-import sys
-
 import pytest
 
 from penstock.api.sampling_params import Structured
-from penstock.checkpoint.checkpoint import resolve_path
 from penstock.errors import InvalidRequestError
-from penstock.structured.worker import inspect
+from penstock.structured.worker import validate
 
 LOOP = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 WIDE = {
@@ -16,20 +12,19 @@ WIDE = {
 }
 
 
-def test_forms_that_can_be_followed_pass(vocabulary):
-    for form in (Structured.json_object(), Structured.regex(".*a.{200}"), Structured.grammar('start: "x" start | "y"')):
-        inspect(vocabulary, form)
+def test_grammars_that_can_be_followed_pass(vocabulary):
+    for grammar in (
+        Structured.json_object(),
+        Structured.regex(".*a.{200}"),
+        Structured.grammar('start: "x" start | "y"'),
+    ):
+        validate(vocabulary, grammar)
 
 
 @pytest.mark.parametrize(
-    ("form", "words"),
+    ("grammar", "words"),
     [(Structured.json_schema(LOOP), "no answer could satisfy it"), (Structured.json_schema(WIDE), "too complex")],
 )
-def test_what_fails_only_when_it_is_followed_is_refused_too(vocabulary, form, words):
+def test_a_grammar_that_fails_only_when_it_is_followed_is_refused_too(vocabulary, grammar, words):
     with pytest.raises(InvalidRequestError, match=words):
-        inspect(vocabulary, form)
-
-
-def test_the_worker_ends_with_its_standard_input(vocabulary):
-    command = [sys.executable, "-m", "penstock.structured.worker", str(resolve_path(None)), str(vocabulary.size)]
-    assert subprocess.run(command, input=b"", capture_output=True, timeout=120).returncode == 0
+        validate(vocabulary, grammar)

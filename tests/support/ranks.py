@@ -13,8 +13,8 @@ from torch import Tensor
 
 from penstock.config.ranks import Ranks
 from penstock.kernels.ops import make_ops
-from penstock.kernels.ranks import Alone, Exchange
-from penstock.kernels.ranks.native import SharedExchange, shared_file
+from penstock.kernels.ranks import Alone, Collective
+from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
 from penstock.models.registry import load_model
 from penstock.native import Library
 from penstock.runner.forward import Forward, KVCache, make_forward
@@ -23,32 +23,32 @@ from tests.support.stepping import plan_of, settings_for
 T = TypeVar("T")
 
 
-def in_ranks(library: Library, size: int, body: Callable[[Exchange], T]) -> list[T]:
+def in_ranks(library: Library, size: int, body: Callable[[Collective], T]) -> list[T]:
     """What `body` returns in each rank. Where one raises, the others are told that it is lost."""
     file = shared_file(library, size)
-    exchanges = [SharedExchange(library, Ranks(rank, size), file) for rank in range(size)]
+    collectives = [SharedMemoryCollective(library, Ranks(rank, size), file) for rank in range(size)]
     os.close(file)
 
-    def run(exchange: SharedExchange) -> T:
+    def run(collective: SharedMemoryCollective) -> T:
         try:
-            return body(exchange)
+            return body(collective)
         except BaseException:
-            exchange.lose()
+            collective.lose()
             raise
 
     with ThreadPoolExecutor(size) as threads:
-        return [future.result() for future in [threads.submit(run, exchange) for exchange in exchanges]]
+        return [future.result() for future in [threads.submit(run, collective) for collective in collectives]]
 
 
 class RankForward:
     """One rank's part of a model, as the engine runs it: one text, any number of tokens a step."""
 
-    def __init__(self, folder: Path, exchange: Exchange, **options: Any) -> None:
+    def __init__(self, folder: Path, collective: Collective, **options: Any) -> None:
         torch.set_num_threads(1)
-        checkpoint, settings = settings_for(folder, tensor_parallel_size=exchange.ranks.size, **options)
+        checkpoint, settings = settings_for(folder, tensor_parallel_size=collective.ranks.size, **options)
         settings = replace(settings, max_num_batched_tokens=64, max_num_seqs=64)
         device, self.settings = torch.device("cpu"), settings
-        ops = make_ops(device, exchange)
+        ops = make_ops(device, collective)
         with torch.inference_mode():
             self.model = load_model(checkpoint, settings, ops)
             self.cache = KVCache(self.model.spec, settings, ops)
@@ -66,7 +66,7 @@ class RankForward:
             return self.forward.run(plan, [tables for _ in self.cache.groups]).clone()
 
 
-def logits(folder: Path, exchange: Exchange | None, pieces: Sequence[Sequence[int]], **options: Any) -> Tensor:
+def logits(folder: Path, collective: Collective | None, pieces: Sequence[Sequence[int]], **options: Any) -> Tensor:
     """Of a text, computed piece by piece: [tokens, vocab_size]."""
-    forward = RankForward(folder, exchange or Alone(), **options)
+    forward = RankForward(folder, collective or Alone(), **options)
     return torch.cat([forward(piece) for piece in pieces])

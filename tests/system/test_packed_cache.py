@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.system import packed_cache
-from penstock.system.packed_cache import Entry, PackedCache, find
+from penstock.system.packed_cache import Entry, WeightCache, find
 
 KEY, OTHER = "ab" * 16, "cd" * 16
 
@@ -22,11 +22,11 @@ def entries(seed: int = 0, size: int = 3 * 4096 + 5) -> dict[str, Entry]:
     return {"a": Entry("1", (large, none)), "b": Entry("2", (small,))}
 
 
-def write(cache: PackedCache, key: str = KEY, seed: int = 0, size: int = 3 * 4096 + 5) -> bool:
+def write(cache: WeightCache, key: str = KEY, seed: int = 0, size: int = 3 * 4096 + 5) -> bool:
     return write_entries(cache, entries(seed, size), key)
 
 
-def write_entries(cache: PackedCache, made: dict[str, Entry], key: str = KEY) -> bool:
+def write_entries(cache: WeightCache, made: dict[str, Entry], key: str = KEY) -> bool:
     with cache.locked(key) as is_mine:
         assert is_mine
         writer = cache.begin(key, sum(part.nbytes for entry in made.values() for part in entry.parts))
@@ -37,7 +37,7 @@ def write_entries(cache: PackedCache, made: dict[str, Entry], key: str = KEY) ->
 
 
 def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "some" / "folder")
+    cache = WeightCache(tmp_path / "some" / "folder")
     assert find(cache, KEY) is None
     assert write(cache)
     found = find(cache, KEY)
@@ -61,7 +61,7 @@ def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
     tmp_path: Path, sizes: tuple[int, ...], room: int
 ) -> None:
     rng = np.random.default_rng(0)
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     made = {}
     with cache.locked(KEY):
         writer = cache.begin(KEY, room)
@@ -87,7 +87,7 @@ def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
 
 
 def test_a_writer_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     with cache.locked(KEY):
         left = tmp_path / "folder" / f"{KEY}.tmp"
         left.write_text("its owner died")
@@ -103,7 +103,7 @@ def test_a_writer_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_model_of_too_many_weights_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = {f"{number:064}": Entry("1", ()) for number in range(30_000)}
-    assert not write_entries(PackedCache(tmp_path / "folder"), made)
+    assert not write_entries(WeightCache(tmp_path / "folder"), made)
     assert "too many weights" in caplog.text
     assert not list((tmp_path / "folder").glob("*.[tp]*"))
 
@@ -121,7 +121,7 @@ def huge_kib(file: Path) -> int:
 
 def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
     sizes = [1_300_000 + 77 * i for i in range(8)]
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     with cache.locked(KEY):
         writer = cache.begin(KEY, sum(sizes) + 2**20)
         assert writer is not None
@@ -149,7 +149,7 @@ def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
 
 
 def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     assert write(cache)
     found = find(cache, KEY)
     assert found is not None
@@ -165,7 +165,7 @@ def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [0, 9, 20, 60, 200, 2**20, 2 * 2**20, 2 * 2**20 + 7096, -1])
 def test_a_changed_byte_anywhere_sets_it_aside(offset: int, tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     tmp_path.chmod(0o700)
     assert write(cache)
     path = tmp_path / f"{KEY}.packed"
@@ -181,7 +181,7 @@ def test_a_changed_byte_anywhere_sets_it_aside(offset: int, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 511), (256, 511), (64, 192), (3, 512)])
 def test_two_words_that_changed_places_set_it_aside(one: int, other: int, tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     tmp_path.chmod(0o700)
     assert write(cache)
     path = tmp_path / f"{KEY}.packed"
@@ -196,7 +196,7 @@ def test_two_words_that_changed_places_set_it_aside(one: int, other: int, tmp_pa
 def test_a_file_of_an_earlier_version_is_packed_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     tmp_path.chmod(0o700)
     monkeypatch.setattr(packed_cache, "_VERSION", packed_cache._VERSION - 1)
     assert write(cache)
@@ -210,7 +210,7 @@ def test_a_file_of_an_earlier_version_is_packed_anew(
 @pytest.mark.parametrize("size", [0, 7, 40, 4096, 2 * 2**20, 2 * 2**20 + 8192])
 def test_one_that_was_cut_short_is_set_aside(size: int, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     assert write(cache)
     os.truncate(tmp_path / f"{KEY}.packed", size)
     assert find(cache, KEY) is None
@@ -219,7 +219,7 @@ def test_one_that_was_cut_short_is_set_aside(size: int, tmp_path: Path) -> None:
 
 def test_the_file_of_another_key_is_set_aside(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     assert write(cache)
     (tmp_path / f"{KEY}.packed").rename(tmp_path / f"{OTHER}.packed")
     assert find(cache, OTHER) is None
@@ -230,7 +230,7 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
 ) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setattr(packed_cache, "_MAX_BYTES", 7 * 2**20)
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     keys = [f"{number:032x}" for number in range(4)]
     for age, key in enumerate(keys[:3]):
         assert write(cache, key, size=30_000)
@@ -245,7 +245,7 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
 def test_a_full_disk_or_a_folder_that_cannot_be_made_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -256,12 +256,12 @@ def test_a_full_disk_or_a_folder_that_cannot_be_made_is_no_error(
             assert not write(cache)
         assert not list((tmp_path / "folder").glob("*.[tp]*"))
     (tmp_path / "file").write_text("")
-    with PackedCache(tmp_path / "file" / "folder").locked(KEY) as is_mine:
+    with WeightCache(tmp_path / "file" / "folder").locked(KEY) as is_mine:
         assert not is_mine
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     assert write(cache)
     (tmp_path / "folder").chmod(0o777)
     assert find(cache, KEY) is None
@@ -270,7 +270,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_entered_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = PackedCache(tmp_path / ("long" * 100))
+    cache = WeightCache(tmp_path / ("long" * 100))
     assert find(cache, KEY) is None
     with cache.locked(KEY) as is_mine:
         assert not is_mine
@@ -278,7 +278,7 @@ def test_a_folder_that_cannot_be_entered_is_no_error(tmp_path: Path, caplog: pyt
 
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path)
+    cache = WeightCache(tmp_path)
     left, being_written = tmp_path / f"{'ef' * 16}.tmp", tmp_path / f"{OTHER}.tmp"
     for file in (left, being_written):
         file.write_bytes(b"half a model")
@@ -290,11 +290,11 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     found = []
 
     def other() -> None:
-        with PackedCache(tmp_path / "folder").locked(KEY) as is_mine:
+        with WeightCache(tmp_path / "folder").locked(KEY) as is_mine:
             found.append((is_mine, find(cache, KEY) is not None))
 
     with cache.locked(KEY) as is_mine:
@@ -313,21 +313,21 @@ def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
 
 def test_who_waits_too_long_packs_without_keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_cache, "_LOCK_SECONDS", 0.0)
-    cache = PackedCache(tmp_path / "folder")
-    with cache.locked(KEY), PackedCache(tmp_path / "folder").locked(KEY) as is_mine:
+    cache = WeightCache(tmp_path / "folder")
+    with cache.locked(KEY), WeightCache(tmp_path / "folder").locked(KEY) as is_mine:
         assert not is_mine
 
 
 def test_who_may_not_wait_is_told_at_once(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "folder")
-    with cache.locked(KEY), PackedCache(tmp_path / "folder").locked(KEY, seconds=0) as is_mine:
+    cache = WeightCache(tmp_path / "folder")
+    with cache.locked(KEY), WeightCache(tmp_path / "folder").locked(KEY, seconds=0) as is_mine:
         assert not is_mine
     with cache.locked(KEY, seconds=0) as is_mine:
         assert is_mine
 
 
 def test_a_writer_is_that_of_its_key(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "folder")
+    cache = WeightCache(tmp_path / "folder")
     with cache.locked(KEY):
         writer = cache.begin(KEY, 100)
         assert writer is not None
@@ -338,7 +338,7 @@ def test_a_writer_is_that_of_its_key(tmp_path: Path) -> None:
 
 
 def test_the_files_are_listed_with_their_models_and_deleted_but_for_one_that_is_written(tmp_path: Path) -> None:
-    cache = PackedCache(tmp_path / "packed")
+    cache = WeightCache(tmp_path / "packed")
     assert cache.files() == cache.clear() == []
     for key, name in ((KEY, "small, int8 (/models/small)"), (OTHER, "")):
         with cache.locked(key), closing(cache.begin(key, 5000, name) or pytest.fail("no room")) as writer:

@@ -92,7 +92,7 @@ class EncoderConfig:
     dense: tuple[DenseModule, ...] = ()
     normalize: bool = False
     """Whether vectors get length 1."""
-    verdict: tuple[int, int | None] | None = None
+    score_tokens: tuple[int, int | None] | None = None
     """The tokens of yes and no, whose logits are the score."""
     sigmoid: bool = False
     """Whether a score is the sigmoid of what the model gives."""
@@ -139,7 +139,7 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         elif kind == "Normalize":
             found["normalize"] = True
         elif kind == "LogitScore":
-            found["verdict"] = _verdict(folder / path / "config.json")
+            found["score_tokens"] = _score_tokens(folder / path / "config.json")
         elif kind not in ("Transformer", "Dropout"):
             raise CheckpointError(
                 f"{folder / 'modules.json'} names the module {shown(kind)}, which is not known; known are Transformer, "
@@ -269,7 +269,7 @@ def _dense(folder: Path, path: str) -> DenseModule:
     return DenseModule(path, in_size, out_size, config.get("bias", True) is True, activation)
 
 
-def _verdict(file: Path) -> tuple[int, int | None]:
+def _score_tokens(file: Path) -> tuple[int, int | None]:
     config = _need(file)
     true, false = config.get("true_token_id"), config.get("false_token_id")
     if not isinstance(true, int) or not (false is None or isinstance(false, int)):

@@ -10,7 +10,7 @@ from penstock.config.engine_config import EngineConfig, iter_options
 from penstock.config.memory import in_words
 from penstock.config.settings import packed_cache_folder
 from penstock.errors import ConfigError
-from penstock.system.packed_cache import CachedFile, PackedCache
+from penstock.system.packed_cache import CachedFile, WeightCache
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     folder = packed_cache_folder(wanted)
     if folder is None:
         raise ConfigError("packed_cache is off: there is nothing to list; name its folder, or leave it out")
-    cache = PackedCache(Path(folder))
+    cache = WeightCache(Path(folder))
     try:
         if args.clear:
             print(f"{folder}: deleted {_count(cache.clear())}")
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(folder: str, cache: PackedCache) -> None:
+def _list(folder: str, cache: WeightCache) -> None:
     files = cache.files()
     if not files:
         print(f"{folder}: no packed weights")

@@ -52,7 +52,7 @@ from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
-from penstock.structured.inspector import Inspector
+from penstock.structured.grammar_validator import GrammarValidator
 from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -147,7 +147,7 @@ class AsyncEngine:
         self._limits = limits
         self._journal = journal
         self._refusal: PenstockError | None = None
-        self._grammar_checks = GrammarChecks(Inspector(info.model_path, info.vocab_size))
+        self._grammar_checks = GrammarChecks(GrammarValidator(info.model_path, info.vocab_size))
         self._input_processor = InputProcessor(
             tokenizer,
             info,

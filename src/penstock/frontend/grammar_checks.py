@@ -1,6 +1,6 @@
 """Checks the grammars of calls before they are accepted, one at a time: the tenants take turns.
 
-    check(structured, tenant) ──turn──> Inspector.submit ──> a worker process
+    check(structured, tenant) ──turn──> GrammarValidator.submit ──> a worker process
 
 A check waits for as long as its caller does. One that has begun is completed, within the worker's processor time.
 """
@@ -12,20 +12,20 @@ from penstock.core.turns import Turns
 from penstock.errors import InvalidRequestError, OverloadedError, PenstockError, ShuttingDownError
 from penstock.frontend.limits import SharedLimit
 from penstock.structured.grammar import check_size
-from penstock.structured.inspector import Inspector
+from penstock.structured.grammar_validator import GrammarValidator
 
 MAX_WAITING_CHARACTERS = 2**23
 
 
 class GrammarChecks:
-    """The waiting checks of one event loop; with the inspector, which only it uses."""
+    """The waiting checks of one event loop; with the validator, which only it uses."""
 
-    def __init__(self, inspector: Inspector, max_characters: int = MAX_WAITING_CHARACTERS) -> None:
+    def __init__(self, validator: GrammarValidator, max_characters: int = MAX_WAITING_CHARACTERS) -> None:
         """
         Args:
             max_characters: of all waiting schemas and grammars together.
         """
-        self._inspector = inspector
+        self._validator = validator
         self._room = SharedLimit(max_characters)
         self._waiting: Turns[asyncio.Future[None]] = Turns()
         self._is_busy = False
@@ -38,13 +38,13 @@ class GrammarChecks:
             OverloadedError: too many characters wait, or the server is shutting down.
             EngineError: there is no process to check it.
         """
-        if not self._inspector.knows(structured):
+        if not self._validator.knows(structured):
             check_size(structured)
             await self._turn(structured, tenant)
             loop = asyncio.get_running_loop()
             # Released when the check ends, not when the caller is cancelled: the worker continues.
-            self._inspector.submit(structured).add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
-        found = asyncio.wrap_future(self._inspector.submit(structured))
+            self._validator.submit(structured).add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
+        found = asyncio.wrap_future(self._validator.submit(structured))
         # read even if the caller has left by then: asyncio logs errors that nobody has read, with their tracebacks
         found.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
@@ -93,7 +93,7 @@ class GrammarChecks:
             if not turn.done():
                 turn.set_exception(_shutting_down())
         self._waiting.clear()
-        await asyncio.to_thread(self._inspector.close)
+        await asyncio.to_thread(self._validator.close)
 
 
 def _shutting_down() -> PenstockError:

@@ -31,7 +31,7 @@ STEPS_A_PIECE = 100
 
 
 @dataclass(slots=True)
-class Life:
+class RequestRecord:
     """One request's record on the server, without its prompt; times in seconds of `time.monotonic()`."""
 
     request_id: str
@@ -53,7 +53,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class Event:
+class TimelineEvent:
     """An event of a request: what it did or why it waited, in one step or in consecutive similar steps."""
 
     what: str
@@ -95,13 +95,13 @@ class History:
         self._clock = clock
         self._pieces: deque[_Piece] = deque(maxlen=MAX_STEPS // STEPS_A_PIECE - 1)
         self._latest: list[StepRecord] = []
-        self._lives: dict[str, Life] = {}
+        self._records: dict[str, RequestRecord] = {}
 
     def accepted(self, request: Request, alias: str | None) -> None:
         """Record a new request; `alias` is another name of its call."""
-        while len(self._lives) >= MAX_REQUESTS:
-            del self._lives[next(iter(self._lives))]
-        self._lives[request.request_id] = Life(
+        while len(self._records) >= MAX_REQUESTS:
+            del self._records[next(iter(self._records))]
+        self._records[request.request_id] = RequestRecord(
             request.request_id,
             alias,
             request.tenant,
@@ -113,9 +113,9 @@ class History:
 
     def handed_over(self, request_id: str, place: int, now: float) -> None:
         """Record that the request was sent to the engine of this place."""
-        life = self._lives.get(request_id)
-        if life is not None:
-            life.places.append((now, place))
+        record = self._records.get(request_id)
+        if record is not None:
+            record.places.append((now, place))
 
     def record_step(self, step: StepRecord) -> None:
         self._latest.append(step)
@@ -128,27 +128,27 @@ class History:
 
     def progressed(self, request_id: str, now: float, finish_reason: str | None) -> None:
         """Record a request's token, or the end of one of its answers."""
-        life = self._lives.get(request_id)
-        if life is None:
+        record = self._records.get(request_id)
+        if record is None:
             return
-        if life.first_token is None and finish_reason is None:
-            life.first_token = now
+        if record.first_token is None and finish_reason is None:
+            record.first_token = now
         if finish_reason is not None:
-            life.finish_reasons.append(finish_reason)
-            if len(life.finish_reasons) == life.n:
-                life.ended = now
+            record.finish_reasons.append(finish_reason)
+            if len(record.finish_reasons) == record.n:
+                record.ended = now
 
-    def find(self, name: str) -> list[Life]:
+    def find(self, name: str) -> list[RequestRecord]:
         """The requests of a call, by a request's id, the call's id or its alias."""
         return [
-            life
-            for request_id, life in self._lives.items()
-            if name in (request_id, life.alias) or request_id.rpartition("-")[0] == name
+            record
+            for request_id, record in self._records.items()
+            if name in (request_id, record.alias) or request_id.rpartition("-")[0] == name
         ]
 
-    def lives(self) -> list[Life]:
+    def records(self) -> list[RequestRecord]:
         """All recorded requests, in order of arrival."""
-        return list(self._lives.values())
+        return list(self._records.values())
 
     def steps(self, seconds: float) -> list[StepRecord]:
         """Steps that began in the last `seconds`, oldest first."""
@@ -160,10 +160,10 @@ class History:
         pieces = [piece for piece in self._pieces if piece.ended >= begin and piece.began <= end]
         return itertools.chain(*(_DECODER.decode(piece.encoded) for piece in pieces), self._latest)
 
-    def explain(self, life: Life) -> list[Event]:
+    def explain(self, record: RequestRecord) -> list[TimelineEvent]:
         """A request's events, step by step; consecutive similar steps are merged."""
-        events: list[Event] = []
-        for event in self._events(life):
+        events: list[TimelineEvent] = []
+        for event in self._events(record):
             last = events[-1] if events else None
             alike = last is not None and (last.what, last.why, last.place) == (event.what, event.why, event.place)
             if last and alike and event.what in ("waited", "generated"):
@@ -173,16 +173,16 @@ class History:
                 events.append(event)
         return events
 
-    def _events(self, life: Life) -> Iterator[Event]:
-        request_id, arrival = life.request_id, life.arrival
+    def _events(self, record: RequestRecord) -> Iterator[TimelineEvent]:
+        request_id, arrival = record.request_id, record.arrival
         running = False
-        handed_over = life.places[0][0] if life.places else self._clock() if life.ended is None else life.ended
+        handed_over = record.places[0][0] if record.places else self._clock() if record.ended is None else record.ended
         if handed_over - arrival > QUEUED_SECONDS:
-            yield Event("waited", 0.0, round(handed_over - arrival, 6), 0, why="fleet: no engine has room")
-        for step in self._steps_between(arrival, math.inf if life.ended is None else life.ended):
-            if step.began + step.seconds < arrival or (life.ended is not None and step.began > life.ended):
+            yield TimelineEvent("waited", 0.0, round(handed_over - arrival, 6), 0, why="fleet: no engine has room")
+        for step in self._steps_between(arrival, math.inf if record.ended is None else record.ended):
+            if step.began + step.seconds < arrival or (record.ended is not None and step.began > record.ended):
                 continue
-            place = life.place_at(step.began + step.seconds)
+            place = record.place_at(step.began + step.seconds)
             if step.place != place:
                 continue
             trace = step.trace
@@ -190,24 +190,24 @@ class History:
             chunk = sum(count for name, count in trace.chunks if name == request_id)
             if request_id in trace.preempted:
                 running = False
-                yield Event("preempted", at, seconds, 1, place=place)
+                yield TimelineEvent("preempted", at, seconds, 1, place=place)
             for name, cached in trace.admitted:
                 if name == request_id:
                     running = True
-                    yield Event("admitted", at, 0.0, 1, cached, place=place)
+                    yield TimelineEvent("admitted", at, 0.0, 1, cached, place=place)
             if chunk:
                 running = True
-                yield Event("computed", at, seconds, 1, chunk, place=place)
+                yield TimelineEvent("computed", at, seconds, 1, chunk, place=place)
             elif running:
-                yield Event("generated", at, seconds, 1, place=place)
+                yield TimelineEvent("generated", at, seconds, 1, place=place)
             elif trace.blocked is not None and request_id not in trace.preempted and at + seconds > 0:
-                yield Event("waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked), place=place)
+                yield TimelineEvent("waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked), place=place)
 
     def _reason(self, request_id: str, head: str, obstacle: str) -> str:
         return obstacle if head == request_id else f"{self._order}: behind {head}, which waits for {obstacle}"
 
 
-def chrome_trace(steps: list[StepRecord], lives: list[Life]) -> dict[str, Any]:
+def chrome_trace(steps: list[StepRecord], records: list[RequestRecord]) -> dict[str, Any]:
     """Steps and requests in the format of chrome://tracing and ui.perfetto.dev.
 
     Format: "Trace Event Format", Google, the JSON object form. Times are microseconds of `time.monotonic()`.
@@ -219,9 +219,9 @@ def chrome_trace(steps: list[StepRecord], lives: list[Life]) -> dict[str, Any]:
     for step in steps:
         events += _slices(step)
     since = steps[0].began if steps else 0.0
-    for life in lives:
-        if life.ended is None or life.ended >= since:
-            events += _spans(life)
+    for record in records:
+        if record.ended is None or record.ended >= since:
+            events += _spans(record)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -245,12 +245,15 @@ def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
         at += seconds
 
 
-def _spans(life: Life) -> Iterator[dict[str, Any]]:
-    shared = {"cat": "request", "id": life.request_id, "pid": 2, "tid": 0}
-    moments = [("until the first token", life.arrival, life.first_token), ("answer", life.first_token, life.ended)]
+def _spans(record: RequestRecord) -> Iterator[dict[str, Any]]:
+    shared = {"cat": "request", "id": record.request_id, "pid": 2, "tid": 0}
+    moments = [
+        ("until the first token", record.arrival, record.first_token),
+        ("answer", record.first_token, record.ended),
+    ]
     for name, begin, end in moments:
         if begin is not None and end is not None:
-            yield {**shared, "ph": "b", "name": name, "ts": begin * 1e6, "args": {"tenant": life.tenant}}
+            yield {**shared, "ph": "b", "name": name, "ts": begin * 1e6, "args": {"tenant": record.tenant}}
             yield {**shared, "ph": "e", "name": name, "ts": end * 1e6}
 
 

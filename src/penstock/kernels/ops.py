@@ -47,7 +47,7 @@ from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.lora.reference import ReferenceLora
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
-from penstock.kernels.ranks import Alone, Exchange
+from penstock.kernels.ranks import Alone, Collective
 from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, StateSpaceScan
 from penstock.kernels.recurrent.native import RecurrentKernels
 from penstock.kernels.recurrent.reference import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
@@ -142,31 +142,31 @@ class Ops:
     quantize: Callable[[Tensor, WeightFormat], Quantized | None]
     """(weight [out, in] in host memory, format) -> integers; None if a weight is not finite or too large."""
 
-    exchange: Exchange
+    collective: Collective
     """Gathers the outputs of layers whose rows are divided among ranks."""
 
     library: Library | None = None
     """The native library, if it computes the layers' operations: then calls can be recorded."""
 
 
-def make_ops(device: torch.device, exchange: Exchange | None = None, *, widened_weights: bool = False) -> Ops:
+def make_ops(device: torch.device, collective: Collective | None = None, *, widened_weights: bool = False) -> Ops:
     """The fastest available operations for `device`.
 
     Args:
-        exchange: of a rank, if there are several.
+        collective: of a rank, if there are several.
         widened_weights: see `reference_ops`; the native kernels multiply weights as they are stored.
     """
     library = native.library()
     if library is None:
-        return reference_ops(exchange, widened_weights=widened_weights)
+        return reference_ops(collective, widened_weights=widened_weights)
     if device.type == "cpu":
-        return native_ops(library, exchange)
-    return _quantizing_by(library, reference_ops(exchange))
+        return native_ops(library, collective)
+    return _quantizing_by(library, reference_ops(collective))
 
 
-def reference_ops(exchange: Exchange | None = None, *, widened_weights: bool = False) -> Ops:
+def reference_ops(collective: Collective | None = None, *, widened_weights: bool = False) -> Ops:
     """Operations in plain torch, on any device; `widened_weights`: see `ReferenceWeight`."""
-    exchange = exchange or Alone()
+    collective = collective or Alone()
     return Ops(
         new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
@@ -183,7 +183,7 @@ def reference_ops(exchange: Exchange | None = None, *, widened_weights: bool = F
         gate=gate,
         head_gates=head_gates,
         route=route,
-        new_experts=partial(ReferenceExperts, exchange=exchange),
+        new_experts=partial(ReferenceExperts, collective=collective),
         gather=gather,
         copy_columns=copy_columns,
         scale=scale,
@@ -194,18 +194,18 @@ def reference_ops(exchange: Exchange | None = None, *, widened_weights: bool = F
         penalize=penalize,
         lay_out=lay_out,
         quantize=quantize,
-        exchange=exchange,
+        collective=collective,
     )
 
 
-def native_ops(library: Library, exchange: Exchange | None = None) -> Ops:
+def native_ops(library: Library, collective: Collective | None = None) -> Ops:
     """Operations in C++, on the CPU."""
-    exchange = exchange or Alone()
+    collective = collective or Alone()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent = RecurrentKernels(library)
-    mixture = MixtureKernels(library, exchange)
+    mixture = MixtureKernels(library, collective)
     return replace(
-        _quantizing_by(library, reference_ops(exchange)),
+        _quantizing_by(library, reference_ops(collective)),
         new_weight=LinearKernels(library).new_weight,
         new_lora=LoraKernels(library).new_lora,
         new_caches=AttentionKernels(library).new_caches,

@@ -79,13 +79,13 @@ class Attention:
             total: number of columns of all ranks.
         """
         ops = self._ops
-        if ops.exchange.ranks.size == 1:
+        if ops.collective.ranks.size == 1:
             ops.rms_norm_columns(qkv, first, weight, eps)
             return
-        own = ops.exchange.ranks.own(total)
+        own = ops.collective.ranks.own(total)
         mine = empty_rows(qkv, (len(own),), qkv.dtype)
         ops.copy_columns(qkv, mine, Columns(first, 0, len(own)))
-        whole = ops.exchange.columns(mine, total)
+        whole = ops.collective.columns(mine, total)
         ops.rms_norm_columns(whole, 0, weight, eps)
         ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
 

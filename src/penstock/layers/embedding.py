@@ -40,7 +40,7 @@ class OwnLookup:
         if self._places is None:
             return self._lookup(token_ids)
         found = self._lookup(self._ops.gather(self._places, token_ids))
-        return self._ops.exchange.rows(found, token_ids, self._vocab_size)
+        return self._ops.collective.rows(found, token_ids, self._vocab_size)
 
 
 class OutputHead:
@@ -60,7 +60,7 @@ class OutputHead:
         self.weight = factory.precise(least_bits=8).matrix(name, vocab_size, hidden_size)
         self._bias = None if bias is None else factory.bias((bias,), (vocab_size,), self.weight.bias_dtype)
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
-        self._vocab_size, self._exchange = vocab_size, factory.ops.exchange
+        self._vocab_size, self._collective = vocab_size, factory.ops.collective
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Look up embeddings, like `Embedding`."""
@@ -69,6 +69,6 @@ class OutputHead:
     def logits(self, hidden: Tensor) -> Tensor:
         """`hidden` [rows, hidden_size] -> [rows, vocab_size] float32; with several ranks only rank 0 gets them."""
         own = self.weight.linear(hidden, self._bias, torch.float32)
-        if self._exchange.ranks.size == 1:
+        if self._collective.ranks.size == 1:
             return own
-        return self._exchange.columns(own, self._vocab_size, first_only=True)
+        return self._collective.columns(own, self._vocab_size, first_only=True)

@@ -34,7 +34,7 @@ class DenseSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TokenScoreHead:
     """A language model's answer to a yes-or-no question: the logit of one token minus that of another."""
 
     true_token: int
@@ -43,7 +43,7 @@ class Verdict:
     """Name of the output projection, without `.weight`; None: it is tied to the embedding."""
 
 
-HeadPart = DenseSpec | NormSpec | Verdict
+HeadPart = DenseSpec | NormSpec | TokenScoreHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class EncoderSpec:
         """Size of a text's vector."""
         size = self.hidden_size * len(self.pooling)
         for part in self.head:
-            size = part.out_size if isinstance(part, DenseSpec) else 1 if isinstance(part, Verdict) else size
+            size = part.out_size if isinstance(part, DenseSpec) else 1 if isinstance(part, TokenScoreHead) else size
         return size
 
     @property

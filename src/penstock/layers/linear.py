@@ -52,7 +52,7 @@ class Linear:
         bias_dtype = self.weight.bias_dtype
         self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole) if bias else None
         self._lora = factory.lora(names, out_sizes, in_size, pieces=pieces, whole=whole)
-        self._dtype, self._exchange = factory.dtype, factory.ops.exchange
+        self._dtype, self._collective = factory.dtype, factory.ops.collective
         divided = factory.ranks.size > 1
         self._taken = in_size if takes_own and divided else None
         self._given = sum(out_sizes) // (1 + gated) if gives_all and divided else None
@@ -64,10 +64,10 @@ class Linear:
             adapters: the LoRA adapters of the rows of `x`.
         """
         if self._taken is not None:
-            x = self._exchange.columns(x, self._taken)
+            x = self._collective.columns(x, self._taken)
         update = None if self._lora is None or adapters is None else self._lora.update(x, adapters)
         y = self.weight.linear(x, self.bias, self._dtype, update)
-        return y if self._given is None else self._exchange.columns(y, self._given)
+        return y if self._given is None else self._collective.columns(y, self._given)
 
 
 class GatedMLP:

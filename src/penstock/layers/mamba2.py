@@ -69,8 +69,8 @@ class Mamba2:
         first_step = spec.inner_size + spec.conv_size
         seen = ops.state_space_scan(xbc, projected, first_step, self._shape, self._gates, self._skip, memory, batch)
         gate = projected
-        if self._norm_all and ops.exchange.ranks.size > 1:
+        if self._norm_all and ops.collective.ranks.size > 1:
             own_gate = empty_rows(projected, (spec.inner_size,), projected.dtype)
             ops.copy_columns(projected, own_gate, Columns(0, 0, spec.inner_size))
-            seen, gate = (ops.exchange.columns(part, self._inner) for part in (seen, own_gate))
+            seen, gate = (ops.collective.columns(part, self._inner) for part in (seen, own_gate))
         return ops.gated_rms_norm(seen, gate, 0, self._norm, spec.norm_eps, self._group, gate_first=True)

@@ -54,7 +54,7 @@ class Mixture:
         gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
         if self._narrow is None or self._widen is None:
             mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
-            return self._ops.exchange.columns(mixed, self._size)
+            return self._ops.collective.columns(mixed, self._size)
         y = self._widen(self.experts.mix(self._narrow(x), ids, weights, None, None, scale_x=self._scales_x))
         return y if shared is None else self._ops.add_rows(y, shared, 1.0)
 

@@ -13,7 +13,7 @@ from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding
-from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, Verdict
+from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, TokenScoreHead
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
@@ -155,10 +155,10 @@ class _SomeRows:
                 self._target[place].copy_(rows[row - first])
 
 
-class _Verdict:
+class _TokenScoreHead:
     """The difference of two tokens' logits, or the logit of one token."""
 
-    def __init__(self, spec: Verdict, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
+    def __init__(self, spec: TokenScoreHead, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
         tokens = [spec.true_token] if spec.false_token is None else [spec.true_token, spec.false_token]
         self._ids = torch.tensor(tokens, dtype=torch.int64, device=factory.device)
         self._embedding, self._rows = embedding, None
@@ -178,6 +178,6 @@ def _head_part(
 ) -> Callable[[Tensor], Tensor]:
     if isinstance(part, NormSpec):
         return Norm(part, factory)
-    if isinstance(part, Verdict):
-        return _Verdict(part, ends, embedding, factory)
+    if isinstance(part, TokenScoreHead):
+        return _TokenScoreHead(part, ends, embedding, factory)
     return _Dense(part, factory)

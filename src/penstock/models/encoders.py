@@ -12,7 +12,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
 from penstock.errors import CheckpointError
 from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, Verdict
+from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TokenScoreHead
 from penstock.models.families.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
 from penstock.models.families.gemma2 import gemma2_spec
 from penstock.models.families.gemma3 import gemma3_spec
@@ -131,8 +131,8 @@ def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint
 def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> HeadPart:
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
-    true, false = about.verdict or _yes_and_no(checkpoint)
-    return Verdict(true, false, None if spec.tie_embeddings else spec.names.output)
+    true, false = about.score_tokens or _yes_and_no(checkpoint)
+    return TokenScoreHead(true, false, None if spec.tie_embeddings else spec.names.output)
 
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:

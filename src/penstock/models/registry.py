@@ -352,7 +352,7 @@ def _load(
         keys = ", ".join(checkpoint.unheeded)
         logger.warning("%s: these settings have no effect (docs/model-folders.md has the reasons): %s", file, keys)
     return load_through_cache(
-        checkpoint, settings, ops.exchange.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
+        checkpoint, settings, ops.collective.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
 
 

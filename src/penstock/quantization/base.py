@@ -191,7 +191,7 @@ class WeightFactory:
         """
         self.ops, self.dtype, self.device = ops, dtype, device
         self._stored = stored
-        self.ranks = ops.exchange.ranks
+        self.ranks = ops.collective.ranks
         self.parameters: dict[str, Parameter] = {}
         """All checkpoint tensors required so far, by name."""
         self.made: dict[str, Weight | Tensor] = {}

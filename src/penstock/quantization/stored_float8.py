@@ -9,32 +9,22 @@ The kernels store the values unchanged, and a float32 scale for every 128 column
 import torch
 from torch import Tensor
 
-from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.base import Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Float8Scheme
+from penstock.quantization.stored import StoredMatrices
 
 _NOT_A_NUMBER = 0x7F
 """The lower 7 bits of e4m3's two NaN values."""
 
 
-class StoredFloat8:
+class StoredFloat8(StoredMatrices[Float8Scheme]):
     """Loads FP8 matrices without rounding."""
 
-    rounds = False
-
-    def __init__(self, scheme: Float8Scheme) -> None:
-        self._scheme = scheme
-
-    def format_of(self, name: str) -> WeightFormat:
-        return self._scheme.format_of(name)
-
-    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
-        if weight.format is FLOAT:
-            return {f"{name}.weight": FloatRows(weight, first, count)}
+    def _quantized(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         values, scales = f"{name}.weight", f"{name}.{self._scheme.scale_name}"
 
         def finish(tensors: dict[str, Tensor]) -> None:

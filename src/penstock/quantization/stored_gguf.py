@@ -6,27 +6,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from penstock.config.weight_formats import FLOAT, WeightFormat
-from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.base import Parameter
 from penstock.quantization.gguf_blocks import quantized_rows
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import GGUFScheme
+from penstock.quantization.stored import StoredMatrices
 
 
-class StoredGGUF:
+class StoredGGUF(StoredMatrices[GGUFScheme]):
     """Loads the matrices of a GGUF file without rounding."""
 
-    rounds = False
-
-    def __init__(self, scheme: GGUFScheme) -> None:
-        self._scheme = scheme
-
-    def format_of(self, name: str) -> WeightFormat:
-        return self._scheme.format_of(name)
-
-    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
-        if weight.format is FLOAT:
-            return {f"{name}.weight": FloatRows(weight, first, count)}
+    def _quantized(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         return {f"{name}.weight": GGUFRows(self._scheme.types[name], weight, first, count)}
 
 

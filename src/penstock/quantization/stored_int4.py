@@ -16,34 +16,24 @@ Nothing is rounded, except that scales are converted to float16, the type of GPT
 import torch
 from torch import Tensor
 
-from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.base import Parameter
 from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Scheme
+from penstock.quantization.stored import StoredMatrices
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The positions of columns 0 to 7 within an AWQ word."""
 _INT32 = (torch.int32,)
 
 
-class StoredInt4:
+class StoredInt4(StoredMatrices[Scheme]):
     """Loads 4-bit matrices without rounding; embedding and output projection are floating point."""
 
-    rounds = False
-
-    def __init__(self, scheme: Scheme) -> None:
-        self._scheme = scheme
-
-    def format_of(self, name: str) -> WeightFormat:
-        return self._scheme.format_of(name)
-
-    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
-        if weight.format is FLOAT:
-            return {f"{name}.weight": FloatRows(weight, first, count)}
+    def _quantized(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         form = _Form(self._scheme, weight, name, first, count)
         if self._scheme.format == "pack-quantized":
             named = form.packed()

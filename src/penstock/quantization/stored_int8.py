@@ -3,30 +3,19 @@
 import torch
 from torch import Tensor
 
-from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.base import Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import Scheme
+from penstock.quantization.stored import StoredMatrices
 
 
-class StoredInt8:
+class StoredInt8(StoredMatrices[Scheme]):
     """Loads int8 matrices without rounding; embedding and output projection are floating point."""
 
-    rounds = False
-
-    def __init__(self, scheme: Scheme) -> None:
-        self._scheme = scheme
-
-    def format_of(self, name: str) -> WeightFormat:
-        return self._scheme.format_of(name)
-
-    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
-        if weight.format is FLOAT:
-            return {f"{name}.weight": FloatRows(weight, first, count)}
-
+    def _quantized(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         def finish(tensors: dict[str, Tensor]) -> None:
             scales = tensors[f"{name}.weight_scale"].float().expand(count, 1)
             if not bool(scales.isfinite().all()):

@@ -10,13 +10,14 @@ and n + 16). Source: Microscaling Formats specification of the Open Compute Proj
 import torch
 from torch import Tensor
 
-from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.config.weight_formats import FORMATS
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import FloatRows, Parameter
+from penstock.quantization.base import Parameter
 from penstock.quantization.parts import TensorPart, tensor_group
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import MXFP4Scheme
+from penstock.quantization.stored import StoredMatrices
 
 GROUP = FORMATS["mxfp4"].group
 _BYTES = (torch.uint8,)
@@ -26,20 +27,10 @@ _VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of e2m1."""
 
 
-class StoredMXFP4:
+class StoredMXFP4(StoredMatrices[MXFP4Scheme]):
     """Loads MXFP4 matrices without rounding."""
 
-    rounds = False
-
-    def __init__(self, scheme: MXFP4Scheme) -> None:
-        self._scheme = scheme
-
-    def format_of(self, name: str) -> WeightFormat:
-        return self._scheme.format_of(name)
-
-    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
-        if weight.format is FLOAT:
-            return {f"{name}.weight": FloatRows(weight, first, count)}
+    def _quantized(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if weight.columns % GROUP:
             raise CheckpointError(f"{name} has {weight.columns} columns; MXFP4 needs a multiple of {GROUP}")
         groups = weight.columns // GROUP

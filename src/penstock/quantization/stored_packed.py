@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from penstock.config.recipes import EMBEDDINGS, PACKED
-from penstock.config.weight_formats import WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.ops import Ops
@@ -20,22 +19,19 @@ from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tenso
 from penstock.quantization.rounding import RowsToRound
 from penstock.quantization.rows import Fillable
 from penstock.quantization.scheme import PackedScheme
+from penstock.quantization.stored import StoredMatrices
 
 _MOST_MULTIPLES = 255
 
 
-class StoredPacked:
+class StoredPacked(StoredMatrices[PackedScheme]):
     """Loads the layers' matrices without rounding; quantizes embedding and output projection."""
 
-    rounds = False
-
     def __init__(self, scheme: PackedScheme, ops: Ops) -> None:
-        self._scheme, self._ops = scheme, ops
+        super().__init__(scheme)
+        self._ops = ops
 
-    def format_of(self, name: str) -> WeightFormat:
-        return self._scheme.format_of(name)
-
-    def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
+    def _quantized(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         if re.fullmatch(EMBEDDINGS, name):
             return {f"{name}.weight": RowsToRound(self._ops, weight, first, count)}
         kind = PACKED[weight.format.name]

@@ -77,7 +77,7 @@ class MTPRunner:
         except Exception as error:
             if is_device_lost(error):
                 raise DeviceLostError(f"the device is lost: {error}") from error
-            if self._ops.exchange.ranks.size > 1 and not isinstance(error, DeviceLostError):
+            if self._ops.collective.ranks.size > 1 and not isinstance(error, DeviceLostError):
                 raise DeviceLostError(f"a step of the head in several ranks failed: {error}") from error
             raise
 

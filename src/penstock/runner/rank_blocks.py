@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes, BytesInPlace
-from penstock.kernels.ranks import Exchange
+from penstock.kernels.ranks import Collective
 
 _FACTS = 3
 """Numbers that a rank sends per cache group."""
@@ -106,7 +106,7 @@ def _copy(target: memoryview, source: memoryview) -> bool:
     return True
 
 
-def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> list[RankedBytes] | None:
+def ranked_blocks(blocks: Sequence[BlockBytes] | None, collective: Collective) -> list[RankedBytes] | None:
     """The blocks of all ranks, in rank 0; each rank calls this with its own. None: some cannot be accessed.
 
     Raises:
@@ -114,13 +114,13 @@ def ranked_blocks(blocks: Sequence[BlockBytes] | None, exchange: Exchange) -> li
     """
     plain = [group for group in blocks or () if isinstance(group, BytesInPlace)]
     is_plain = blocks is not None and len(plain) == len(blocks)
-    known = exchange.columns(torch.tensor([[int(is_plain), len(plain), os.getpid()]]), 3 * exchange.ranks.size)
+    known = collective.columns(torch.tensor([[int(is_plain), len(plain), os.getpid()]]), 3 * collective.ranks.size)
     gathered = known.view(-1, 3).tolist()
     if not all(reachable for reachable, _, _ in gathered):
         return None
     facts = [fact for group in plain for fact in (group.address, group.stride, group.nbytes)]
-    of_all = exchange.columns(torch.tensor([facts]), len(facts) * exchange.ranks.size).view(-1, len(plain), _FACTS)
-    if exchange.ranks.rank:
+    of_all = collective.columns(torch.tensor([facts]), len(facts) * collective.ranks.size).view(-1, len(plain), _FACTS)
+    if collective.ranks.rank:
         return None
     parts = [
         [PartOfRank(pid, *group) for group in of_rank]

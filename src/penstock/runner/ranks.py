@@ -36,9 +36,9 @@ from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.kernels.ops import make_ops
-from penstock.kernels.ranks import Exchange
-from penstock.kernels.ranks.native import SharedExchange, shared_file
-from penstock.kernels.ranks.reference import DistributedExchange, lost_peers
+from penstock.kernels.ranks import Collective
+from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
+from penstock.kernels.ranks.reference import DistributedCollective, lost_peers
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
@@ -58,7 +58,7 @@ class Group(Protocol):
     """A rank's connection to the other ranks."""
 
     @property
-    def exchange(self) -> Exchange:
+    def collective(self) -> Collective:
         """The operations by which layers exchange columns and rows."""
         ...
 
@@ -78,9 +78,9 @@ class Group(Protocol):
 class SharedGroup:
     """Ranks that share memory. See `Group`."""
 
-    def __init__(self, exchange: SharedExchange) -> None:
-        self.exchange = exchange
-        self.share, self.lose = exchange.share, exchange.lose
+    def __init__(self, collective: SharedMemoryCollective) -> None:
+        self.collective = collective
+        self.share, self.lose = collective.share, collective.lose
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the last process."""
@@ -93,12 +93,12 @@ class DistributedGroup:
         """
         Args:
             rendezvous: rendezvous address, the `init_method` of `init_process_group`.
-            backend: for the layers' exchange; plans go through gloo.
+            backend: for the layers' collective operations; plans go through gloo.
         """
         distributed.init_process_group(backend, init_method=rendezvous, rank=ranks.rank, world_size=ranks.size)
         world = distributed.group.WORLD
         assert world is not None
-        self.exchange = DistributedExchange(world)
+        self.collective = DistributedCollective(world)
         self._plans = world if backend == "gloo" else distributed.new_group(backend="gloo")
 
     def share(self, message: bytes) -> bytes:
@@ -108,7 +108,7 @@ class DistributedGroup:
     def _broadcast(self, message: bytes) -> bytes:
         size = torch.tensor([len(message)])
         distributed.broadcast(size, 0, self._plans)
-        first = self.exchange.ranks.rank == 0
+        first = self.collective.ranks.rank == 0
         content = torch.frombuffer(bytearray(message), dtype=torch.uint8) if first and message else None
         if content is None:
             content = torch.empty(int(size), dtype=torch.uint8)
@@ -181,14 +181,14 @@ class RankLaunch:
             return DistributedGroup(self.ranks, self.rendezvous, self.backend)
         library = native.library()
         assert library is not None
-        return SharedGroup(SharedExchange(library, self.ranks, self.shared))
+        return SharedGroup(SharedMemoryCollective(library, self.ranks, self.shared))
 
     def runner(self, checkpoint: Checkpoint, group: Group) -> TorchRunner:
         """Load the rank's part of the model."""
         with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
             self.seat.take()
         settings = self.settings
-        ops = make_ops(torch.device(settings.device), group.exchange, widened_weights=settings.widened_weights)
+        ops = make_ops(torch.device(settings.device), group.collective, widened_weights=settings.widened_weights)
         return TorchRunner(checkpoint, settings, ops)
 
 
@@ -327,7 +327,7 @@ class RankedRunner:
         return first, NetworkGroup(first.ranks, rendezvous, first.backend, self._plans)
 
     def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
-        return ranked_blocks(self._runner.blocks, group.exchange)
+        return ranked_blocks(self._runner.blocks, group.collective)
 
     def start_head(self, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
         """Load the multi-token prediction head on every rank; `settings` are the head's own.
@@ -358,7 +358,7 @@ class RankedRunner:
             self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
             result = self._runner.execute(plan)
             if self._moves_blocks:
-                self._group.share(b"")  # all have stored their keys: no exchange followed the last layer's
+                self._group.share(b"")  # all have stored their keys: no collective operation followed the last layer's
             return result
         except BaseException as error:
             self._end(0.0)
@@ -453,7 +453,7 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     adapters = FollowedAdapters(runner)
     group.share(b"")
     if launch.settings.moves_blocks:
-        ranked_blocks(runner.blocks, group.exchange)
+        ranked_blocks(runner.blocks, group.collective)
     head = _own_head(launch, checkpoint, runner)
     if head is not None:
         group.share(b"")

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from penstock.errors import NotPermittedError, RequestNotFoundError
-from penstock.frontend.history import Event, History, Life, chrome_trace
+from penstock.frontend.history import History, RequestRecord, TimelineEvent, chrome_trace
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
 from penstock.server.openai_errors import ERRORS
@@ -26,7 +26,7 @@ class RequestAccount(TypedDict):
     seconds_to_first_token: float | None
     seconds: float | None
     finish_reasons: list[str]
-    events: list[Event]
+    events: list[TimelineEvent]
 
 
 class Why(TypedDict):
@@ -40,24 +40,24 @@ async def why(name: str, context: ContextOf, serving: ServingOf) -> Why:
     By the id in its answer or its `x-request-id`. Times are seconds since its arrival.
     """
     caller, history = context.caller, serving.engine.history
-    lives = [life for life in history.find(name) if caller.operator or life.tenant == caller.tenant]
-    if not lives:
+    records = [record for record in history.find(name) if caller.operator or record.tenant == caller.tenant]
+    if not records:
         raise RequestNotFoundError(f"there is no live or recent request {name!r} here", "id")
-    return {"requests": [_account(history, life) for life in lives]}
+    return {"requests": [_account(history, record) for record in records]}
 
 
-def _account(history: History, life: Life) -> RequestAccount:
-    first, end = life.first_token, life.ended
+def _account(history: History, record: RequestRecord) -> RequestAccount:
+    first, end = record.first_token, record.ended
     return {
-        "id": life.request_id,
+        "id": record.request_id,
         "state": "open" if end is None else "ended",
-        "prompt_tokens": life.prompt_tokens,
-        "priority": life.priority,
-        "tenant": life.tenant,
-        "seconds_to_first_token": None if first is None else round(first - life.arrival, 6),
-        "seconds": None if end is None else round(end - life.arrival, 6),
-        "finish_reasons": life.finish_reasons,
-        "events": history.explain(life),
+        "prompt_tokens": record.prompt_tokens,
+        "priority": record.priority,
+        "tenant": record.tenant,
+        "seconds_to_first_token": None if first is None else round(first - record.arrival, 6),
+        "seconds": None if end is None else round(end - record.arrival, 6),
+        "finish_reasons": record.finish_reasons,
+        "events": history.explain(record),
     }
 
 
@@ -69,6 +69,6 @@ async def timeline(
     if not context.caller.operator:
         raise NotPermittedError("the timeline shows every key's requests: it needs an operator's API key")
     history = serving.engine.history
-    steps, lives = history.steps(seconds), history.lives()
-    body = await asyncio.to_thread(lambda: msgspec.json.encode(chrome_trace(steps, lives)))
+    steps, records = history.steps(seconds), history.records()
+    body = await asyncio.to_thread(lambda: msgspec.json.encode(chrome_trace(steps, records)))
     return Response(body, media_type="application/json")

@@ -1,16 +1,11 @@
-"""A process that finds out whether a form can be had: one line of JSON in, one out.
+"""Worker process that validates grammars: one JSON frame in, one text frame out.
 
-The library has no limit on the time that compiling takes, and no way to interrupt it. Here the kernel is the limit: a
-grammar that takes too much processor time or memory takes this process with it, and nothing else.
+llguidance cannot bound or interrupt compilation. The kernel's limits on this process do: a grammar that exceeds its
+processor time or memory kills this process, and nothing else.
 """
 
-import os
-import queue
 import random
-import resource
 import signal
-import sys
-import threading
 import time
 from array import array
 
@@ -22,24 +17,25 @@ from penstock.errors import InvalidRequestError
 from penstock.structured.grammar import compile_grammar, refusal
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
-from penstock.system.host import die_with_parent
+from penstock.system.worker_process import Channel, limit_memory, limited_cpu_time
 
 CPU_SECONDS = 2
-"""Processor time for a grammar."""
+"""Processor time per grammar."""
 MEMORY_BYTES = 4 * 2**30
 WALK = 48
-"""Tokens of a random answer to try, and the maximum processor time of one mask."""
+"""Length in tokens of the random answer."""
 MASK_SECONDS = 0.05
+"""Maximum processor time of one mask."""
 
 
-def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
-    """Compile a form, and follow a random answer for some tokens.
+def validate(vocabulary: Vocabulary, structured: Structured) -> None:
+    """Compiles a grammar and computes the masks of a random answer of up to `WALK` tokens.
 
     Raises:
-        InvalidRequestError: it cannot be compiled, or masks would take too long.
+        InvalidRequestError: it does not compile, no answer satisfies it, or a mask takes longer than `MASK_SECONDS`.
     """
     matcher = Matcher(compile_grammar(vocabulary, structured))
-    dice = random.Random(0)
+    rng = random.Random(0)
     answer = array("i")
     row = np.zeros((vocabulary.size + 32) // 32, dtype=np.uint32)
     while len(answer) < WALK:
@@ -54,47 +50,36 @@ def inspect(vocabulary: Vocabulary, structured: Structured) -> None:
             raise refusal(structured, f"too complex to be followed token by token. {matcher.error}")
         if not len(allowed):
             return
-        answer.append(int(dice.choice(allowed)))
+        answer.append(int(rng.choice(allowed)))
 
 
 def main() -> None:
-    """Run as `python -m penstock.structured.worker FOLDER SIZE`: folder of the tokenizer, size of the vocabulary."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; it ends with its standard input
+    """Runs as `python -m penstock.structured.worker`. The first frame gives the model's folder and the vocabulary size.
+
+    Each later frame is a `Structured`; its answer is the reason for the refusal, empty if the grammar is valid.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # what stops all of a service's processes; it ends with its parent
         signal.signal(ignored, signal.SIG_IGN)
-    die_with_parent()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    lines: queue.Queue[bytes] = queue.Queue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    vocabulary = Vocabulary.of_checkpoint(sys.argv[1], int(sys.argv[2]))
-    _say("")
-    while True:
-        structured = msgspec.json.decode(lines.get(), type=Structured)
-        _limit_cpu()
+    limit_memory(MEMORY_BYTES)
+    channel = Channel()
+    try:
+        folder, size = msgspec.json.decode(channel.receive(), type=tuple[str, int])
+        vocabulary = Vocabulary.of_checkpoint(folder, size)
+        channel.send(b"")
+        while True:
+            channel.send(_answer(vocabulary, channel.receive()).encode())
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        return
+
+
+def _answer(vocabulary: Vocabulary, frame: bytes) -> str:
+    structured = msgspec.json.decode(frame, type=Structured)
+    with limited_cpu_time(CPU_SECONDS):
         try:
-            inspect(vocabulary, structured)
-            error = ""
+            validate(vocabulary, structured)
         except InvalidRequestError as refused:
-            error = str(refused)
-        _limit_cpu()  # or what this form left of its seconds would end the worker as it takes the next one
-        _say(error)
-
-
-def _limit_cpu() -> None:
-    """Allow `CPU_SECONDS` from now on."""
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_SECONDS, most))
-
-
-def _read(lines: "queue.Queue[bytes]") -> None:
-    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # a parent that dies may leave half a line
-        lines.put(line)
-    os._exit(0)  # even while compiling: no one reads the result
-
-
-def _say(error: str) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(error) + b"\n")
-    sys.stdout.buffer.flush()
+            return str(refused)
+    return ""
 
 
 if __name__ == "__main__":

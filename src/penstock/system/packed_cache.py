@@ -176,7 +176,7 @@ def _digest(sums: "Iterable[NDArray[np.uint64]]") -> str:
     return digest.hexdigest()
 
 
-class PackedCache:
+class WeightCache:
     """A folder of packed models."""
 
     def __init__(self, folder: Path) -> None:
@@ -479,7 +479,7 @@ def writer_for(key: str) -> PackedFileWriter | None:
     return writer if writer is not None and writer.key == key else None
 
 
-def find(cache: PackedCache, key: str) -> PackedFile | None:
+def find(cache: WeightCache, key: str) -> PackedFile | None:
     """The verified file of a key; None if there is none. A damaged one is set aside."""
     found = _FOUND.get()
     if found is None or found.key != key or not found.path.exists():

@@ -36,7 +36,8 @@ class WorkerEndedError(EngineError):
         Args:
             exit_code: of the child, negative for a signal; None: there was no answer in time, so it was killed.
         """
-        super().__init__(f"a worker process gave no answer; exit code {exit_code}")
+        reason = "in time" if exit_code is None else f"and ended with exit code {exit_code}"
+        super().__init__(f"a worker process gave no answer {reason}")
         self.exit_code = exit_code
 
 
@@ -66,7 +67,7 @@ class WorkerProcess:
         self._late = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arriving: tuple[_Incoming, asyncio.Future[None]] | None = None
-        self._close = weakref.finalize(self, _close, self._process, self._socket)
+        self._finalize = weakref.finalize(self, _close, self._process, self._socket)
 
     @property
     def pid(self) -> int:
@@ -126,7 +127,7 @@ class WorkerProcess:
             timer.cancel()
 
     def _receive(self) -> None:
-        """Take what the socket holds: more of an answer, or the end of the child, also between two answers."""
+        """Reads available data: part of an answer, or EOF if the child exited, also between two answers."""
         assert self._loop is not None
         assert self._arriving is not None
         answer, arrival = self._arriving
@@ -147,6 +148,10 @@ class WorkerProcess:
         """End the child, whatever it is doing, without waiting for that: a pending `ask` fails."""
         self._process.kill()
 
+    def close(self) -> None:
+        """Kill the child and wait until it has exited; for the caller that has no `ask` pending."""
+        self._finalize()
+
     def _give_up(self) -> None:
         self._late = True
         self.kill()
@@ -154,7 +159,7 @@ class WorkerProcess:
     def _ended(self) -> WorkerEndedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
-        self._close()
+        self.close()
         return WorkerEndedError(None if self._late else self._process.wait())
 
 

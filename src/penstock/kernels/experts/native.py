@@ -12,8 +12,8 @@ from penstock.kernels.experts.reference import ReferenceExperts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.native import PackedWeight, activation_code
 from penstock.kernels.linear.weight import LinearMap, Weight
-from penstock.kernels.ranks import Alone, Exchange
-from penstock.kernels.ranks.native import SharedExchange
+from penstock.kernels.ranks import Alone, Collective
+from penstock.kernels.ranks.native import SharedMemoryCollective
 from penstock.native import Library, address, dtype_code
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import ExpertsArgs, RouteArgs
@@ -32,10 +32,10 @@ class PackedExperts:
         down: Sequence[Weight],
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
-        exchange: SharedExchange | Alone,
+        collective: SharedMemoryCollective | Alone,
     ) -> None:
         assert gate_up_bias is None or isinstance(gate_up[0], PackedWeight)
-        self._library, self._exchange = library, exchange
+        self._library, self._collective = library, collective
         self._weights, self._biases = (*gate_up, *down), (gate_up_bias, down_bias)
         self._rows, self._size = down[0].rows, len(down)
         self._activation, *maps = _first_maps(gate_up)
@@ -60,7 +60,7 @@ class PackedExperts:
         if shared is not None:
             assert shared.dtype == x.dtype
             assert shared.stride(1) == 1
-            own = self._exchange.ranks.own(shared.shape[1])
+            own = self._collective.ranks.own(shared.shape[1])
             assert len(own) == self._rows
             shared_place = shared.data_ptr() + own.start * shared.dtype.itemsize
         out = empty_rows(x, (self._rows,), x.dtype)
@@ -79,7 +79,7 @@ class PackedExperts:
             y=out.data_ptr(),
             dtype=dtype_code(x.dtype),
             activation=activation_code(self._activation),
-            ranks=self._exchange.handle if isinstance(self._exchange, SharedExchange) else None,
+            ranks=self._collective.handle if isinstance(self._collective, SharedMemoryCollective) else None,
             scale_x=scale_x,
         )
         call(self._library, x, arguments)
@@ -118,18 +118,18 @@ def _address(table: "ctypes.Array[ctypes.c_void_p] | None") -> int | None:
 class MixtureKernels:
     """See `penstock.kernels.ops.Ops` for the methods."""
 
-    def __init__(self, library: Library, exchange: Exchange) -> None:
-        self._library, self._exchange = library, exchange
+    def __init__(self, library: Library, collective: Collective) -> None:
+        self._library, self._collective = library, collective
 
     def new_experts(
         self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> Experts:
         joined = isinstance(gate_up[0], JoinedWeight) and gate_up_bias is not None
         if joined or not (_alike(gate_up) and _alike(down)):  # for example, if a checkpoint has some in floating point
-            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._exchange)
-        if not isinstance(self._exchange, SharedExchange | Alone):  # the kernel supports no other
-            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._exchange)
-        return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._exchange)
+            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._collective)
+        if not isinstance(self._collective, SharedMemoryCollective | Alone):  # the kernel supports no other
+            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._collective)
+        return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._collective)
 
     def route(
         self, logits: Tensor, routing: Routing, correction: Tensor | None, scales: Tensor | None = None

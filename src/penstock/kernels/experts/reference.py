@@ -5,7 +5,7 @@ from torch import Tensor
 
 from penstock.config.feed_forward import Routing
 from penstock.kernels.linear.weight import LinearMap, Weight
-from penstock.kernels.ranks import Exchange
+from penstock.kernels.ranks import Collective
 
 
 def route(
@@ -65,10 +65,10 @@ class ReferenceExperts:
         down: list[Weight],
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
-        exchange: Exchange,
+        collective: Collective,
     ) -> None:
         self._gate_up, self._down, self._biases = gate_up, down, (gate_up_bias, down_bias)
-        self._exchange = exchange
+        self._collective = collective
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +94,7 @@ class ReferenceExperts:
         for place in range(top_k):  # a fixed order of summation
             total += outs[:, place] if scale_x else weights[:, place, None] * outs[:, place]
         if shared is not None:
-            own = self._exchange.ranks.own(shared.shape[1])
+            own = self._collective.ranks.own(shared.shape[1])
             shared = shared[:, own.start : own.stop]
             total += shared.float() if shared_gate is None else shared_gate.sigmoid() * shared.float()
         return total.to(x.dtype)
@@ -103,5 +103,5 @@ class ReferenceExperts:
         """[rows, columns] -> [rows, rows of down] float32."""
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in self._biases)
         inner = self._gate_up[expert].linear(x, gate_up_bias, x.dtype)
-        inner = self._exchange.columns(inner, self._down[expert].columns)
+        inner = self._collective.columns(inner, self._down[expert].columns)
         return self._down[expert].linear(inner, down_bias, torch.float32)

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.config.ranks import ALONE, Ranks
 
 
-class Exchange(Protocol):
+class Collective(Protocol):
     """Gathers tensors from all ranks. All ranks call the same methods in the same order."""
 
     ranks: Ranks
@@ -32,7 +32,7 @@ class Exchange(Protocol):
 
 
 class Alone:
-    """The exchange of a single rank: the identity."""
+    """The collective operations of a single rank: the identity."""
 
     ranks: Ranks = ALONE
 

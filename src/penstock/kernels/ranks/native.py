@@ -1,4 +1,4 @@
-"""Exchange between ranks of one machine over shared memory (`csrc/ranks.h` has the layout)."""
+"""Collective operations between ranks of one machine over shared memory (`csrc/ranks.h` has the layout)."""
 
 import ctypes
 import mmap
@@ -15,14 +15,14 @@ from penstock.native.structs import ExchangeArgs
 from penstock.native.structs import Ranks as RanksStruct
 
 SLOT_BYTES = 8 * 2**20
-"""Bytes of a rank's slot for one exchange. A row of logits must fit."""
+"""Bytes of a rank's slot for one collective operation. A row of logits must fit."""
 _LENGTH = 8
 _PIECE = SLOT_BYTES - _LENGTH
-"""Bytes of a message's length field, and of the piece of a message that one exchange carries."""
+"""Bytes of a message's length field, and of the piece of a message that one slot carries."""
 
 
-class SharedExchange:
-    """See `penstock.kernels.ranks.Exchange` for the methods."""
+class SharedMemoryCollective:
+    """See `penstock.kernels.ranks.Collective` for the methods."""
 
     def __init__(self, library: Library, ranks: Ranks, file: int) -> None:
         """
@@ -42,7 +42,7 @@ class SharedExchange:
 
     @property
     def handle(self) -> int:
-        """Address of the library's exchange object."""
+        """Address of the library's `Ranks`."""
         return ctypes.addressof(self._ranks)
 
     def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:

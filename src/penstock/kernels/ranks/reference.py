@@ -1,4 +1,4 @@
-"""Exchange over torch.distributed: gloo on CPUs, NCCL on GPUs. Ranks only gather and copy; nothing is summed."""
+"""Collective operations by torch.distributed: gloo on CPUs, NCCL on GPUs. Ranks gather and copy; nothing is summed."""
 
 import contextlib
 import re
@@ -14,8 +14,8 @@ from penstock.native import LOST_WORDS
 _CLOSED = re.compile("(?i)connection (was )?(closed|reset)|broken pipe|timed out")
 
 
-class DistributedExchange:
-    """See `penstock.kernels.ranks.Exchange` for the methods."""
+class DistributedCollective:
+    """See `penstock.kernels.ranks.Collective` for the methods."""
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group

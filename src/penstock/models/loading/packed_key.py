@@ -15,7 +15,7 @@ from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.config.ranks import ALONE, Ranks
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
-from penstock.system.packed_cache import PackedCache
+from penstock.system.packed_cache import WeightCache
 
 MIN_BYTES = 32 * 2**20
 """Minimum size of weight files worth caching: smaller models pack in a moment."""
@@ -37,11 +37,11 @@ _FLAGS = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", 
 }
 
 
-def packed_cache(settings: Settings) -> PackedCache | None:
+def packed_cache(settings: Settings) -> WeightCache | None:
     """The cache of packed weights; None if the user disabled it, or if weights are not packed."""
     if settings.packed_cache is None or settings.device != "cpu" or os.environ.get("PENSTOCK_ISA") == "reference":
         return None
-    return PackedCache(Path(settings.packed_cache)) if _library().exists() else None
+    return WeightCache(Path(settings.packed_cache)) if _library().exists() else None
 
 
 def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE) -> str | None:

@@ -18,7 +18,7 @@ from penstock.models.encoder import Encoder
 from penstock.models.loading.packed_key import about, packed_cache, packed_key
 from penstock.quantization.base import WeightFactory, packed_tensor, unpacked_tensor
 from penstock.system import reserve
-from penstock.system.packed_cache import Entry, PackedCache, PackedFile, PackedFileWriter, find, writer_for
+from penstock.system.packed_cache import Entry, PackedFile, PackedFileWriter, WeightCache, find, writer_for
 from penstock.system.reserve import Reserve
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def load_through_cache(checkpoint: Checkpoint, settings: Settings, ranks: Ranks,
             return _pack_and_cache(cache, writer, make)
 
 
-def _pack_and_cache(cache: PackedCache, writer: PackedFileWriter, make: Make[ModelT]) -> ModelT:
+def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, make: Make[ModelT]) -> ModelT:
     """Load the model, packing its weights into the writer's file, and map them from the finished file."""
     model, factory = make(_no_lookup)
     weights = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
