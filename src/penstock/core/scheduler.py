@@ -367,7 +367,7 @@ class Scheduler:
         return None
 
     def _start(self, seq: Sequence, most_slots: int, step: Step) -> None:
-        """Start a waiting sequence that has its blocks."""
+        """Mark a waiting sequence with blocks as running, and record its start."""
         self._blocked = None
         self._sequences.start(seq, most_slots)
         if seq.first_scheduled is None:

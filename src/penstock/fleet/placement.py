@@ -18,11 +18,11 @@ from penstock.fleet.crash_blame import Case
 from penstock.fleet.router import PlaceLoad, Router
 
 MAX_CONSIDERED = 64
-"""Most requests at the head of the queue that one call of `assign` considers."""
+"""Maximum requests at the head of the queue that one call of `assign` considers."""
 SHORT_PROMPT = 64
-"""Most tokens to compute for which a prompt is not sent to a prefill engine."""
+"""Maximum tokens to compute for which a prompt is not sent to a prefill engine."""
 STEPS_AHEAD = 2
-"""Steps' worth of prompt tokens that an engine is given before it can compute them."""
+"""Maximum prompt tokens queued in an engine, in multiples of a step's token budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class FleetRequest:
 
 @dataclass(slots=True, eq=False)
 class PlaceStatus:
-    """One engine at a time and its load."""
+    """The current engine of a place: its limits, state and load."""
 
     capacity: Capacity
     load: PlaceLoad
