@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _NO_TOOLS = Tools(())
 _UNLIMITED = 2**62
-"""The caller's own tasks limit what is queued, and what is not read yet."""
+"""No limits: the caller's own tasks bound the queue and the unread output."""
 _QUEUE_SECONDS = 1e9
 
 
@@ -39,11 +39,11 @@ _QUEUE_SECONDS = 1e9
 class AsyncLLM:
     """A model that generates for many tasks of one event loop; their requests run together. Used by `async with`.
 
-    The arguments are those of `LLM`. An engine that dies is replaced, and unfinished answers go on where they were. A
-    task that is cancelled, or leaves its stream, aborts its request.
+    The arguments are those of `LLM`. A dead engine is replaced, and unfinished answers continue where they were.
+    Cancelling a task, or leaving its stream, aborts the request.
 
     Raises:
-        ConfigError: an option is unknown or does not go with the model or the machine.
+        ConfigError: an option is unknown, or incompatible with the model or the machine.
         CheckpointError: the model cannot be read.
     """
 
@@ -86,11 +86,11 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> RequestOutput:
-        """Answer one prompt, text or token ids. `asyncio.gather` and `asyncio.as_completed` answer many.
+        """Answer one prompt, text or token ids. For many, use `asyncio.gather` or `asyncio.as_completed`.
 
         Raises:
-            InvalidRequestError: the prompt or its parameters are refused.
-            EngineDeadError: the engine was closed, or failed again and again.
+            InvalidRequestError: the prompt or its parameters are invalid.
+            EngineDeadError: the engine was closed, or failed repeatedly.
         """
         with self._engine.open([await self._accept(prompt, params, adapter)], stream=False) as request_stream:
             (output,) = await request_stream.results()
@@ -100,10 +100,10 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> AsyncIterator[CompletionDelta]:
-        """Answer one prompt piece by piece, as the tokens come.
+        """Answer one prompt as a stream of deltas.
 
         Raises:
-            InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
+            InvalidRequestError: as `generate`; also for beam search and `best_of`, which cannot stream.
             EngineDeadError: as `generate`.
         """
         check_params(params)
@@ -125,10 +125,10 @@ class AsyncLLM:
         adapter: str | None = None,
         **template: Any,
     ) -> RequestOutput:
-        """Answer a conversation; see `LLM.chat`. `parts` takes the answers apart.
+        """Answer a conversation; see `LLM.chat`. `parts` splits the answers into reasoning, text and tool calls.
 
         Raises:
-            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
+            InvalidRequestError: as `generate`; also if there is no chat template, or it rejects the messages.
         """
         prompt, params = await self._conversation(messages, params, tools, template)
         return await self.generate(prompt, params, adapter=adapter)
@@ -143,13 +143,13 @@ class AsyncLLM:
         adapter: str | None = None,
         **template: Any,
     ) -> AsyncIterator[CompletionDelta]:
-        """Answer a conversation piece by piece. Raises as `chat`."""
+        """Answer a conversation as a stream of deltas. Raises the same errors as `chat`."""
         prompt, params = await self._conversation(messages, params, tools, template)
         async for delta in self.stream(prompt, params, adapter=adapter):
             yield delta
 
     def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
-        """The parts of each answer of a chat: reasoning, text, and calls of the tools that were offered."""
+        """Split each answer of a chat into reasoning, text, and calls of `tools`."""
         tokenizer = self._engine.prompts.need_tokenizer()
         parsers = Parsers(self._chat_format, tokenizer, output.prompt_token_ids, tools or _NO_TOOLS)
         return [parsers.parts(answer) for answer in output.outputs]
@@ -171,7 +171,7 @@ class AsyncLLM:
         return format_of(self._engine.prompts.need_tokenizer().chat_template_source)
 
     async def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> "Accepted":
-        """Validate a request; nothing runs yet."""
+        """Validate a request without running it."""
         check_params(params)
         engine, params = self._engine, params or SamplingParams()
         chosen = None if adapter is None else self._adapter(engine, adapter)
@@ -199,7 +199,7 @@ class AsyncLLM:
         tools: Tools | None,
         template: dict[str, Any],
     ) -> tuple[list[int], SamplingParams]:
-        """The prompt that the chat template makes, and the parameters with the grammar of the tools."""
+        """Render the conversation to a prompt, and add the grammar of the tools to the parameters."""
         check_params(params)
         conversations = conversations_of(messages)
         if len(conversations) != 1:

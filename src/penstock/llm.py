@@ -63,16 +63,16 @@ if TYPE_CHECKING:
 
 @lists_options
 class LLM:
-    """A model, ready to answer. Use it as a context manager to free its memory at the end.
+    """A loaded model. Use it as a context manager to free its memory.
 
-    `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options have the names of
-    the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`. `engine` is one that was built already
-    (`engine.build`), instead of all these.
+    `model` is a Hugging Face folder or hub id, or None for the built-in demo model. The other options are named like
+    the command line's flags: `LLM("folder", max_num_seqs=8, dtype="bfloat16")`. `engine` is an engine that was already
+    built (`engine.build`); it replaces all other options.
 
-    For one thread at a time; several streams may be read in turns.
+    Not thread-safe; one thread may interleave several streams.
 
     Raises:
-        ConfigError: an option is unknown or does not go with the model or the machine.
+        ConfigError: an option is unknown, or incompatible with the model or the machine.
         CheckpointError: the model cannot be read.
     """
 
@@ -108,13 +108,15 @@ class LLM:
         *,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer each prompt: text, or token ids. Returns one output a prompt, in their order.
+        """Answer each prompt: text, or token ids. Returns one output per prompt, in their order.
 
-        `params` and `adapter`, the name of one, are for all prompts, or one each. `progress` shows a bar; None: for
-        several prompts, on a terminal.
+        Args:
+            params: for all prompts, or a list with one for each.
+            adapter: name of an adapter for all prompts, or a list with one for each.
+            progress: whether to show a progress bar; None: for several prompts, on a terminal.
 
         Raises:
-            InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
+            InvalidRequestError: a prompt or its parameters are invalid; nothing is computed.
         """
         pending = self._accept_all(prompts, params, adapter)
         self._run(pending, progress)
@@ -128,12 +130,12 @@ class LLM:
         *,
         adapter: str | Sequence[str | None] | None = None,
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Answer each prompt, as `generate`, but yield each output as soon as it is complete, with its prompt's index.
+        """Answer each prompt as `generate`, but yield (prompt index, output) as soon as each output is complete.
 
         Leaving the loop early aborts the other requests.
 
         Raises:
-            InvalidRequestError: a prompt or its parameters are refused. Nothing was computed then.
+            InvalidRequestError: a prompt or its parameters are invalid; nothing is computed.
         """
         return self._finished(self._accept_all(prompts, params, adapter))
 
@@ -148,17 +150,17 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several: messages with `role` and `content`, put together by the chat template.
+        """Answer a conversation, or several: messages with `role` and `content`, rendered by the chat template.
 
-        Answers are text as the model writes it; `parts` takes it apart.
+        Outputs contain the model's raw text; `parts` splits it into reasoning, text and tool calls.
 
         Args:
-            tools: that the model may call, or must.
-            adapter: as that of `generate`.
-            template: variables for the template.
+            tools: functions that the model may or must call.
+            adapter: as in `generate`.
+            template: variables of the chat template.
 
         Raises:
-            InvalidRequestError: as `generate`; also if the model has no chat template, or it refuses the messages.
+            InvalidRequestError: as `generate`; also if there is no chat template, or it rejects the messages.
         """
         asked = [
             Conversation([dict(message) for message in conversation], tools or Tools(()), template)
@@ -184,16 +186,16 @@ class LLM:
         truncate: bool = False,
         progress: bool | None = None,
     ) -> "NDArray[np.float32]":
-        """The vectors of texts, or of token ids: [texts, vector_size] float32.
+        """Embed texts, or lists of token ids: [num_texts, vector_size] float32.
 
         Args:
-            prompt_name: of the checkpoint's prompts, which goes before each text; None: its default, if it has one.
-            dimensions: how many of the vectors' first numbers, for models trained so.
-            normalize: whether vectors get length 1; None: as the checkpoint says.
-            truncate: cut texts that are too long, instead of refusing them.
+            prompt_name: the checkpoint's prompt to put before each text; None: its default, if it has one.
+            dimensions: number of leading elements to keep, for models trained with Matryoshka loss.
+            normalize: whether to scale vectors to length 1; None: as the checkpoint says.
+            truncate: whether texts that are too long are truncated rather than refused.
 
         Raises:
-            InvalidRequestError: a text or an option is refused, or the model does not embed. Nothing was computed then.
+            InvalidRequestError: a text or option is invalid, or the model is no embedding model; nothing is computed.
         """
         import numpy as np
 
@@ -221,13 +223,13 @@ class LLM:
         raw: bool = False,
         progress: bool | None = None,
     ) -> list[float]:
-        """How well documents answer a query, one score each; a single query goes with all documents, several one each.
+        """Score the relevance of documents: one query with every document, or as many queries as documents, in pairs.
 
-        A reranker scores pairs as it was trained to, and `raw` leaves its sigmoid out; an embedding model's scores are
-        the similarities of the vectors of query and document: cosines, unless the folder names another.
+        A reranker's score goes through a sigmoid unless `raw`. An embedding model's score is the similarity of the two
+        vectors: the cosine, unless the folder names another function.
 
         Raises:
-            InvalidRequestError: a text is refused, or the model generates. Nothing was computed then.
+            InvalidRequestError: a text is invalid, or the model is generative; nothing is computed.
         """
         encoder = self._text_encoder
         pairs = paired(query, documents)
@@ -254,19 +256,19 @@ class LLM:
         return outputs
 
     def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
-        """The parts of each answer of a chat: reasoning, text, and calls of the tools that were offered."""
+        """Split each answer of a chat into reasoning, text, and calls of `tools`."""
         parsers = Parsers(self._chat_format, self._need_tokenizer(), output.prompt_token_ids, tools or Tools(()))
         return [parsers.parts(answer) for answer in output.outputs]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[CompletionDelta]:
-        """Answer one prompt piece by piece, as the tokens come. Leaving the loop early aborts the request.
+        """Answer one prompt as a stream of deltas. Leaving the loop early aborts the request.
 
-        `adapter` is the name of one.
+        `adapter` is the name of an adapter.
 
         Raises:
-            InvalidRequestError: as `generate`; also for beam search and `best_of`, which have nothing before their end.
+            InvalidRequestError: as `generate`; also for beam search and `best_of`, which cannot stream.
         """
         check_params(params)
         if params is not None:
@@ -275,10 +277,10 @@ class LLM:
         return self._stream(pending)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Register the adapter (LoRA) in a folder, or of a hub id, under this name. The first request loads it.
+        """Register the LoRA adapter of a folder or hub id under this name. Its first request loads it.
 
         Raises:
-            AdapterError: it does not fit the model, or the memory that is planned for adapters.
+            AdapterError: it does not match the model, or exceeds the memory planned for adapters.
         """
         self._adapters.add(self._adapters.read(name, path))
 
@@ -286,13 +288,13 @@ class LLM:
         """Unregister the adapter of this name.
 
         Raises:
-            InvalidRequestError: there is none.
+            InvalidRequestError: there is no adapter of this name.
         """
         if self._adapters.remove(name) is None:
             raise InvalidRequestError(f"there is no adapter {name!r}", "adapter")
 
     def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
-        """The prompt, as token ids, that the chat template makes of the messages."""
+        """Render messages with the chat template and tokenise the prompt."""
         return self._need_tokenizer().encode_chat([dict(m) for m in messages], **template)
 
     def stats(self) -> EngineStats:
@@ -301,16 +303,16 @@ class LLM:
 
     @property
     def has_default_sampling(self) -> bool:
-        """Whether the checkpoint sets how tokens are sampled where `SamplingParams` do not."""
+        """Whether the checkpoint has default sampling parameters, for those that `SamplingParams` leave unset."""
         return self._engine.info.defaults.has_sampling
 
     @property
     def memory_plan(self) -> str:
-        """Where the engine's bytes go, in a line."""
+        """The memory plan in one line: weights, KV cache, activations."""
         return self._engine.info.memory_plan
 
     def close(self) -> None:
-        """Give the memory back. Calling it again does nothing."""
+        """Free the model's memory; idempotent."""
         if self._core is not None:
             self._validator.close()
             if self.tokenizer is not None:
@@ -349,7 +351,7 @@ class LLM:
         return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
     def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> OutputProcessor:
-        """Validate a prompt and make what collects its answer; the engine does not know of it yet."""
+        """Validate a prompt and create its output processor, without adding the request to the engine."""
         assert self._engine
         params = self._input_processor.with_default_stops(params or SamplingParams())
         chosen = None if adapter is None else self._adapters.find(adapter)
@@ -380,7 +382,7 @@ class LLM:
                     bar.update()
 
     def _finished(self, pending: list[OutputProcessor]) -> Iterator[tuple[int, RequestOutput]]:
-        """Compute requests; yields each one's output at its end, with its index."""
+        """Run requests to completion; yields (index, output) as each one ends."""
         indices = {one.request.request_id: index for index, one in enumerate(pending)}
         ended = deque[str]()
         interrupt: KeyboardInterrupt | None = None
@@ -422,9 +424,9 @@ class LLM:
             self._engine.add_request(output_processor.request)
 
     def _step(self) -> None:
-        """Run one step of the engine. Every live request gets its own outputs, whichever call drove the step.
+        """Run one engine step and deliver its outputs to all live requests, including those of other streams.
 
-        Ctrl-C waits for the step's end: half a step would leave the engine unusable.
+        Ctrl-C is deferred to the step's end: an interrupted step would leave the engine unusable.
         """
         with interrupts_held():
             self._run_step(self._engine)
@@ -447,7 +449,7 @@ class LLM:
                     self._ended[request_id].append(request_id)
 
     def _abort(self, pending: list[OutputProcessor]) -> None:
-        """Forget requests at their end, or end those that the caller will not wait for."""
+        """Remove ended requests, and abort unfinished ones that the caller has left."""
         with interrupts_held():
             for output_processor in pending:
                 request_id = output_processor.request.request_id
@@ -458,7 +460,7 @@ class LLM:
 
 
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
-    """The engine, and the model's tokenizer, which a thread of its own loads beside the weights."""
+    """Build the engine and load the tokenizer, which a thread loads concurrently with the weights."""
     model = config.model
     with startup.starting(config) as imported, ThreadPoolExecutor(1, "tokenizer") as beside:
         from penstock.engine.build import build

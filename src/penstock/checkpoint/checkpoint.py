@@ -1,11 +1,11 @@
-"""A checkpoint on disk: its path, and the facts of its model. No torch, no weights.
+"""Finds a checkpoint on disk or on the hub, and reads its configs. No torch, no weights.
 
     model (folder, .gguf file, hub id or None) ──resolve_path──> folder or GGUF file ──open_model──> Checkpoint
                                                                  folder ──weight_files──> its safetensors files
 
-A folder holds config.json and safetensors files; a GGUF file holds all in one, and its metadata is turned into the same
-config. None stands for the demo model, which is part of the package. The files are taken for hostile or damaged: their
-sizes are bounded before they are read, and what they name stays within the folder.
+A folder holds config.json and safetensors files; a GGUF file holds all in one, and its metadata is converted to the
+same config. None is the demo model, which is part of the package. Files are untrusted: their sizes are checked against
+limits before they are read, and the paths in them must stay within the folder.
 """
 
 import functools
@@ -30,7 +30,7 @@ DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEMO_NAME = "penstock-demo"
 
 _MAX_JSON_BYTES = 8 * 2**20
-"""Of config.json and files like it: the largest in use have 1 MB. Reading one takes up to 25 times as much memory."""
+"""Maximum bytes of config.json and similar files; the largest in use have 1 MB. Parsing takes up to 25 times that."""
 _MAX_INDEX_BYTES = 64 * 2**20
 _MAX_TEXT_BYTES = 2**20
 
@@ -40,7 +40,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_SECONDS = 10.0
 """Maximum time to wait for the hub's list of a repository's files."""
 _HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
-"""Files of the hub that hold a model's weights again, in another form."""
+"""Hub files that repeat a model's weights in another format."""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 logger = logging.getLogger(__name__)
@@ -48,30 +48,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model whose config could be read."""
+    """A checkpoint: its path and its configs."""
 
     path: Path
-    """The folder, or the GGUF file (of several, the first)."""
+    """The folder, or the GGUF file (of a split model, the first)."""
     name: str
-    """The hub id as given, else the name of the folder, the file, or the link to it that was given."""
+    """The hub id, or the name of the given folder, file or link."""
     config: dict[str, Any]
     """The content of `config.json` with `hf_overrides`, or its equivalent for a GGUF file."""
     config_file: Path
-    """Where that stands, for errors."""
+    """Path of the config, for errors."""
     generation: GenerationDefaults
     gguf: GGUFFile | None = None
     """The headers of a GGUF file."""
     task: Literal["generate", "embed", "score"] | None = None
-    """The task that the caller asks for; None: the model's own."""
+    """The requested task; None: the model's own."""
     hf_overrides: str | None = None
-    """What the caller replaces in `config.json`: a JSON object."""
+    """JSON object that replaces settings of `config.json`."""
     unheeded: tuple[str, ...] = ()
-    """Keys of `generation_config.json`, or of a GGUF file, that change answers of `transformers` or llama.cpp, and not
+    """Keys of `generation_config.json` or a GGUF file that change the answers of `transformers` or llama.cpp, but not
     Penstock's."""
 
 
 def open_model(config: ModelConfig) -> Checkpoint:
-    """Find the model that the options name, and read its configs. Raises as `open_checkpoint` does."""
+    """Find the model that the options name, and read its configs. Raises the same errors as `open_checkpoint`."""
     return open_checkpoint(config.model, config.task, config.revision, config.hf_overrides)
 
 
@@ -81,13 +81,13 @@ def open_checkpoint(
     """Find a model and read its configs.
 
     Args:
-        task: generate, embed, score, or auto: what it is made for.
+        task: generate, embed, score, or auto: the checkpoint's own.
         revision: branch, tag or commit of a hub repository.
         hf_overrides: a JSON object that replaces settings of config.json.
 
     Raises:
         CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
-        ConfigError: the revision or the overrides do not go with this kind of model.
+        ConfigError: the revision or the overrides cannot apply to this kind of model.
     """
     path = resolve_path(model, revision)
     name = _name(model, path)
@@ -114,8 +114,8 @@ def open_checkpoint(
 
 
 def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these settings in it, as vLLM puts them there: a nested config, such as `text_config`, is merged
-    at every level, and any other value is replaced as a whole.
+    """Merge settings into the config as vLLM does: a nested config, such as `text_config`, is merged at every level,
+    and any other value is replaced as a whole.
     """
     merged = dict(config)
     for key, value in overrides.items():
@@ -135,7 +135,7 @@ def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe(checkpoint: Checkpoint) -> str:
-    """The model's name, family, format and size, in a line."""
+    """The model's name, family, format and size in one line."""
     config = checkpoint.config
     if checkpoint.gguf is None:
         files = weight_files(checkpoint.path)
@@ -152,14 +152,14 @@ def describe(checkpoint: Checkpoint) -> str:
 
 
 def resolve_path(model: str | None, revision: str | None = None) -> Path:
-    """The folder of a model, or its GGUF file: the demo model's for None, else what lies here, else a download.
+    """The folder or GGUF file of a model: a local path, or else a download from the hub; None: the demo model.
 
     Args:
         revision: branch, tag or commit of a hub repository; None: its main branch.
 
     Raises:
-        CheckpointError: it is neither, nor a model that can be downloaded, or there are several GGUF files.
-        ConfigError: there is a revision, and the model is not of the hub.
+        CheckpointError: there is no such path and it cannot be downloaded, or there are several GGUF files.
+        ConfigError: a revision is given, but the model is not from the hub.
     """
     path = DEMO_FOLDER if model is None else Path(os.path.expanduser(model))  # Path's own raises without such a home
     if revision is not None and path.exists():
@@ -186,7 +186,7 @@ def resolve_path(model: str | None, revision: str | None = None) -> Path:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The folder itself, or its GGUF file if that is all it has of weights."""
+    """The folder itself or, if it has no safetensors files, its GGUF file."""
     if _has_safetensors(folder):
         return folder
     names = [file.name for file in folder.glob("*.gguf") if file.is_file()]
@@ -198,11 +198,11 @@ def _has_safetensors(folder: Path) -> bool:
 
 
 _downloading = threading.Lock()
-"""The tokenizer and the weights, which threads load side by side, are asked of the hub once."""
+"""Held while downloading: tokenizer and weights are loaded by concurrent threads, but downloaded once."""
 
 
 def _download(repository: str, choice: str | None, revision: str | None) -> Path:
-    """A hub model as a folder, or as the GGUF file that is chosen, or the only one; the same as long as we run."""
+    """Download a hub model: its folder, or the GGUF file selected by `choice`. Cached for the process's lifetime."""
     with _downloading:
         return _download_once(repository, choice, revision)
 
@@ -236,7 +236,7 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
 
 
 def _hub_gguf_names(repository: str, revision: str | None) -> tuple[list[str], Path | None]:
-    """The GGUF files of a hub repository; where the hub does not answer, those in the cache, and their folder."""
+    """The GGUF files of a hub repository, and None; if the hub does not answer, the cached files and their folder."""
     from huggingface_hub import HfApi, snapshot_download
 
     try:  # not by `list_repo_files`, which tries for half a minute
@@ -267,7 +267,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         CheckpointError: there are none, the index is damaged, or it names a file that is missing or outside of the
-            folder. (A file may be a link that leads out of it, as in the hub's cache.)
+            folder. (A file may be a link to outside, as in the hub's cache.)
     """
     single, index = folder / _WEIGHTS, folder / _INDEX
     if single.is_file():
@@ -301,7 +301,7 @@ def read_json(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any] | 
     """The object in a JSON file, or None if there is no such file.
 
     Raises:
-        CheckpointError: it cannot be read, is too large, or holds something else.
+        CheckpointError: it cannot be read, is too large, or is not a JSON object.
     """
     text = read_text(path, max_bytes)
     if text is None:
@@ -316,7 +316,7 @@ def read_json(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any] | 
 
 
 def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str | None:
-    """The text of a file, or None if there is no such file. Raises as `read_json` does."""
+    """The text of a file, or None if there is no such file. Raises the same errors as `read_json`."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe may never end
             raise CheckpointError(f"{path} is not a regular file")

@@ -1,13 +1,13 @@
-"""What a checkpoint's folder says of its use as an encoder, in the files of `sentence-transformers`. No torch.
+"""Reads the settings of embedding models and rerankers from the files of `sentence-transformers`. No torch.
 
-modules.json                          what comes after the transformer, in order
-1_Pooling/config.json                 how hidden states become one vector
-2_Dense/config.json                   linear maps of it, with weights of their own
-3_Normalize                           vectors of length 1
-1_LogitScore/config.json              a language model's answer, yes or no, as a score
-sentence_bert_config.json             the longest text, lower case; also sentence_roberta_config.json and the like
-tokenizer_config.json                 the longest text, too; whether a pair's texts have tokens of two types
-config_sentence_transformers.json     prompts that go before texts, the vectors' length, how they are compared
+modules.json                          the modules after the transformer, in order
+1_Pooling/config.json                 pooling of hidden states to one vector
+2_Dense/config.json                   a linear map of the vector, with its own weights
+3_Normalize                           scales vectors to length 1
+1_LogitScore/config.json              score from a language model's logits of yes and no
+sentence_bert_config.json             maximum length, lower case; also sentence_roberta_config.json and the like
+tokenizer_config.json                 maximum length; whether the texts of a pair have different token types
+config_sentence_transformers.json     prompts to put before texts, truncation of vectors, similarity
 """
 
 import json
@@ -21,11 +21,11 @@ from penstock.checkpoint.gguf.config import pooling_of
 from penstock.errors import CheckpointError, shown
 
 Task = Literal["generate", "embed", "score"]
-"""What a model gives: text, the vector of a text, or the score of a query and a document."""
+"""Output of a model: text, the vector of a text, or the score of a query and a document."""
 Pooling = Literal["cls", "last", "mean", "max", "mean_sqrt_len", "weighted_mean"]
-"""How the hidden states of a text's tokens become one vector, as `sentence-transformers` computes it."""
+"""Pooling of the hidden states of a text's tokens to one vector, as in `sentence-transformers`."""
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
-"""How two vectors are compared; a distance counts with a minus sign."""
+"""Similarity of two vectors; distances are negated."""
 HeadActivation = Literal["tanh", "gelu", "relu", "sigmoid", "silu"]
 
 _POOLINGS: dict[str, Pooling] = {
@@ -44,12 +44,12 @@ _OLDER_POOLINGS: dict[str, Pooling] = {
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
 }
-"""In the order in which several give their parts."""
+"""In the order in which several poolings are concatenated."""
 _SHAPE_FILES = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-"""Names of one file in `sentence-transformers`; the first that is there counts."""
+"""Possible names of one file of `sentence-transformers`; the first that exists is read."""
 _KNOWN: dict[str, tuple[str, ...]] = {
     "shape": (
         *("max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"),
@@ -64,16 +64,16 @@ _KNOWN: dict[str, tuple[str, ...]] = {
     "Normalize": (),
     "LogitScore": ("true_token_id", "false_token_id"),
 }
-"""Settings that are read of each file, or have no effect."""
+"""Known settings of each file: those that are read, or have no effect."""
 _PART_KEYS = ("module_input_name", "module_output_name")
-"""Which part of a text's result a module reads and writes; here its vector."""
+"""Keys that name a module's input and output; both must be the vector."""
 _MAX_DENSE = 2**20
 _MAX_LENGTH = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear map behind the pooling, in a folder of its own."""
+    """A linear map after the pooling, stored in its own folder."""
 
     folder: str
     in_size: int
@@ -84,43 +84,43 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """How texts become vectors or scores."""
+    """Settings of an encoder: pooling, modules after it, prompts and limits."""
 
     task: Task
     pooling: tuple[Pooling, ...] | None = None
-    """None: the folder does not say."""
+    """None: not stated by the folder."""
     dense: tuple[DenseModule, ...] = ()
     normalize: bool = False
-    """Whether vectors get length 1."""
+    """Whether vectors are scaled to length 1."""
     score_tokens: tuple[int, int | None] | None = None
-    """The tokens of yes and no, whose logits are the score."""
+    """Ids of the tokens yes and no, from whose logits the score is computed."""
     sigmoid: bool = False
-    """Whether a score is the sigmoid of what the model gives."""
+    """Whether a sigmoid is applied to the model's score."""
     max_length: int | None = None
-    """Tokens of the longest text; None: what the model takes."""
+    """Maximum tokens of a text; None: the model's maximum."""
     token_types: bool = True
-    """Whether the texts of a pair have tokens of two types, where the model knows any."""
+    """Whether the texts of a pair have different token types, if the model has token types."""
     lower_case: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
-    """What goes before texts, by name."""
+    """Prefixes of texts, by name."""
     default_prompt: str | None = None
-    """The name of the prompt of texts that name none."""
+    """Name of the prompt for texts without a named prompt."""
     similarity: Similarity = "cosine"
     truncate_dim: int | None = None
-    """How many of a vector's first elements are kept; None: all."""
+    """Number of leading elements of a vector to keep; None: all."""
     vector_size: int = 0
-    """Numbers that a text becomes; filled in when the model is known, as the next."""
+    """Number of elements of a text's result; set, like the next field, once the model is known."""
     is_asked: bool = False
-    """Whether a score is a language model's answer to a question."""
+    """Whether the score is a language model's answer to a yes-or-no question."""
     unread: tuple[str, ...] = ()
-    """Settings of the folder's files that are unknown, with their files."""
+    """Unknown settings in the folder's files, with the names of the files."""
 
 
 def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
-    """Read the folder of a model that embeds or scores, or its GGUF file, whose vectors llama.cpp normalizes.
+    """Read the encoder settings of a folder or a GGUF file (whose vectors are normalized, as in llama.cpp).
 
     Raises:
-        CheckpointError: a file is damaged, or names something that is not known here.
+        CheckpointError: a file is damaged, or names something unsupported.
     """
     folder = checkpoint.path
     if checkpoint.gguf is not None:
@@ -173,10 +173,10 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
 
 
 def _unread(file: Path, kind: str) -> list[str]:
-    """The settings of a file that are unknown, with its name.
+    """The unknown settings of a file, with its name.
 
     Raises:
-        CheckpointError: the module reads or writes something else than a text's vector.
+        CheckpointError: the module reads or writes anything but a text's vector.
     """
     config = read_json(file) or {}
     if kind in ("Dense", "Normalize"):
@@ -191,7 +191,7 @@ def _unread(file: Path, kind: str) -> list[str]:
 def _check_modalities(shape: Mapping[str, Any], file: Path) -> None:
     """
     Raises:
-        CheckpointError: texts are not what the transformer's last layer or its head gives.
+        CheckpointError: the input is not text, or the output not that of the transformer's last layer or head.
     """
     given = shape.get("modality_config")
     text = given.get("text") if isinstance(given, dict) else None
@@ -214,7 +214,7 @@ def _similarity(about: Mapping[str, Any], folder: Path) -> Similarity:
 
 
 def named_task(checkpoint: Checkpoint) -> Task | None:
-    """What the folder or file says that the model is for; None: it says nothing."""
+    """The task stated by the folder or file; None: not stated."""
     if checkpoint.gguf is not None:
         return None if pooling_of(checkpoint.gguf) is None else "embed"
     kinds = [kind for kind, _ in _modules(checkpoint.path)]
@@ -224,7 +224,7 @@ def named_task(checkpoint: Checkpoint) -> Task | None:
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each module; none where there is no modules.json."""
+    """(Kind, folder) of each module; empty without modules.json."""
     file = folder / "modules.json"
     text = read_text(file)
     if text is None:
@@ -278,7 +278,7 @@ def _score_tokens(file: Path) -> tuple[int, int | None]:
 
 
 def _has_sigmoid(config: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    """As `CrossEncoder` chooses: what the files say, else a sigmoid of a single label."""
+    """Whether a sigmoid is applied to a single score, as in `CrossEncoder`: as the files state, otherwise True."""
     nested = config.get("sentence_transformers")
     named = nested.get("activation_fn") if isinstance(nested, dict) else None
     named = named or config.get("sbert_ce_default_activation_function") or about.get("activation_fn")
@@ -288,13 +288,13 @@ def _has_sigmoid(config: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
 
 
 def _longest(tokenizer: Mapping[str, Any]) -> int | None:
-    """Tokens that the tokenizer's config allows a text; where it has no limit, it names a huge number."""
+    """Maximum tokens of a text in the tokenizer's config, which states a huge number for no limit."""
     most = tokenizer.get("model_max_length")
     return most if isinstance(most, int) and 1 <= most <= _MAX_LENGTH else None
 
 
 def _has_token_types(tokenizer: Mapping[str, Any]) -> bool:
-    """As in `transformers`: the config's list, or that of the tokenizer's class; plain classes have none."""
+    """Whether the tokenizer returns token types: by its config's list or its class, as in `transformers`."""
     listed = tokenizer.get("model_input_names")
     if isinstance(listed, list):
         return "token_type_ids" in listed

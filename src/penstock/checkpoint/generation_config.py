@@ -1,6 +1,6 @@
-"""`generation_config.json`: what a checkpoint decides where a request does not.
+"""Reads `generation_config.json`: the checkpoint's defaults for what a request leaves unset.
 
-A key is either read here, or known to change no answer of a causal model, or reported (`unheeded`).
+Each key is either read, or known to change no answer of a causal model, or reported (`unheeded`).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock.errors import CheckpointError, shown
 
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_SEQUENCE = 64
-"""Tokens of one sequence in `bad_words_ids`."""
+"""Maximum tokens of one sequence in `bad_words_ids`."""
 
 _READ = {
     *("eos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
@@ -37,16 +37,15 @@ _NEUTRAL_OF: dict[str, tuple[object, ...]] = {
     "max_length": (None, 20),  # the default of `transformers`, which older files spell out
     "forced_eos_token_id": (None,),
 }
-"""Values by which a key changes nothing, where they are not `_NEUTRAL`."""
+"""Values with which a key has no effect, if they differ from `_NEUTRAL`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults of `SamplingParams`, by their names; None: the checkpoint says nothing."""
+    """Defaults of `SamplingParams`, under the same names; None: not stated by the checkpoint."""
 
     eos_token_ids: tuple[int, ...] = ()
-    """Tokens that end a text; where `generation_config.json` names none, those of `config.json` or its `text_config`.
-    """
+    """Tokens that end a text, from `generation_config.json`, or else from `config.json` or its `text_config`."""
     temperature: float | None = None
     """0.0 if the file says `do_sample: false`."""
     top_k: int | None = None
@@ -69,7 +68,7 @@ class GenerationDefaults:
 
     @property
     def has_sampling(self) -> bool:
-        """Whether it decides how tokens are sampled; a penalty alone does not."""
+        """Whether any sampling control is set; penalties do not count."""
         controls = (self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
         return any(value is not None for value in controls)
 
@@ -111,7 +110,7 @@ def read_defaults(
 
 
 def unheeded(generation: dict[str, Any]) -> tuple[str, ...]:
-    """Keys that change, or may change, the answers of `transformers`, and not Penstock's."""
+    """Keys that change, or may change, the answers of `transformers` but not Penstock's."""
     known = _READ | _HARMLESS
     if _single_biases(generation.get("sequence_bias")) is not None:
         known = known | {"sequence_bias"}
@@ -152,7 +151,7 @@ def _sequences(given: Any, file: Path) -> tuple[tuple[int, ...], ...]:
 
 
 def _single_biases(given: Any) -> tuple[tuple[int, float], ...] | None:
-    """A `sequence_bias` of single tokens, within the bounds of `logit_bias`; None: it is of another form."""
+    """A `sequence_bias` of single tokens, within the bounds of `logit_bias`; None: it has another form."""
     found = []
     for entry in given if isinstance(given, list) else [] if given is None else [None]:
         match entry:

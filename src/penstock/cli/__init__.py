@@ -21,7 +21,7 @@ COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate, cache)
 
 
 def run() -> NoReturn:
-    """The program `penstock`: runs the command that its arguments name."""
+    """Entry point of the program `penstock`; exits with the command's exit code."""
     keep_own_rights()
     try:
         code = main()
@@ -31,7 +31,7 @@ def run() -> NoReturn:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command. The exit code: its own, 2 for a caller's mistake, 130 after Ctrl-C, 141 if its reader has gone."""
+    """Run a command; returns its exit code: 2 for a caller's mistake, 130 after Ctrl-C, 141 after a closed pipe."""
     args = make_parser().parse_args(argv)
     try:
         code: int = args.run(args)
@@ -60,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _print_help(parser: Parser, args: argparse.Namespace) -> int:
-    """What the program does without a command."""
+    """Print the program's help, if no command is given."""
     parser.print_help(sys.stderr)
     return 2
 

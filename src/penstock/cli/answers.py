@@ -1,7 +1,7 @@
-"""Where `penstock generate` writes answers, each as soon as it may be written.
+"""Writes the answers of `penstock generate`, each as soon as possible.
 
-Text goes to standard output in the prompts' order; JSON lines as the answers end, each with its prompt's index. A file
-of JSON lines also says which prompts are answered already, after a Ctrl-C or a crash.
+Text goes to standard output in the order of the prompts; JSON lines are written as the answers end, each with its
+prompt's index. After Ctrl-C or a crash, a file of JSON lines tells which prompts are already answered.
 """
 
 import contextlib
@@ -17,23 +17,23 @@ from penstock.api.request import RequestOutput, TokenLogprob
 from penstock.errors import InvalidRequestError
 
 HEADING_WIDTH = 70
-"""Most characters of a prompt in the line above its answer."""
+"""Maximum characters of a prompt in the line above its answer."""
 
 
 class AnswerWriter(Protocol):
     """Writes the answers of one command."""
 
     def write(self, index: int, output: RequestOutput) -> None:
-        """Write the answers to the prompt of this index, or keep them until earlier ones are written."""
+        """Write the answers to the prompt of this index, or hold them back until earlier ones are written."""
         ...
 
     def finish(self) -> None:
-        """Write what was kept."""
+        """Write the answers that were held back."""
         ...
 
 
 class TextLines:
-    """Texts in the prompts' order; with `prompts`, each below a line with its prompt."""
+    """Writes texts in the order of the prompts; with `prompts`, each below a line with its prompt."""
 
     def __init__(self, file: TextIO, prompts: Sequence[str] | None = None) -> None:
         self._file = file
@@ -58,7 +58,7 @@ class TextLines:
 
 
 class JsonLines:
-    """One JSON object a prompt, as its answers end."""
+    """Writes one JSON object per prompt, in the order in which answers end."""
 
     def __init__(self, file: TextIO, prompts: Sequence[str]) -> None:
         self._file = file
@@ -69,12 +69,12 @@ class JsonLines:
         print(json.dumps(entry, ensure_ascii=False), file=self._file, flush=True)
 
     def finish(self) -> None:
-        """Do nothing: all is written."""
+        """Do nothing: `write` holds nothing back."""
 
 
 @contextlib.contextmanager
 def open_writer(prompts: Sequence[str], as_json: bool, path: Path | None) -> Iterator[AnswerWriter]:
-    """A writer to the end of the file of JSON lines, or to standard output.
+    """A writer that appends to a file of JSON lines, or writes to standard output.
 
     Raises:
         InvalidRequestError: the file cannot be written.
@@ -92,7 +92,7 @@ def open_writer(prompts: Sequence[str], as_json: bool, path: Path | None) -> Ite
 
 
 def read_answered(path: Path, prompts: Sequence[str]) -> set[int]:
-    """Indices of the prompts that the file has answers to, without errors; a line without an end is removed from it.
+    """Indices of prompts with an answer without error in the file. Removes an incomplete last line from the file.
 
     Raises:
         InvalidRequestError: the file cannot be read, or is not a file of answers to these prompts.
@@ -115,7 +115,7 @@ def read_answered(path: Path, prompts: Sequence[str]) -> set[int]:
 
 
 def _read_entry(line: bytes, prompts: Sequence[str], place: str) -> tuple[int, bool]:
-    """The index of a line's prompt, and whether an answer to it ended by an error."""
+    """The index of a line's prompt, and whether one of its answers ended with an error."""
     try:
         entry = json.loads(line)
         index, prompt = entry["index"], entry["prompt"]
@@ -167,5 +167,5 @@ def _token(token_id: int, text: str | None, logprob: float) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float | None:
-    """None for an impossible token: JSON has no infinity."""
+    """The log-probability, or None for an impossible token: JSON has no infinity."""
     return logprob if isfinite(logprob) else None

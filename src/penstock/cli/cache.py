@@ -1,4 +1,4 @@
-"""`penstock cache`: the packed weights that are cached on disk."""
+"""`penstock cache`: lists and clears the packed weights cached on disk."""
 
 import argparse
 import time

@@ -76,7 +76,7 @@ def _lines_typed() -> Iterator[str]:
 
 
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: SamplingParams, adapter: str | None) -> str | None:
-    """Print the answer as it comes. Ctrl-C on a terminal ends it; None if that comes before its first word."""
+    """Stream the answer to the terminal and return it. Ctrl-C ends it; None if it had no text yet."""
     parts: list[str] = []
     try:
         for delta in llm.stream(llm.encode_chat(messages), params, adapter=adapter):

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the parameters made from them."""
+"""Flags shared by several commands, and their conversion to options and sampling parameters."""
 
 import argparse
 import os
@@ -43,17 +43,17 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
 
 
 FALLBACK_SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
-"""Sampling in the terminal for checkpoints that bring no defaults; near to what llama.cpp does."""
+"""Sampling in the terminal for checkpoints without defaults; similar to llama.cpp's."""
 
 
 COMMON_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "n")
-"""Those that `--help` shows."""
+"""Sampling flags that `--help` shows."""
 SEVERAL = ("n", "best_of", "num_beams", "length_penalty", "logprobs")
-"""Those that make several answers, or numbers beside the text."""
+"""Sampling flags that produce several answers, or data besides the text."""
 
 
 def add_sampling_flags(parser: Parser, without: Collection[str] = ()) -> None:
-    """Flags for the sampling parameters but those named."""
+    """Add a flag for each sampling parameter except those named."""
     group, more = parser.add_argument_group("sampling"), parser.add_topic("more about sampling")
     names = [*COMMON_SAMPLING, *(name for name in SAMPLING_FLAGS if name not in COMMON_SAMPLING)]
     for name in names:
@@ -74,7 +74,7 @@ def add_config_flag(parser: "argparse._ActionsContainer") -> None:
 
 
 def add_flags(group: "argparse._ActionsContainer", options: "Iterable[Field[Any]]") -> None:
-    """A flag for each option; a flag that is not given stays absent, so that defaults have one place."""
+    """Add a flag for each option. A flag that is not given stays absent, so that defaults are stated only once."""
     for f in options:
         shared: dict[str, Any] = {"dest": f.name, "default": argparse.SUPPRESS, "help": _help(f).replace("%", "%%")}
         if isinstance(f.default, bool):
@@ -103,7 +103,7 @@ def _help(f: "Field[Any]") -> str:
 
 
 class _Joined(argparse.Action):
-    """Joins the values of a repeated flag by commas."""
+    """Action that joins the values of a repeated flag by commas."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, None)
@@ -115,7 +115,7 @@ def _flag(name: str) -> str:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine's options from flags, environment and file; those of the server are passed over.
+    """The engine's options from flags, environment and file, without those of the server.
 
     Raises:
         ConfigError: see `gather`.
@@ -125,7 +125,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Given]:
-    """The options of engine and server that were given; also kept as `args.given`, for errors that come later.
+    """The given options of engine and server; also stored as `args.given`, for later error messages.
 
     Raises:
         ConfigError: see `gather`.
@@ -144,9 +144,9 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def fill_sampling(params: SamplingParams, llm: "LLM") -> SamplingParams:
-    """With `FALLBACK_SAMPLING` where neither the flags nor the checkpoint say anything, which is said on stderr once.
+    """Add `FALLBACK_SAMPLING` for controls that neither flags nor checkpoint set, and report it on standard error.
 
-    Without a cut, the many unlikely tokens at the tail make a good model look broken.
+    Without truncation, sampling from the long tail of unlikely tokens makes a good model look broken.
     """
     if llm.has_default_sampling or params.temperature == 0 or params.num_beams > 1:
         return params
@@ -168,7 +168,7 @@ def only_adapter(args: argparse.Namespace) -> str | None:
     """The adapter given to the command, or None.
 
     Raises:
-        ConfigError: several were given.
+        ConfigError: several adapters were given.
     """
     names = list(EngineConfig.from_options(**engine_options(args)).adapters.paths)
     if len(names) > 1:
@@ -177,13 +177,13 @@ def only_adapter(args: argparse.Namespace) -> str | None:
 
 
 def open_llm(args: argparse.Namespace, *, chats: bool) -> "LLM":
-    """The model that the flags name.
+    """Load the model that the flags name.
 
     Args:
-        chats: whether the command is of no use without a chat template.
+        chats: whether the command requires a chat template.
 
     Raises:
-        ConfigError, CheckpointError: it cannot be used for text, or for chats; told before its weights are read.
+        ConfigError, CheckpointError: the model cannot generate text, or chat; checked before its weights are read.
     """
     from penstock.cli.text_models import check_chats, check_takes_text
     from penstock.llm import LLM

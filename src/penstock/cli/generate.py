@@ -1,4 +1,4 @@
-"""`penstock generate`: answers to prompts from arguments, a file or standard input."""
+"""`penstock generate`: answers prompts from arguments, a file or standard input."""
 
 import argparse
 import sys
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_all(outputs: Iterable[tuple[int, RequestOutput]], count: int, writer: AnswerWriter) -> int:
-    """Write each output as it comes. Ctrl-C loses none that is complete."""
+    """Write each output as it completes, so that Ctrl-C loses no complete output."""
     errors: list[str | None] = []
     num_written = 0
     try:
@@ -114,7 +114,7 @@ def _write_all(outputs: Iterable[tuple[int, RequestOutput]], count: int, writer:
 
 
 def _bar(count: int) -> "tqdm[Any]":
-    """A bar of requests; none for a single one, nor where the answers themselves show the progress."""
+    """A progress bar of requests; disabled for a single request, or if the printed answers show the progress."""
     from tqdm import tqdm
 
     is_shown = count > 1 and not (sys.stdout.isatty() and sys.stderr.isatty())
@@ -149,7 +149,7 @@ def _print_stream(llm: "LLM", prompt: str | list[int], params: SamplingParams, a
 
 
 def _exit_code(errors: Iterable[str | None]) -> int:
-    """Print the errors of sequences; the exit code, 1 if there are any."""
+    """Print the errors of sequences; returns the exit code, 1 if there are any."""
     found = [error for error in errors if error is not None]
     for error in found:
         print(f"penstock: error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a command shows while a model loads: its name at once, the bytes read, and the seconds at the end.
+"""Progress display while a model loads: its name, the bytes read, and finally the seconds.
 
 loading SmolLM2-135M: LlamaForCausalLM, safetensors bfloat16, 257 MiB
 reading weights:  45%|████      | 116M/257M        on a terminal; elsewhere a line every 5 s
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def loading_shown(checkpoint: Checkpoint) -> Iterator[None]:
-    """Show on standard error that the model is loaded within this context."""
+    """Context that shows on standard error the progress of loading the model."""
     began = time.monotonic()
     print(f"loading {describe(checkpoint)}", file=sys.stderr, flush=True)
     with progress_to(_Bar() if sys.stderr.isatty() else Intervals(_print)):

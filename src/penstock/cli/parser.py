@@ -1,6 +1,6 @@
-"""An argument parser whose errors take a line, and name the flag that was meant.
+"""An argument parser with one-line errors that suggest the intended flag.
 
-A flag of vLLM, llama.cpp, SGLang or TGI is answered with ours.
+For a flag of vLLM, llama.cpp, SGLang or TGI the error names the equivalent one.
 """
 
 import argparse
@@ -41,9 +41,9 @@ class _Help(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command's parser; also that of the whole program.
+    """The parser of a command, or of the whole program.
 
-    Its help has the common flags; with `--help all`, those of every topic as well.
+    `--help` lists the common flags, `--help all` those of every topic as well.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def common(self) -> "argparse._ArgumentGroup":
-        """The group of common options; in the help it has the place where it was first asked for."""
+        """The group of common options; the help lists it in the order of first access."""
         if self._common is None:
             self._common = self.add_argument_group("common options")
         return self._common
@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As the base class, but a command refuses what it does not know itself, so that the error is its own."""
+        """Like the base class, but refuse unknown arguments here, so that the error is the command's own."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._explain(unknown[0]))

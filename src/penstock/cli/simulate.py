@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _width(out: TextIO) -> int | None:
-    """Columns of the terminal; None: it is none, and lines may be as long as they are."""
+    """Columns of the terminal; None: output is no terminal, and lines have no maximum length."""
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
@@ -329,7 +329,7 @@ def _failure(text: str) -> "Failure":
 
 
 def parse_list(name: str, text: str | None) -> list[int]:
-    """The numbers of a list of numbers and ranges, such as 1,2,4-8; none for None.
+    """Parse a list of numbers and ranges, such as 1,2,4-8; empty for None.
 
     Raises:
         ConfigError: the text is not such a list.

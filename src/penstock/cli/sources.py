@@ -17,7 +17,7 @@ from penstock.system.toml import read_toml
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 NO_OPTIONS = frozenset({CONFIG_VARIABLE, "PENSTOCK_ISA", "PENSTOCK_LIBRARY"})
-"""Variables that are not options: read by the command line itself, and by `penstock.native`."""
+"""Environment variables that are not options: read by the command line itself, and by `penstock.native`."""
 SECRET = frozenset({"api_key"})
 """Options whose values are not printed."""
 
@@ -31,11 +31,11 @@ class Given:
 
 
 FLAG = "flag"
-"""The source of what was typed."""
+"""The source of options given on the command line."""
 
 
 def name_sources(error: ConfigError, given: Mapping[str, Given]) -> str:
-    """The error's message, with the source of each option that it is about, unless that was typed."""
+    """The error's message, with the source of each option that it concerns, except for the command line."""
     message = str(error)
     sources = [
         f"{name} is from {one.source}"
@@ -46,7 +46,7 @@ def name_sources(error: ConfigError, given: Mapping[str, Given]) -> str:
 
 
 def _is_about(message: str, name: str, value: Any) -> bool:
-    """Whether a message names the option, or its value, if that is a path or a hub id."""
+    """Whether a message names the option or, if it is a path or a hub id, its value."""
     is_named = re.search(rf"\b{name}\b", message) is not None
     return is_named or (isinstance(value, str) and name not in SECRET and "/" in value and value in message)
 
@@ -54,7 +54,7 @@ def _is_about(message: str, name: str, value: Any) -> bool:
 def gather(
     options: "Iterable[Field[Any]]", flags: Mapping[str, Any], environment: Mapping[str, str], path: str | None
 ) -> dict[str, Given]:
-    """The value of each option that was given.
+    """Collect the value and source of each given option.
 
     Args:
         flags: by the options' names.
@@ -91,7 +91,7 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Any]) 
 
 
 def _is_of_kubernetes(variable: str, value: str) -> bool:
-    """Whether Kubernetes set it for a service named penstock: PENSTOCK_PORT=tcp://10.0.0.1:8000."""
+    """Whether Kubernetes set this variable for a service named penstock: PENSTOCK_PORT=tcp://10.0.0.1:8000."""
     return value.startswith("tcp://") or "_SERVICE_" in variable or "_TCP" in variable
 
 
@@ -105,7 +105,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def show(
     groups: "Iterable[tuple[str, Iterable[Field[Any]]]]", values: Mapping[str, Any], given: Mapping[str, Given]
 ) -> str:
-    """Every option with its value and source, as a file for `--config`. Secrets are left out.
+    """Format every option with its value and source as a file for `--config`, without secrets.
 
     Args:
         groups: title and options.

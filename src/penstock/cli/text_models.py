@@ -1,4 +1,4 @@
-"""Refusals of models that `generate` and `chat` cannot use, before their weights are read."""
+"""Refuses models that `generate` and `chat` cannot use, before reading their weights."""
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, ConfigError
@@ -15,7 +15,7 @@ def check_takes_text(checkpoint: Checkpoint) -> None:
     """
     Raises:
         ConfigError: the model does not generate.
-        CheckpointError: it has no tokenizer, so that it takes and gives token ids only.
+        CheckpointError: it has no tokenizer, so that it works with token ids only.
     """
     task = task_of(checkpoint)
     if task != "generate":

@@ -1,4 +1,4 @@
-"""Options by topic: `--help` has those that people set, `--help all` every one.
+"""Options by topic: `--help` shows the common ones, `--help all` every one.
 
 The topic of an option is the dataclass that it is a field of; large ones are divided here.
 """
@@ -47,7 +47,7 @@ _TITLE_OF = {name: title for title, names in _DIVIDED.items() for name in names}
 
 
 def add_options(parser: Parser, options: "Iterable[tuple[str, Field[Any]]]") -> None:
-    """A flag for each option, given with its section: common ones in a group, the others by topic.
+    """Add a flag for each option, given with its section: common ones in a group, the others by topic.
 
     Engine options come before those of the server, whose own are divided into several topics.
     """

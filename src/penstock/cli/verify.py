@@ -1,4 +1,4 @@
-"""`penstock verify`: tests on this machine and model that answers depend on the request alone."""
+"""`penstock verify`: tests that answers depend on the request alone, on this machine and with this model."""
 
 import argparse
 from dataclasses import replace

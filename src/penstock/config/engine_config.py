@@ -239,7 +239,7 @@ class EngineConfig:
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
     rendezvous: Rendezvous | None = None
-    """How ranks on several nodes find one another."""
+    """Rendezvous of ranks on several nodes; None: all ranks are on one machine."""
 
     @classmethod
     def from_options(cls, **options: Any) -> "EngineConfig":
@@ -307,7 +307,7 @@ FOREIGN_OPTIONS = {
     "lora_modules": "adapter",
     "quantize": "quantization",
 }
-"""Options of vLLM, SGLang, llama.cpp and TGI, and those that are here in their place."""
+"""Options of vLLM, SGLang, llama.cpp and TGI, with the equivalent option here."""
 
 
 def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
@@ -325,10 +325,10 @@ def _nearest(name: str, known: dict[str, Any]) -> str:
 
 
 def parse_value(f: "Field[Any]", value: Any) -> Any:
-    """`value` as the option's type: text is parsed, anything else is checked.
+    """Convert `value` to the option's type: text is parsed, anything else is checked.
 
     Raises:
-        ConfigError: the option does not take this value.
+        ConfigError: the option does not accept this value.
     """
     kinds = _types_of(f)
     choices = f.metadata.get("choices", ())
@@ -363,7 +363,7 @@ def _types_of(f: "Field[Any]") -> tuple[type, ...]:
 
 
 def _convert(value: Any, kinds: tuple[type, ...]) -> Any:
-    """The value in the first of the kinds that takes it, or None."""
+    """Convert the value to the first type that accepts it; None if no type does."""
     if bool in kinds:
         flags = {"true": True, "1": True, "false": False, "0": False}
         return value if isinstance(value, bool) else flags.get(str(value).lower())

@@ -1,4 +1,4 @@
-"""The memory plan: the bytes of weights, KV cache and workspace, from facts of the model and of the machine."""
+"""The memory plan: bytes of weights, KV cache and workspace, from facts of the model and the machine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -62,9 +62,9 @@ class MemoryPlan:
     """Groups of layers, the main group first: see `penstock.core.kv_manager`."""
     block_size: int
     limited_by: str = ""
-    """What limited the size of the KV cache, with the option to change."""
+    """The limit that determined the size of the KV cache, with the option to change; for messages."""
     is_cache: bool = True
-    """False: an encoder's, whose keys last for one step."""
+    """False for an encoder, whose keys and values last for one step."""
     adapters: int = 0
     """Bytes for the weights of adapters; 0: none can be loaded."""
     draft: "MemoryPlan | None" = None
@@ -108,7 +108,7 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the machine has, and what is taken before there is a KV cache."""
+    """The machine's memory, and the bytes needed besides the KV cache."""
 
     machine: Machine
     weights: int
@@ -127,10 +127,10 @@ class Demand:
         return f"{has}, weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}{adapters}"
 
     def remedy(self, cache: int, lower: str) -> str:
-        """What helps if a cache of this many bytes does not fit.
+        """Advice for the case that a cache of this many bytes does not fit.
 
         Args:
-            lower: the options by which workspace and cache become smaller.
+            lower: the options that reduce workspace and cache.
         """
         if self.machine.is_limited:
             needed = in_words(self.weights + self.workspace + self.adapters + cache)
@@ -150,17 +150,17 @@ def plan_memory(
     num_drafts: int,
     adapters: int = 0,
 ) -> MemoryPlan:
-    """Divide the machine's memory for a model, and a second one that drafts for it.
+    """Divide the machine's memory for a model and its draft model, if any.
 
-    Both get as many blocks, so that each holds the same tokens.
+    Both get the same number of blocks, as they cache the same tokens.
 
     Args:
-        kv_cache_memory: bytes for both, as `parse_bytes` takes them, or "auto".
+        kv_cache_memory: bytes for both, in the format of `parse_bytes`, or "auto".
         num_drafts: a step samples at most `max_num_seqs + num_drafts` tokens.
         adapters: bytes for adapters of the first model.
 
     Raises:
-        ConfigError: it does not fit the machine.
+        ConfigError: the models do not fit the machine.
     """
     samples = limits.max_num_seqs + num_drafts
     limits = replace(limits, num_branches=most_branches(limits.max_num_seqs, num_drafts))
@@ -188,10 +188,10 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
     """Divide the machine's memory for an encoder, which caches nothing: all layers share one layer's keys and values.
 
     Args:
-        limits: its budget includes the tokens that fill each text's last block; a longer text is a step of its own.
+        limits: the budget counts each text rounded up to whole blocks; a longer text is computed alone.
 
     Raises:
-        ConfigError: it does not fit the machine.
+        ConfigError: the model does not fit the machine.
     """
     facts, block_size = model.facts, limits.block_size
     num_blocks = -(-max(limits.budget, limits.max_model_len) // block_size)
@@ -207,20 +207,22 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
 
 
 def most_branches(max_num_seqs: int, num_drafts: int) -> int:
-    """How many sequences may have drafts in one step: with r that run these are at most `max_num_seqs + num_drafts - r`
-    tokens.
+    """Maximum number of sequences with drafts in one step.
+
+    With r running sequences, a step has at most `max_num_seqs + num_drafts - r` draft tokens.
     """
     return min(max_num_seqs, (max_num_seqs + num_drafts) // 2) if num_drafts else 0
 
 
 def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blocks: int) -> tuple[LayerGroup, ...]:
-    """The layers grouped by what they cache, the main group first: it sees most keys, and has `num_blocks` blocks.
+    """Group the layers by cache kind and window. The main group has the largest window and `num_blocks` blocks.
 
-    Groups with smaller windows follow, then those with states. A window that covers the longest text counts as none.
-    Layers that cache nothing are in no group.
+    It is first; groups with smaller windows follow, then those with states. A window that covers the longest text
+    counts as none.
+    Layers without a cache belong to no group.
 
     Raises:
-        ConfigError: no layer keeps keys.
+        ConfigError: no layer caches keys.
     """
     seen = {layer: _window(cache, limits) for layer, cache in enumerate(caches) if isinstance(cache, KVSpec)}
     if not seen:
@@ -244,9 +246,9 @@ def _window(cache: KVSpec, limits: PoolLimits) -> int | None:
 def _bounded_blocks(window: int | None, limits: PoolLimits, num_blocks: int) -> int:
     """Blocks of a group with a window smaller than the main group's, which has `num_blocks`.
 
-    Enough for what all sequences see, and the step adds, at one time: so that group never runs short. Besides, the
-    prefix cache may keep the windows of a quarter of what it keeps in the main group. A sequence has blocks only where
-    it has blocks of the main group, so as many as that one has are always enough.
+    They suffice for the windows of all sequences and the tokens of a step together, so the group never runs out. In
+    addition, the prefix cache may keep windows for a quarter of its blocks in the main group. A sequence has a block
+    here only where it has one in the main group, so the main group's number is always enough.
     """
     assert window is not None, "a group without a window is the main one"
     a_sequence = -(-(window - 1) // limits.block_size) + 3
@@ -261,9 +263,9 @@ _STATES_SHARE = 4
 def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: PoolLimits) -> Iterator[LayerGroup]:
     """One group of layers per kind of state.
 
-    Each sequence has one state, and `core.states` takes no block for anything else that a sequence may want: so such a
-    group never runs short. Those with drafts have two in that step. Besides, there are checkpoints for the prefix
-    cache, as far apart that all those of a text take a quarter of what its keys take.
+    Each sequence has one state, or two in a step with drafts, and `core.states` uses these blocks for nothing else, so
+    the group never runs out. Further blocks hold checkpoints for the prefix cache, spaced so that all checkpoints of a
+    text take a quarter of the bytes of its keys.
     """
     in_main = (caches[layer] for layer in main.layers)
     keys = sum(cache.block_bytes(limits.block_size, "bfloat16") for cache in in_main if cache is not None)
@@ -279,10 +281,10 @@ def _state_groups(caches: Sequence[CacheSpec | None], main: LayerGroup, limits: 
 def _num_blocks(
     wanted: str | int, demand: Demand, models: Sequence[ModelPrecision], limits: PoolLimits
 ) -> tuple[int, str]:
-    """Blocks of the main group in the memory that is left, and what limited their number.
+    """Number of the main group's blocks that fit the free memory, and the limit that determined it, for messages.
 
     Args:
-        wanted: bytes of the KV cache, or "auto": at most what all sequences of the longest text can use.
+        wanted: bytes of the KV cache, or "auto": at most those that `max_num_seqs` texts of maximum length can use.
     """
     kv_cache, limit = _kv_cache_bytes(wanted, demand)
     num_blocks = _most_blocks(models, limits, kv_cache)
@@ -302,7 +304,7 @@ def _num_blocks(
 
 
 def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
-    """The most blocks of the main group with which the pools of all models take at most `kv_cache` bytes."""
+    """Maximum number of the main group's blocks with which the pools of all models fit `kv_cache` bytes."""
     low, high = 0, max(1, kv_cache)
     while low < high:
         middle = (low + high + 1) // 2
@@ -314,7 +316,7 @@ def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache:
 
 
 def _kv_cache_bytes(wanted: str | int, demand: Demand) -> tuple[int, str]:
-    """Bytes of the KV cache, out of the free ones, and what limited them."""
+    """Bytes of the KV cache within the free memory, and the limit that determined them, for messages."""
     free = demand.free
     if wanted == "auto":
         if demand.machine.device != "cpu":
@@ -332,7 +334,7 @@ def _kv_cache_bytes(wanted: str | int, demand: Demand) -> tuple[int, str]:
 
 
 def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> int:
-    """Bytes of the pools of all groups, if the main one has this many blocks."""
+    """Bytes of the pools of all groups if the main group has this many blocks."""
     caches = model.facts.caches
     hidden = model.facts.hidden_size * BYTES_OF[model.dtype] if model.keeps_hidden else 0
     return num_blocks * limits.block_size * hidden + sum(
@@ -350,8 +352,8 @@ _PACKED_BFLOAT16_BYTES = 1.52
 
 
 def widen_weights(models: Sequence[ModelPrecision], machine: Machine) -> list[ModelPrecision]:
-    """The models with quantized and float16 matrices kept in float32: on reference kernels, which convert them to it
-    at every product otherwise, and if all weights then take at most half of the machine's memory.
+    """The models, with quantized and float16 matrices stored as float32 if all weights then take at most half of the
+    machine's memory. For reference kernels, which otherwise convert them in every product.
     """
     if machine.device != "cpu" or machine.native:
         return list(models)
@@ -372,7 +374,7 @@ def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
 
 
 def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, machine: Machine) -> float:
-    """Bytes of a matrix and its scales in the format of the machine's kernels."""
+    """Bytes of a matrix with its scales, as the machine's kernels store it."""
     native = machine.device == "cpu" and machine.native
     elements = matrix.rows * matrix.columns
     dtype: DType = "float16" if model.float16_weights and matrix.multiplied else model.dtype
@@ -390,7 +392,7 @@ def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, m
 
 
 def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine: Machine) -> int:
-    """An upper estimate of a step's temporary bytes, and of the tables of rotary positions."""
+    """Upper estimate of a step's temporary bytes, including the rotary tables."""
     facts = model.facts
     positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
     logits = 4 * samples * facts.vocab_size * 4
@@ -412,7 +414,7 @@ def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, c
 
 
 def _reference_workspace(model: ModelPrecision, limits: PoolLimits) -> int:
-    """Bytes of activations, and of the densely gathered context of a step's sequences: most of it, at long contexts."""
+    """Bytes of activations and of the gathered context of a step's sequences, which dominates for long contexts."""
     facts, size = model.facts, BYTES_OF[model.dtype]
     most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
     activations = limits.budget * (4 * facts.hidden_size + most) * size
@@ -426,10 +428,10 @@ def _kv_specs(facts: ModelFacts) -> list[KVSpec]:
 
 
 def parse_bytes(text: str | int) -> int:
-    """A number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
+    """Parse a number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the value has none of these forms.
     """
     units = {"kib": 2**10, "mib": MIB, "gib": GIB, "b": 1, "": 1}
     lowered = str(text).strip().lower()
@@ -444,7 +446,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def in_words(count: int) -> str:
-    """Bytes for people: 8 GiB, 92.1 MiB, 10 KiB, 500 bytes."""
+    """Format a number of bytes: 8 GiB, 92.1 MiB, 10 KiB, 500 bytes."""
     for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (2**10, "KiB", 1)):
         if count >= unit:
             return f"{count / unit:.{digits}f}".rstrip("0").rstrip(".") + f" {name}"

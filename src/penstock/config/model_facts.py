@@ -1,4 +1,4 @@
-"""Facts of a model that memory is planned by: its matrices, and what each layer keeps and needs."""
+"""Sizes of a model for the memory plan: its matrices, and each layer's cache and activations."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,20 +22,20 @@ class Matrix:
     format: WeightFormat
     """Format in which the checkpoint stores it."""
     multiplied: bool = True
-    """False: rows of it are looked up, and that is all."""
+    """Whether it is multiplied; False for a table whose rows are only looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """Keys and values that a layer keeps of each token."""
+    """The keys and values that a layer caches for each token."""
 
     num_heads: int
-    """Heads of keys, and as many of values."""
+    """Number of key heads, and of value heads."""
     head_dim: int
     window: int | None = None
     """Number of keys that a query attends to, including its own; None: all."""
     latent: bool = False
-    """Values are the cached keys: there are no separate ones."""
+    """Whether the cached keys also serve as values (multi-head latent attention)."""
 
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's pool."""
@@ -44,10 +44,10 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A state of fixed size that a layer keeps of each sequence, in float32."""
+    """The state of fixed size, in float32, that a recurrent layer keeps for each sequence."""
 
     parts: tuple[tuple[int, ...], ...]
-    """Shapes of the tensors that it is made of."""
+    """Shapes of its tensors."""
 
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's pool: one state, each part from a multiple of 64 bytes on."""
@@ -56,10 +56,10 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class SharedKV:
-    """Keys and values of another layer, which are kept once, there."""
+    """A layer that reads the keys and values of another layer, and caches none."""
 
     layer: int
-    """Its index."""
+    """Index of the other layer."""
 
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's own pool."""
@@ -70,55 +70,55 @@ CacheSpec: TypeAlias = KVSpec | StateSpec | SharedKV
 
 
 def head_bytes(head_dim: int, dtype: KVDType) -> int:
-    """Bytes of one head's key, or value, of a token: those of int8 have a scale."""
+    """Bytes of one head's key, or value, of a token; int8 includes a scale."""
     return head_dim + 4 if dtype == "int8" else head_dim * BYTES_OF[dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """Elements of a token's intermediate results in a part of a layer, beside the hidden states."""
+    """Activation elements per token in a part of a layer, without the hidden states."""
 
     native: int
     """Elements with the native kernels."""
     reference: int
     """Elements with the kernels in plain torch."""
     widest: int
-    """Input of a linear map, which kernels round to integers as a copy."""
+    """Largest input of a linear map, of which integer kernels make a quantized copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """Facts of a layer that memory is planned by."""
+    """Sizes of a layer for the memory plan."""
 
     cache: CacheSpec | None
-    """What the layer caches of a sequence; None: nothing."""
+    """Spec of the layer's cache; None: it has none."""
     working: tuple[Working, ...]
-    """Intermediate results of each of its parts."""
+    """Activations of each of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts of a checkpoint that `settings.resolve` goes by."""
+    """Facts of a checkpoint from which `settings.resolve` derives settings."""
 
     name: str
     dtype: DType
-    """The checkpoint's own."""
+    """The checkpoint's dtype."""
     num_parameters: int
     max_position: int
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerFacts, ...]
     rotary_dim: int
-    """Elements that are rotated by position, summed over the tables of angles that the model has."""
+    """Rotated elements per head, summed over the model's rotary tables."""
     matrices: tuple[Matrix, ...]
     stored_format: str | None = None
-    """The checkpoint's name for how they are quantized; None: they are not."""
+    """The checkpoint's name of its quantization; None: not quantized."""
     adapted_rows: int = 0
-    """Rows of the matrices that adapters may add to, summed over the kinds of parts of layers."""
+    """Rows of the matrices that adapters may modify, summed over the kinds of layer parts."""
     halves_kv: bool = False
-    """Whether keys and values are by default cached in 16 bits, whatever the arithmetic."""
+    """Whether keys and values are cached in 16 bits by default, whatever the dtype."""
     is_encoder: bool = False
-    """Whether it embeds or scores, and keeps nothing of a text."""
+    """Whether it is an encoder: it embeds or scores texts, and caches nothing between steps."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:
@@ -133,13 +133,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelPrecision:
-    """A model and how it is computed."""
+    """A model, and the precision of its weights, computation and cache."""
 
     facts: ModelFacts
     dtype: DType
     kv_dtype: KVDType
     quantization: str | None
-    """The recipe that matrices are rounded by as they are loaded; None: they stay as stored."""
+    """Recipe that quantizes matrices on loading; None: they stay as stored."""
     float16_weights: bool = False
     """Whether floating-point matrices are float16, though `dtype` is float32."""
     widened_weights: bool = False

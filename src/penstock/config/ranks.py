@@ -1,8 +1,7 @@
-"""How a model is divided among the ranks of an engine: processes, each with its own rows of the weights.
+"""Tensor parallelism: divides a model among the ranks of an engine, processes with their own rows of the weights.
 
-The outputs of a map are divided, never its sums: each element is computed by one rank, as if there were no other, so
-that an answer is the same, bit for bit, for any number of ranks. Then the ranks exchange what they have
-(`kernels.ranks`).
+Ranks divide the outputs of a linear map, never its sums: one rank computes each element as it would without others, so
+answers are bit-identical for any number of ranks. The ranks then exchange their outputs (`kernels.ranks`).
 """
 
 from dataclasses import dataclass
@@ -12,18 +11,18 @@ import msgspec
 from penstock.errors import ConfigError
 
 RANK_PROCESS = "penstock.runner.rank_process"
-"""The module that the process of a rank other than the first runs."""
+"""The module that runs in the process of a rank other than the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One rank of an engine's."""
+    """One rank of an engine, and the number of ranks."""
 
     rank: int = 0
     size: int = 1
 
     def own(self, total: int) -> range:
-        """This rank's range of `total` items; ranks have neighbouring ranges whose lengths differ by at most one."""
+        """This rank's range of `total` items. The ranks' ranges are adjacent; their lengths differ by at most one."""
         return range(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
 
@@ -32,17 +31,17 @@ ALONE = Ranks()
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of an engine on several nodes find the first one, and how each proves to be one of them.
+    """Address of rank 0 for ranks on other nodes, and the keys with which ranks authenticate.
 
-    Keys are CURVE's, as Z85, made for one start of the engine.
+    The keys are CURVE keys in Z85, valid for one start of the engine.
     """
 
     host: str
     """Address of the first rank's node."""
     plans_port: int
-    """There plans come from, encrypted."""
+    """Port of rank 0's socket for plans, encrypted."""
     tensors_port: int
-    """There torch.distributed has its ranks meet."""
+    """Port of the rendezvous of torch.distributed."""
     num_nodes: int
     first_public: str
     first_secret: str
@@ -50,32 +49,32 @@ class Rendezvous:
     ranks_secret: str
 
     def node_of(self, ranks: Ranks) -> int:
-        """Which of the nodes a rank is on, the first one's being 0: neighbours share one."""
+        """Index of a rank's node; consecutive ranks share a node, and rank 0 is on node 0."""
         return ranks.rank * self.num_nodes // ranks.size
 
     def of_node(self, node: int, size: int) -> range:
-        """The ranks, of `size`, on a node."""
+        """The ranks on a node, of `size` ranks in all."""
         return Ranks(node, self.num_nodes).own(size)
 
 
 @dataclass(frozen=True, slots=True)
 class RankJoin:
-    """The settings of a rank's process on a further node; the first rank sends it the rest."""
+    """Launch options of a rank's process on another node than rank 0, which sends it the rest (`RankOrder`)."""
 
     rendezvous: Rendezvous
     model: str | None
-    """As the user named it."""
+    """The model as the user named it."""
     ranks: Ranks
     revision: str | None = None
     hf_overrides: str | None = None
 
     def encode(self) -> bytes:
-        """As a line."""
+        """Encode as one line."""
         return _JOIN + msgspec.json.encode(self) + b"\n"
 
     @staticmethod
     def decode(line: bytes) -> "RankJoin | None":
-        """From a line of the parent's; None: it is the order of a rank of the first node."""
+        """Decode a line from the parent; None: it is the `RankLaunch` of a rank on rank 0's node."""
         return msgspec.json.decode(line[len(_JOIN) :], type=RankJoin) if line.startswith(_JOIN) else None
 
 
@@ -83,13 +82,13 @@ _JOIN = b"join "
 
 
 def check_divides(size: int, total: int) -> None:
-    """Refuse a number of ranks among which a model's heads cannot be divided.
+    """Check that the model's heads can be divided among `size` ranks.
 
     Args:
-        total: what a number of ranks must divide; 0: any will do.
+        total: must be a multiple of the number of ranks; 0: any number is allowed.
 
     Raises:
-        ConfigError: it does not; the message names those that do.
+        ConfigError: they cannot; the message lists the possible numbers of ranks.
     """
     if size < 1:
         raise ConfigError(f"tensor_parallel_size must be at least 1, not {size}")

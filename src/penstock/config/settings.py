@@ -1,4 +1,4 @@
-"""`resolve` settles every option that the user left open.
+"""Resolves the options that the user left open to settings.
 
 EngineConfig + ModelFacts + Machine ──resolve──> Settings (nothing left open) with its MemoryPlan
 """
@@ -66,7 +66,7 @@ class BlockFileSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A configuration with nothing left open."""
+    """The resolved configuration of an engine."""
 
     model_name: str
     dtype: DType
@@ -107,7 +107,7 @@ class Settings:
 
     @property
     def overflow_advice(self) -> str:
-        """What helps where results are not finite, to be appended to that message; empty if nothing is known to."""
+        """Advice to append to errors about non-finite results; empty if there is none."""
         narrow = {"--dtype": self.dtype == "float16" or self.float16_weights}
         narrow |= {"--kv-cache-dtype": self.kv_cache_dtype == "float16"}
         for name, is_narrow in narrow.items():
@@ -123,7 +123,7 @@ def resolve(
     draft_facts: ModelFacts | None = None,
     adapter_elements: int = 0,
 ) -> Settings:
-    """Settle every open option. Pure: the same arguments give the same settings.
+    """Resolve every open option. Pure: the same arguments give the same settings.
 
     Args:
         facts: facts of the model; with several ranks, of one rank's shard.
@@ -179,7 +179,7 @@ def resolve(
 def _models(
     config: EngineConfig, machine: Machine, facts: ModelFacts, draft_facts: ModelFacts | None
 ) -> list[ModelPrecision]:
-    """The model, and the one that drafts for it, if there is one."""
+    """The model, and its draft model, if any."""
     quantization = config.model.quantization
     mtp = config.speculation.speculation == "mtp"
     target = replace(_precision(facts, config, machine, quantization), keeps_hidden=mtp)
@@ -189,7 +189,7 @@ def _models(
 
 
 def _widened(config: EngineConfig, machine: Machine, models: list[ModelPrecision]) -> list[ModelPrecision]:
-    """The models with weights in float32 where the machine has no native kernels, and memory enough."""
+    """The models, with weights in float32 if the machine lacks native kernels and has enough memory."""
     kv_cache, ranks = config.cache.kv_cache_memory, config.model.tensor_parallel_size
     free = machine.memory - (0 if kv_cache == "auto" else parse_bytes(kv_cache))
     return widen_weights(models, replace(machine, memory=free // ranks))
@@ -203,10 +203,10 @@ def _plan(
     adapter_elements: int,
     threads: int,
 ) -> tuple[MemoryPlan, PoolLimits]:
-    """The memory plan of one rank, and the limits that it was made for.
+    """The memory plan of one rank, and the limits for which it was made.
 
-    Unless the user sets them, `max_num_seqs` shrinks until states take half of the cache, and `max_model_len` to what
-    the cache holds.
+    Unless the user sets them, `max_num_seqs` is reduced until states take half of the cache, and `max_model_len` to the
+    capacity of the cache.
     """
     target, cache, ranks = models[0], config.cache, config.model.tensor_parallel_size
     on_cpu = machine.device == "cpu"
@@ -236,14 +236,14 @@ _OF_GENERATING = (
     *("max_batch_prefill_tokens", "max_batch_total_tokens", "waiting_served_ratio", "max_waiting_tokens"),
     *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
 )
-"""Options without meaning for a model that embeds or scores."""
+"""Options that do not apply to an encoder."""
 _ENCODER_BLOCK = 32
 _ENCODER_SEQUENCES = 1024
 _ENCODER_TOKENS = 1024
 
 
 def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) -> Settings:
-    """The settings of a model that embeds or scores: a step has whole texts, and nothing outlives it."""
+    """The settings of an encoder: each step computes whole texts, and nothing is cached between steps."""
     unset, given = EngineConfig().options(), config.options()
     for name in _OF_GENERATING:
         if given[name] != unset[name]:
@@ -308,7 +308,7 @@ def _ranks(config: EngineConfig) -> int:
     """The number of processes that divide the model.
 
     Raises:
-        ConfigError: there are several, and an option concerns the blocks of a single process, or files of one machine.
+        ConfigError: there are several, and an option requires the blocks of a single process, or files of one machine.
     """
     ranks = _positive("tensor_parallel_size", config.model.tensor_parallel_size, 1)
     if config.rendezvous is not None and config.role != "any":
@@ -327,10 +327,10 @@ def _of_rank(memory: str | int, ranks: int) -> str | int:
 
 
 def packed_cache_folder(wanted: str) -> str | None:
-    """The folder that the option `packed_cache` means; None: no cache.
+    """The folder of the option `packed_cache`; None: no cache.
 
     Raises:
-        ConfigError: it is no folder's name.
+        ConfigError: the value cannot be a folder's name.
     """
     if wanted == "off":
         return None
@@ -345,7 +345,7 @@ def packed_cache_folder(wanted: str) -> str | None:
 def _limits_for_states(
     limits: PoolLimits, facts: ModelFacts, num_drafts: int, plan: Callable[[PoolLimits], MemoryPlan]
 ) -> PoolLimits:
-    """The limits, with as many sequences as have room for their states and those of drafts in half of the cache."""
+    """The limits, with `max_num_seqs` reduced until all states, including those for drafts, fit half of the cache."""
     while limits.max_num_seqs > 1:
         num_states = limits.max_num_seqs + most_branches(limits.max_num_seqs, num_drafts)
         try:
@@ -409,7 +409,7 @@ EXPORTED_BYTES = 4 * 2**30
 
 
 def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
-    """The block file of an engine that stores blocks on disk or hands them to others; None: it does neither."""
+    """The block file, for an engine that stores blocks on disk or transfers them to others; None: it does neither."""
     wanted, role = config.cache.kv_disk, config.role
     if wanted is None and role == "any":
         return None

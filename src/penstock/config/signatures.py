@@ -1,4 +1,4 @@
-"""How the Python API shows itself: the options in signatures and `help`, and advice on other engines' names."""
+"""Introspection of the Python API: options in signatures and `help`, and advice for other engines' argument names."""
 
 import functools
 import inspect
@@ -22,12 +22,12 @@ FOREIGN_ARGUMENTS = {
     "prompt_token_ids": "prompts",
     "chat_template_kwargs": "a keyword for each variable",
 }
-"""Arguments of vLLM's `LLM`, and those that are here in their place."""
+"""Arguments of vLLM's `LLM`, with the equivalent here."""
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
 def lists_options(cls: type[T]) -> type[T]:
-    """Decorate a class that takes the engine's options as keywords: its signature and `help` list them."""
+    """Class decorator that lists the engine's options, its keywords, in the signature and in `help`."""
     init = inspect.signature(cls)
     own = [each for each in init.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     options = [field for _, field in iter_options() if field.name not in init.parameters]
@@ -49,10 +49,10 @@ def _entry(field: "Field[Any]") -> Iterator[str]:
 
 
 def advises_names(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method that generates: it refuses names of other engines, and says what is here in their place.
+    """Method decorator that refuses other engines' argument names, and names the equivalent here.
 
     Raises:
-        InvalidRequestError: there is such an argument.
+        InvalidRequestError: the method was called with such an argument.
     """
 
     @functools.wraps(method)

@@ -92,8 +92,7 @@ class KVManager:
     def admit(self, seq: Sequence, reserve: int) -> int | None:
         """Allocate blocks for all tokens of the sequence, starting with prefix cache hits.
 
-        Sets `num_computed` to the tokens found. At least the last token is left to compute, since its logits are
-        needed. `reserve` blocks must also stay available.
+        Sets `num_computed` to the tokens found. `reserve` blocks must also stay available.
 
         Returns None on success; on a shortage of blocks or slots, the number of blocks that must be available, without
         the reserve.
@@ -101,14 +100,14 @@ class KVManager:
         assert seq.slot == NO_SLOT, f"{seq} has blocks already"
         known = self.known_path(seq)
         path = known[: self._usable(known)]
-        needed = self.num_needed(seq, path)
+        needed = self.num_needed(seq, path)  # of the main group alone: the plan gives the others enough for all slots
         if needed + reserve > self.num_available or not self._free_slots:
             return needed
         self._take_slot(seq)
         if self.caching:
             seq.node = path[-1] if path else self.cache.root(cache_namespace(seq.request))
-            seq.node.users += 1
-        self._hold_hits(seq, path, len(known))
+            seq.node.users += 1  # keeps the node, below which the sequence will insert, though it may lose its blocks
+        self._hold_hits(seq, path, len(known))  # before blocks are taken, which evicts idle ones
         main = seq.tables[0].blocks
         for _ in range(self.blocks_for(len(seq.tokens)) - len(main)):
             main.append(self.cache.take(0))
@@ -121,6 +120,7 @@ class KVManager:
     def num_needed(self, seq: Sequence, path: list[Node]) -> int:
         """Main-group blocks that must be available to admit the sequence with these hits."""
         refs = self.pool.refs
+        # An idle hit counts as available until the sequence holds it.
         hits_idle = sum(refs(node.blocks[0]) == 0 for node in path[self._first_hit(0, path) :])
         return self.blocks_for(len(seq.tokens)) - len(path) + hits_idle
 
@@ -147,6 +147,7 @@ class KVManager:
     def missing(self, seq: Sequence, reserve: int, releasing: Iterable[Sequence]) -> int:
         """Number of blocks missing for `admit` after these sequences were released; 0 if it would succeed."""
         holders = Counter(block for one in releasing for block in one.tables[0].held)
+        # A shared block becomes available only if all of its holders release it.
         released = {block for block, count in holders.items() if count == self.pool.refs(block)}
         path = self._match(seq)
         hits_idle = sum(node.blocks[0] in released for node in path[self._first_hit(0, path) :])
@@ -162,6 +163,7 @@ class KVManager:
         """The longest path in the prefix tree along the sequence's tokens."""
         if not self.caching:
             return []
+        # Not the whole text: the last token is computed for its logits, and prompt tokens for log-probabilities.
         return self.cache.match(cache_namespace(seq.request), seq.tokens, seq.num_reusable // self.block_size)
 
     def _usable(self, path: list[Node]) -> int:
@@ -342,11 +344,7 @@ class KVManager:
         seq.num_computed, seq.num_committed, seq.node = 0, 0, None
 
     def commit(self, seq: Sequence) -> None:
-        """Insert full computed blocks into the prefix tree, and release blocks behind windows.
-
-        If the tree already has an equal block, the sequence switches to it and releases its own: so in a group without
-        a window, the holder of a block holds its ancestors in the tree.
-        """
+        """Insert full computed blocks into the prefix tree, and release blocks behind windows."""
         size = self.block_size
         if self.caching:
             for i in range(seq.num_committed, seq.num_computed // size):
@@ -370,6 +368,8 @@ class KVManager:
     def _insert(self, group: int, node: Node, table: BlockTable, i: int) -> None:
         block = table.blocks[i]
         known = self.cache.insert(group, node, block)
+        # The sequence switches to an equal block of the tree: so in a group without a window, the holder of a block
+        # holds its ancestors in the tree, and an idle block has no held ones below it.
         if known != block:
             self.cache.hold(group, known)
             table.blocks[i] = known
@@ -392,7 +392,7 @@ class KVManager:
         for group, table in enumerate(seq.tables):
             if isinstance(table, StateTable):
                 self._states[group].release(table)
-            for block in reversed(table.held):
+            for block in reversed(table.held):  # deepest first: the least recently used idle block is always a leaf
                 self.cache.drop(group, block)
         if seq.node is not None:
             self.cache.leave(seq.node)

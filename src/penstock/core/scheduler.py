@@ -198,7 +198,7 @@ class Scheduler:
         prefill_budget = self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         step.copies.extend(self.kv.drain_copies())
-        self._claim(step)
+        self._claim(step)  # first: the sequences that it preempts must not be in the step
         self._add_prompts(step, self._add_decodes(step))
         self._admit(step)
         if not step.sequences and self.tier is not None and self.tier.is_loading:
@@ -207,6 +207,7 @@ class Scheduler:
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.sequences, "there is work, but nothing of it can be scheduled"
+        # Not before: now it is final how many tokens each sequence computes. The bounded groups never run out.
         self.kv.extend_bounded(step.sequences, step.query_lens)
         self._step = step
         self.trace = step.trace
@@ -214,9 +215,9 @@ class Scheduler:
 
     def _claim(self, step: Step) -> None:
         """Start waiting sequences of tenants within their shares, preempting others if necessary."""
-        num_tokens = min(step.budget - self._max_num_seqs, step.prefill_budget)
+        num_tokens = min(step.budget - self._max_num_seqs, step.prefill_budget)  # running sequences need one each
         left = num_tokens
-        while left > 0 and self._num_claims < self._max_num_seqs:
+        while left > 0 and self._num_claims < self._max_num_seqs:  # then the head of the queue goes first: none starves
             claim = self._shares.claim(num_tokens, self._last_victim)
             if claim is None:
                 break
@@ -241,9 +242,9 @@ class Scheduler:
             left -= len(seq.tokens) - seq.num_computed
 
     def _add_prompts(self, step: Step, prompts: list[Sequence]) -> None:
-        """Give the rest of the step's budget to running prompts; the oldest gets at least one token."""
+        """Give the rest of the step's budget to running prompts."""
         oldest = self._sequences.running[0] if prompts else None
-        kept = int(oldest in prompts)
+        kept = int(oldest in prompts)  # a token for the oldest: it advances in each step, whatever the tenants' turns
         for seq in self._prefill_order.sort(prompts, self._sequences.running):
             if seq is oldest:
                 kept = 0
@@ -270,7 +271,7 @@ class Scheduler:
                 (returned if seq.num_returned else behind).append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
-        if step.trace.preempted:
+        if step.trace.preempted:  # victims may be in these lists already
             decodes, behind, returned = (
                 [s for s in part if s.status is Status.RUNNING] for part in (decodes, behind, returned)
             )
@@ -300,6 +301,7 @@ class Scheduler:
     def _preempt(self, seq: Sequence, step: Step) -> None:
         """Release a running sequence's blocks, including one allocated for this step."""
         step.trace.preempted.append(seq.request_id)
+        # A copy into its blocks would overwrite those of the sequence that gets them next.
         step.copies[:] = [copy for copy in step.copies if copy.target not in seq.tables[copy.group].held]
         self._sequences.preempt(seq)
         self._last_victim = seq.request
@@ -318,7 +320,7 @@ class Scheduler:
                 break
             free = self._sequences.num_free_slots
             self._start(seq, free if allowed is None else min(free, allowed), step)
-            self._num_claims = 0
+            self._num_claims = 0  # the head had its turn, so claims may overtake again
             allowed = None if allowed is None else allowed - seq.num_slots
             added = self._add_chunk(seq, step)
             assert added
@@ -348,12 +350,9 @@ class Scheduler:
         return self.tier is not None and not self.tier.ready(seq, self._sequences.num_slots)
 
     def _give_blocks(self, seq: Sequence) -> BlockReason | None:
-        """Allocate the queue head's blocks, if there are enough, plus a reserve.
-
-        The reserve is one block per running sequence: without it, the new sequence would soon be preempted.
-        """
-        reserve = self._sequences.num_slots
-        if self._sequences.running and self._blocked is not None:
+        """Allocate the queue head's blocks, if there are enough, plus a reserve."""
+        reserve = self._sequences.num_slots  # a block per running sequence, or the new one would soon be preempted
+        if self._sequences.running and self._blocked is not None:  # spares a prefix lookup in every step of a long wait
             head, needed = self._blocked
             if head is seq and self.kv.num_available < needed + reserve:
                 return "blocks"
@@ -368,7 +367,7 @@ class Scheduler:
         return None
 
     def _start(self, seq: Sequence, most_slots: int, step: Step) -> None:
-        """Start a waiting sequence that has its blocks."""
+        """Mark a waiting sequence with blocks as running, and record its start."""
         self._blocked = None
         self._sequences.start(seq, most_slots)
         if seq.first_scheduled is None:
@@ -377,10 +376,8 @@ class Scheduler:
         step.trace.admitted.append((seq.request_id, seq.num_computed))
 
     def _add_drafts(self, step: Step, speculation: Speculation) -> None:
-        """Add drafts after decodes and returned sequences, as far as tokens, samples and blocks allow.
-
-        A step has at most `num_drafts` more samples than running sequences, the number the workspace is planned for.
-        """
+        """Add drafts after decodes and returned sequences, as far as tokens, samples and blocks allow."""
+        # The workspace is planned for `max_num_seqs + num_drafts` samples, one of them for each running sequence.
         budget = min(step.budget, self._sequences.num_free_slots + speculation.num_drafts)
         for index, tokens in speculation.propose(step, budget):
             room = self.kv.begin_drafts(step.sequences[index], len(tokens))

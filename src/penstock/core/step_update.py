@@ -80,7 +80,7 @@ class StepUpdate:
 
     def apply_result(self, step: Step, result: StepResult) -> tuple[list[SequenceOutput], list[Sequence]]:
         """The outputs of a step, and the sequence of each new token."""
-        self._advance(step)
+        self._advance(step)  # before tokens are appended: a sequence that lacks none now has its prompt computed
         outputs = self.drain()
         if step.num_prompt_logprobs:
             self._pass_on_prompt_logprobs(step, result.prompt_logprobs, outputs)
@@ -134,20 +134,16 @@ class StepUpdate:
         return served
 
     def _verify_drafts(self, seq: Sequence, sampled: list[int | None]) -> int:
-        """Number of a sequence's drafts that equal the samples; removes all drafts from the tokens.
-
-        The keys of accepted drafts stay, and may enter the prefix cache. Those of rejected ones are overwritten by the
-        tokens in their place. For states see `KVManager.end_drafts`.
-        """
+        """Number of a sequence's drafts that equal the samples; removes all drafts from the tokens."""
         tokens = seq.tokens
         num_drafts = seq.num_drafts
         known, right = len(tokens) - num_drafts, 0
         while right < num_drafts and tokens[known + right] == sampled[right]:
             right += 1
-        del tokens[known + right :]
+        del tokens[known + right :]  # the keys of rejected drafts are overwritten by the tokens in their place
         seq.num_drafts = 0
-        self._kv.end_drafts(seq, right, num_drafts)
-        del tokens[known:]
+        self._kv.end_drafts(seq, right, num_drafts)  # with the accepted ones, whose keys may enter the prefix cache
+        del tokens[known:]  # `_append` adds them again, up to one that ends the sequence
         return right
 
     def _pass_on_prompt_logprobs(self, step: Step, logprobs: list[TokenLogprob], outputs: list[SequenceOutput]) -> None:
@@ -198,14 +194,13 @@ class StepUpdate:
         return 1
 
     def _advance_searches(self, outputs: list[SequenceOutput]) -> None:
-        """Advance the beam searches with new candidates; beams that must wait for others release their blocks.
-
-        Their keys may stay in the prefix cache. So a search needs no more blocks than its longest beam.
-        """
+        """Advance the beam searches with new candidates."""
         searches, self._searches = self._searches, {}
         for request_id, search in searches.items():
             sequences = self._sequences.of(request_id)
             if not search.is_complete:
+                # Beams that wait for others release their blocks (whose keys may stay in the prefix cache): so a search
+                # never needs more blocks than its longest beam.
                 self._sequences.park(seq for seq in sequences if search.has_candidates(seq.index))
             elif branches := search.advance():
                 self._sequences.rearrange(sequences, branches)
@@ -231,7 +226,7 @@ class StepUpdate:
             if len(tokens) >= seq.max_length:
                 output.finish_reason = FinishReason.LENGTH
                 break
-        else:
+        else:  # no token ended it
             if ending is not None:
                 output.finish_reason = FinishReason.ERROR if ending in FAILURES else FinishReason.STOP
                 output.error, output.error_reason = self._failures.get(ending), FAILURE_REASONS.get(ending)

@@ -219,7 +219,7 @@ class StoredTree:
             del self._roots[block.digest]
 
     def blocks(self) -> Iterator[StoredBlock]:
-        """All blocks, parents before children."""
+        """All blocks of the file, parents before children."""
         stack = list(self._roots.values())
         while stack:
             block = stack.pop()

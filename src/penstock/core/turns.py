@@ -1,4 +1,4 @@
-"""Work that waits, by tenant: the tenants take turns, and each has its own work done in the order of its ranks."""
+"""A queue with round-robin between tenants; each tenant's items are ordered by rank."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -8,7 +8,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Turns(Generic[T]):
-    """Waiting items. Of equal ranks the earlier is first."""
+    """Waiting items; ties in rank are first come, first served."""
 
     def __init__(self) -> None:
         self._ranks: OrderedDict[str, dict[T, float]] = OrderedDict()  # the tenants in their turns
@@ -18,18 +18,18 @@ class Turns(Generic[T]):
         return iter(self._tenants)
 
     def add(self, tenant: str, item: T, rank: float = 0.0) -> None:
-        """Have an item wait."""
+        """Add an item to its tenant's queue."""
         self._ranks.setdefault(tenant, {})[item] = rank
         self._tenants[item] = tenant
 
     def first(self) -> T | None:
-        """The item whose turn is next, which keeps waiting."""
+        """The next item, which stays in the queue."""
         for ranks in self._ranks.values():
             return min(ranks, key=ranks.__getitem__)
         return None
 
     def take_first(self) -> T | None:
-        """Remove the item whose turn is next; its tenant's next turn comes after those of all others."""
+        """Remove and return the next item; its tenant then goes to the end of the round."""
         item = self.first()
         if item is not None:
             self._ranks.move_to_end(self._tenants[item])
@@ -37,7 +37,7 @@ class Turns(Generic[T]):
         return item
 
     def remove(self, item: T) -> None:
-        """Remove an item that need not wait any more; unknown ones are ignored."""
+        """Remove an item; unknown ones are ignored."""
         tenant = self._tenants.pop(item, None)
         if tenant is not None:
             self._ranks[tenant].pop(item)
@@ -45,6 +45,6 @@ class Turns(Generic[T]):
                 self._ranks.pop(tenant)
 
     def clear(self) -> None:
-        """Remove all."""
+        """Remove all items."""
         self._ranks.clear()
         self._tenants.clear()

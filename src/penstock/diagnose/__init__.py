@@ -1,3 +1,3 @@
-"""Looks at an engine from outside: `penstock verify` (same answers in any company) and the calibration of
-the simulator's costs.
+"""Diagnoses of an engine: `penstock verify` (answers do not depend on the batch), and calibration of the simulator's
+step costs.
 """

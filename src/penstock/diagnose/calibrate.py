@@ -25,16 +25,16 @@ from penstock.simulator.cost_file import CostFile
 from penstock.simulator.costs import MeasuredStep, StepShape, fit, median_error, shape_of
 
 DECODES = 12
-"""Steps that a batch of sequences decodes before the next batch."""
+"""Decode steps per batch of sequences before the next batch."""
 LONG_STEPS = 24
-"""Steps' worth of prompt tokens that the largest batch with long contexts has in all."""
+"""Total prompt tokens of the largest batch with long contexts, in multiples of a step's token budget."""
 HELD_OUT = 4
-"""Every so many steps one is left out of the fit, to measure the error of predictions."""
+"""One step in this many is held out of the fit, to measure the prediction error."""
 MIN_STEPS = 2 * HELD_OUT
 
 
 class ShapeRecorder:
-    """A runner that remembers what the latest step computed."""
+    """A runner that records the shape of the latest step."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -70,7 +70,7 @@ class MeasuredEngine:
         self.steps: list[MeasuredStep] = []
 
     def step(self) -> None:
-        """Make one step and note it."""
+        """Run one step and record its shape and duration."""
         self.core.step()
         record, recorder = self.core.last_step, self._recorder
         if record is not None and recorder is not None:
@@ -84,10 +84,10 @@ def calibrate(config: EngineConfig, seconds: float, clock: Callable[[], float] =
     """Measure an engine, and fit costs to its steps.
 
     Args:
-        seconds: how long to measure, beside loading the model.
+        seconds: duration of the measurement, without loading the model.
 
     Raises:
-        ConfigError: there was no time for enough steps; see also `build_engine`.
+        ConfigError: too few steps fit the duration; see also `build_engine`.
         CheckpointError: see `build_engine`.
     """
     engine = MeasuredEngine(config, clock)
@@ -109,7 +109,9 @@ def calibrate(config: EngineConfig, seconds: float, clock: Callable[[], float] =
 
 
 def measure(engine: MeasuredEngine, seconds: float, clock: Callable[[], float] = time.monotonic) -> list[MeasuredStep]:
-    """Steps of many shapes: batches of all sizes over short, mixed and long contexts, lone prompts, random traffic."""
+    """Measure steps of many shapes: batches of all sizes with short, mixed and long contexts, single prompts, random
+    traffic.
+    """
     settings = engine.core.settings
     rng = Random(2026)
     scenes = list(_scenes(settings, rng))
@@ -128,13 +130,13 @@ class SceneRequest(NamedTuple):
     """A request of a scene."""
 
     step: int
-    """The step in which it comes."""
+    """Step in which it arrives."""
     prompt: int
-    """Tokens of its prompt."""
+    """Number of prompt tokens."""
     answer: int
     text: int | None = None
-    """Number of a text that its prompt is the beginning of, so that it is cached after the first scene with it; None: a
-    new one."""
+    """Number of the text whose beginning is the prompt, so that later scenes find it in the prefix cache; None: a new
+    text."""
 
 
 Scene = list[SceneRequest]
@@ -157,12 +159,12 @@ def _scenes(settings: Settings, rng: Random) -> Iterator[Scene]:
 
 
 def _length(rng: Random, most: int) -> int:
-    """From 4 to `most`, small ones as often as large ones."""
+    """A random length from 4 to `most`, uniform in its logarithm."""
     return round(math.exp(rng.uniform(math.log(4), math.log(max(4, most)))))
 
 
 def _play(engine: MeasuredEngine, rng: Random, scene: Scene, ends: float, clock: Callable[[], float]) -> None:
-    """Make the steps of a scene, until it or the time is over."""
+    """Run the steps of a scene until its end or the time `ends`."""
     core, step = engine.core, 0
     waiting = scene[::-1]
     names: list[str] = []
@@ -185,6 +187,6 @@ def _tokens(rng: Random, core: EngineCore, count: int) -> "array[int]":
 
 
 def make_request(name: str, prompt: "array[int]", max_tokens: int, arrival: float) -> Request:
-    """A greedy request whose answer has exactly this many tokens."""
+    """A greedy request for exactly this many answer tokens."""
     params = ResolvedParams(1, 0.0, 0, 1.0, 0.0, 0, max_tokens, 0, (), None)
     return Request(name, tuple(prompt), params, arrival)

@@ -1,7 +1,7 @@
-"""The self-test of `penstock verify`: is an answer the same, bit for bit, whatever happens around its request?
+"""The self-test of `penstock verify`: checks that an answer depends on its request alone, bit for bit.
 
-A few requests are answered alone. Then the same ones are answered in every situation that a server can put them in, by
-the same engine on this machine, and their token ids and log-probabilities are compared.
+A few requests are answered one at a time. Then the same engine answers them in each situation that occurs in a server
+(batches, chunks, cache hits, preemption, drafts), and their token ids and log-probabilities are compared.
 """
 
 from array import array
@@ -36,11 +36,11 @@ class Finding:
 
     situation: str
     evidence: str
-    """Evidence that the engine was in the situation."""
+    """Evidence that the engine was in the situation, such as the number of preemptions."""
     reached: bool
-    """Whether it was."""
+    """Whether the engine was in the situation."""
     difference: str | None
-    """The first difference from the answers that the requests get alone, or None."""
+    """The first difference from the reference answers, or None."""
 
     @property
     def clean(self) -> bool:
@@ -49,20 +49,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The answers of a run, and what was seen on the way."""
+    """The answers and the statistics of a run."""
 
     answers: dict[str, Answer]
     errors: dict[str, str]
     together: int
-    """Most sequences that ran at one time."""
+    """Maximum number of sequences that ran at the same time."""
     steps: int
     cached: int
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     preemptions: int
 
 
 class _Rehearsed:
-    """Guesses what the answers were, and every third token something else."""
+    """A drafter that proposes the reference answers, with every third token wrong."""
 
     free = True
 
@@ -82,21 +82,21 @@ class _Rehearsed:
 
 
 def self_test_config(**options: Any) -> EngineConfig:
-    """The options of `penstock.config.engine_config`, with such defaults as reach every situation."""
+    """Parse options with defaults under which every situation occurs."""
     return EngineConfig.from_options(**({"max_num_seqs": max(COMPANY) + 1, "seed": 0} | options))
 
 
 class SelfTest:
-    """The requests to judge an engine by, and a run for each situation. Use it once, then `close` it.
+    """Test requests for an engine, and a run for each situation. Use it once, then `close` it.
 
     Raises:
-        ConfigError: the engine has too short a context to test; it is closed then.
+        ConfigError: the engine's context is too short for the test; the engine is then closed.
     """
 
     def __init__(self, core: EngineCore, make_whole: Callable[[], EngineCore] | None = None) -> None:
         """
         Args:
-            make_whole: makes the engine that has the whole model, where `core` is of several ranks.
+            make_whole: builds an engine of a single rank, to compare with, if `core` has several.
         """
         self.core, self._make_whole = core, make_whole
         block_size = self.core.settings.memory.block_size
@@ -126,7 +126,7 @@ class SelfTest:
         self._alone: dict[str, Answer] = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Run one situation after another and report each; the first gives the reference answers."""
+        """Run one situation after another, and yield the finding of each; the first gives the reference answers."""
         yield self._answer_alone()
         if self._make_whole is not None:
             yield self._whole(self._make_whole())
@@ -142,11 +142,11 @@ class SelfTest:
         yield self._speculated()
 
     def close(self) -> None:
-        """Give the engine's memory back."""
+        """Free the engine's memory."""
         self.core.close()
 
     def describe(self) -> str:
-        """The model and the arithmetic under test, in a line."""
+        """The model, formats, device and threads under test, in one line."""
         settings = self.core.settings
         return (
             f"{settings.model_name}: {settings.dtype}, weights {settings.quantization or 'as stored'}, KV cache "
@@ -155,7 +155,7 @@ class SelfTest:
         )
 
     def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
-        """Random tokens as a prompt; half of the requests are sampled, half are greedy."""
+        """A request with a prompt of random tokens; half of the requests are sampled, half are greedy."""
         prompt = [rng.randrange(self.core.info.vocab_size) for _ in range(length)]
         sampled = rng.random() < 0.5
         params = SamplingParams(
@@ -171,7 +171,7 @@ class SelfTest:
 
     @property
     def _longest(self) -> int:
-        """Tokens of the longest of the judged sequences."""
+        """Number of tokens of the longest test sequence."""
         return max(len(request.prompt_token_ids) for request in self.judged) + self.num_tokens
 
     # ── situations ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,7 +226,7 @@ class SelfTest:
         return self._judge("preempted in a tiny pool", run, f"preempted {run.preemptions} times", run.preemptions > 0)
 
     def _speculated(self) -> Finding:
-        """With drafts of the next tokens, every third of them wrong."""
+        """Run with drafts of the next tokens, every third of them wrong."""
         answers = {name: tokens for name, (tokens, _) in self._alone.items()}
         speculation = Speculation([_Rehearsed(answers)], NUM_DRAFTS, clock=lambda: 0.0)
         run = self._run([self.judged], speculation)
@@ -235,7 +235,7 @@ class SelfTest:
         return self._judge("speculated", run, evidence, 0 < stats.accepted_tokens < stats.drafted_tokens)
 
     def _run_each_with(self, count: int) -> _Run:
-        """Each judged request in the company of `count` more, which may be judged ones, too."""
+        """Run each test request together with `count` others, which may include further test requests."""
         waves = []
         for first in range(0, len(self.judged), count + 1):
             judged = self.judged[first : first + count + 1]
@@ -254,7 +254,7 @@ class SelfTest:
         core: EngineCore | None = None,
         **changes: Any,
     ) -> _Run:
-        """Answer waves of requests one after another, under changed settings; without a prefix cache by default."""
+        """Answer waves of requests in sequence, with changed settings; by default without a prefix cache."""
         core = core or self.core
         core.restart(replace(core.settings, **({"enable_prefix_caching": False} | changes)), speculation)
         answers: dict[str, Answer] = {}

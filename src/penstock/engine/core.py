@@ -71,7 +71,7 @@ class PendingRequests:
         return len(self._pending)
 
     def requests(self, without: "Collection[Future[Any]]") -> Iterator[Request]:
-        """Requests that wait for none of these futures."""
+        """The waiting requests, except those that wait for any of these futures."""
         for pending in self._pending.values():
             if not any(one in without for one in pending.awaited):
                 yield pending.request

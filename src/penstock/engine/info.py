@@ -42,11 +42,11 @@ class EngineInfo:
     """Settings of an encoder; None: the model is generative."""
     role: Role = "any"
     hf_overrides: str | None = None
-    """What the caller replaces in the model's config.json."""
+    """JSON object that replaces settings of the model's config.json."""
 
     @property
     def model_identity(self) -> str:
-        """The model that requests were accepted for: its path, and what was replaced in its config."""
+        """Identity of the model for which requests were accepted: its path and `hf_overrides`."""
         return self.model_path if self.hf_overrides is None else f"{self.model_path} {self.hf_overrides}"
 
 

@@ -1,10 +1,10 @@
-"""The memory plan in a line, in the words of those who run a model."""
+"""Formats the memory plan as one line for users."""
 
 from penstock.config.memory import MemoryPlan, in_words
 
 
 def memory_line(plan: MemoryPlan, *, device: str = "cpu", ranks: int = 1) -> str:
-    """Where the engine's bytes go: Memory: 92.1 MiB weights + up to 8 GiB KV cache (room for 372,800 tokens, ...)."""
+    """The memory plan in one line: Memory: 92.1 MiB weights + up to 8 GiB KV cache (room for 372,800 tokens, ...)."""
     draft = f"; draft model: {_parts(plan.draft, device)}" if plan.draft is not None else ""
     whose = f" of each of {ranks} ranks" if ranks > 1 else ""
     return f"Memory{whose}: {_parts(plan, device)}{draft}"

@@ -99,11 +99,11 @@ class EngineLoop:
         """Step while there is work and sleep otherwise, until `Shutdown` arrives."""
         while not self._stopped:
             if self._core.has_work:
-                self._take_waiting()
+                self._take_waiting()  # all of them: an abort, or a new request, counts from this step on
                 self._step()
             elif self._core.is_writing and not self._requests.poll(TEND_MS):
                 self._core.tend()
-                if not self._core.is_writing:
+                if not self._core.is_writing:  # report the writes' counters, as no step's message will
                     _send(self._outputs, Pong(self._core.stats()))
             else:
                 self._handle(self._requests.recv())

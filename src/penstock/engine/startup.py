@@ -1,6 +1,6 @@
-"""Start-up work beside the import of torch, which takes a core a second or two and leaves the others idle.
+"""Start-up work concurrent with the import of torch, which occupies one core for a second or two.
 
-One of them pre-faults the memory that packed weights will fill, and the first part of the KV pool (`reserve`).
+Another core pre-faults the memory for packed weights and for the first part of the KV pool (`reserve`).
 """
 
 import gc
@@ -26,9 +26,9 @@ from penstock.system.reserve import FIRST_TOKENS, Arena, Reserve, opened
 
 @contextmanager
 def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
-    """Import torch and load the model within this context; call the yielded function between the two.
+    """Context for importing torch and loading the model; call the yielded function between the two.
 
-    Until that call garbage collection is off, and an idle core pre-faults memory for the model if it is a local folder.
+    Until that call garbage collection is off, and an idle core pre-faults memory if the model is a local folder.
     """
     collecting = gc.isenabled()
     settings = None if "torch" in sys.modules else _expected_settings(config)
@@ -57,8 +57,8 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 def _open_packed(
     config: EngineConfig, settings: Settings, held: ExitStack
 ) -> tuple[packed_cache.PackedFile | None, packed_cache.PackedFileWriter | None]:
-    """The model's cached packed weights, verified while torch is imported; on a miss a writer, which `held` closes,
-    unless another process packs them.
+    """Open the model's cached packed weights, which are verified while torch is imported. On a miss, begin a writer,
+    which `held` closes, unless another process is packing them.
     """
     cache = packed_key.packed_cache(settings)
     key = None
@@ -95,15 +95,15 @@ def _make_reserve(
 
 
 def _on_idle_cores(device: str) -> bool:
-    """Whether the model runs on the CPU, as far as is known before torch is imported, and a core is idle."""
+    """Whether the model will run on the CPU, as far as known before torch is imported, with a core to spare."""
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
     return sys.platform == "linux" and physical_cores() > 1 and on_cpu
 
 
 def _expected_settings(config: EngineConfig) -> Settings | None:
-    """The settings that the engine will likely have.
+    """The settings that the engine will probably have.
 
-    None where it will refuse, has to fetch the model first, or leaves no core of this machine idle meanwhile.
+    None if it will refuse them, must download the model first, or leaves no core idle during the import.
     """
     model = config.model.model
     if not _on_idle_cores(config.model.device):

@@ -123,12 +123,12 @@ class Dispatcher:
             self._placement.forget_route(entry, answers)
 
     def record_output(self, place: int, output: SequenceOutput, step: int) -> bool:
-        """Note an output that the place's engine made in its step of this number.
+        """Record an output of a place's engine in its step of this number.
 
-        Returns whether it counts: False if the request has ended, or was taken from this place before.
+        Returns whether it counts: False if the request has ended or left this place.
         """
         entry = self._requests.get(output.request_id)
-        if entry is None or entry.place != place:
+        if entry is None or entry.place != place:  # sent before the request moved: its new engine computes it again
             return False
         at = self._places[place]
         self._placement.has_output(at, entry, output.num_cached_tokens)
@@ -137,13 +137,14 @@ class Dispatcher:
             self._blame[place].progressed(output.request_id, step)
             if at.capacity.role == "prefill":
                 self._begun[place][output.request_id] = None
-            if len(self._places) > 1:
+            if len(self._places) > 1:  # a single engine's own queue has the counters
                 self._queue.charge(entry, ANSWER_WEIGHT * len(output.token_ids))
         return True
 
     def due(self) -> Iterator[tuple[int, str]]:
         """Yield the requests to hand over now, in order, each with its place; from then on the engine has it."""
         if len(self._queue):
+            # Engines that try a suspect get nothing else: a request would wait there until the suspect is proven.
             on_trial = {number for number in self._touched if self._blame[number].is_trying}
             for place, entry in self._placement.assign(self._queue.in_order(), on_trial):
                 self._queue.remove(entry)
@@ -216,7 +217,7 @@ class Dispatcher:
         self._placement.place_down(place, here)
         self._begun[place].clear()
         for entry in here:
-            entry.is_leaving = False
+            entry.is_leaving = False  # the dead engine cannot answer `HandOver` any more
         convict = blame.died(request_indices, fault=fault, lost=lost)
         self._touched.add(place)
         self._move_from(place)

@@ -73,7 +73,7 @@ class FleetOwner(Protocol):
 
 
 class Place:
-    """One engine at a time; the supervisor's owner."""
+    """An engine and its successors; the supervisor's owner."""
 
     def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo, patience: float) -> None:
         """

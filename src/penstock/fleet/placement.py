@@ -18,11 +18,11 @@ from penstock.fleet.crash_blame import Case
 from penstock.fleet.router import PlaceLoad, Router
 
 MAX_CONSIDERED = 64
-"""Most requests at the head of the queue that one call of `assign` considers."""
+"""Maximum requests at the head of the queue that one call of `assign` considers."""
 SHORT_PROMPT = 64
-"""Most tokens to compute for which a prompt is not sent to a prefill engine."""
+"""Maximum tokens to compute for which a prompt is not sent to a prefill engine."""
 STEPS_AHEAD = 2
-"""Steps' worth of prompt tokens that an engine is given before it can compute them."""
+"""Maximum prompt tokens queued in an engine, in multiples of a step's token budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class FleetRequest:
 
 @dataclass(slots=True, eq=False)
 class PlaceStatus:
-    """One engine at a time and its load."""
+    """The current engine of a place: its limits, state and load."""
 
     capacity: Capacity
     load: PlaceLoad
@@ -199,7 +199,7 @@ class Placement:
         if not any(place.has_room(None) for place in open_places):
             return
         reserved: list[tuple[PlaceLoad, int, int]] = []
-        for entry in list(islice(queued, MAX_CONSIDERED)):
+        for entry in list(islice(queued, MAX_CONSIDERED)):  # a list: the caller removes what it is given from the queue
             chosen = self._choose(entry, open_places)
             if chosen is None:
                 continue
@@ -209,7 +209,7 @@ class Placement:
                 reserved.append((chosen.load, self._router.missing(entry.request, chosen.number), entry.num_sequences))
                 chosen.load.pending += reserved[-1][1]
                 chosen.load.num_open += entry.num_sequences
-        for load, tokens, sequences in reserved:
+        for load, tokens, sequences in reserved:  # reservations last for one call: the next one chooses again
             load.pending -= tokens
             load.num_open -= sequences
 
@@ -259,6 +259,7 @@ class Placement:
             entry.pending = len(entry.request.prompt_token_ids)
         else:
             entry.is_routed = True
+            # With a source, the engine loads the prompt's blocks, and about one token is left to compute.
             entry.pending = 1 if entry.source is not None else self._router.missing(entry.request, place.number)
             self._router.sent(entry.request, place.number)
         place.load.num_open += entry.num_sequences

@@ -18,7 +18,7 @@ from penstock.api.request import Request
 from penstock.core.prefix_cache import cache_namespace
 
 MAX_SCANNED = 16
-"""Most places that are all compared. Of more, half of this many with the longest cached prefixes, and random others."""
+"""Maximum places to compare. Of more, half of this many with the longest cached prefixes, and random others."""
 
 
 @dataclass(slots=True)

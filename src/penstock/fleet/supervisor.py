@@ -182,7 +182,7 @@ class Supervisor:
     async def _replace(self, owner: Owner, death: Death) -> None:
         self.down = f"the engine process {death.reason}; it is being restarted"
         logger.error("the engine process %s; starting another", death.reason)
-        owner.engine_died(death)
+        owner.engine_died(death)  # first: requests can move to other engines while this one restarts
         self._link.destroy()
         info = await self._restart()
         self.down = None
@@ -203,6 +203,7 @@ class Supervisor:
             self._link.kill()
             code = await exited
             await _cancel(reading)
+            # Outputs sent before the death count: they clear requests of blame, and need not be recomputed.
             for message in await self._link.receive_rest():
                 self._receive(owner, message)
         finally:
@@ -227,7 +228,7 @@ class Supervisor:
         self._silence = 0.0
         self._heard.set()
         if isinstance(message, StepOutputs) and message.outputs:
-            self._failures = 0
+            self._failures = 0  # an engine that generates has started well: its death is no failed start
         owner.engine_said(message)
 
     async def _await_hang(self, owner: Owner) -> None:

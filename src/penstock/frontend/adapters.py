@@ -8,7 +8,7 @@ from penstock.engine.info import EngineInfo
 from penstock.errors import AdapterError
 
 MAX_NAMED = 8
-"""Most adapters that an error message lists."""
+"""Maximum adapters listed in an error message."""
 
 
 class AdapterNames:

@@ -1,4 +1,4 @@
-"""The kinds of arguments that the Python API takes: prompts, messages, one value for all prompts or one for each."""
+"""Normalises arguments of the Python API: prompts, messages, and one value for all prompts or one for each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -86,5 +86,5 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def plain_prompt(prompt: Any) -> Any:
-    """An array or a number of NumPy, pandas or torch as the list or the number that it holds; all else as it is."""
+    """Convert an array or scalar of NumPy, pandas or torch to a list or number; anything else is returned unchanged."""
     return prompt.tolist() if hasattr(prompt, "tolist") else prompt

@@ -1,4 +1,4 @@
-"""Checks the grammars of calls before they are accepted, one at a time: the tenants take turns.
+"""Checks the grammars of calls before they are accepted: one at a time, round-robin between tenants.
 
     check(structured, tenant) ──turn──> GrammarValidator.submit ──> a worker process
 
@@ -18,7 +18,7 @@ MAX_WAITING_CHARACTERS = 2**23
 
 
 class GrammarChecks:
-    """The waiting checks of one event loop; with the validator, which only it uses."""
+    """The queue of checks of one event loop, and the validator that executes them."""
 
     def __init__(self, validator: GrammarValidator, max_characters: int = MAX_WAITING_CHARACTERS) -> None:
         """

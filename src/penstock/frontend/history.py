@@ -343,7 +343,7 @@ class Meter:
             self._set_totals()
 
     def record_stats(self, stats: EngineStats, place: int) -> None:
-        """Update the metrics from the counters of a place's engine after a step."""
+        """Update the metrics from the counters that a place's engine reports after a step."""
         metrics, label, counted = self._metrics, str(place), self._counted[place]
         self._stats[place] = stats
         self._set_totals()

@@ -1,4 +1,4 @@
-"""The texts of tokens beside their log-probabilities, in outputs of the Python API; the server writes its own."""
+"""Adds the texts of tokens to log-probabilities in outputs of the Python API; the server formats its own."""
 
 from collections.abc import Sequence
 from dataclasses import replace

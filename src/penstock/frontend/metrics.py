@@ -55,7 +55,7 @@ class Gauge:
         self.values[label_value] = value
 
     def forget(self, label_value: str) -> None:
-        """Drop a value of the label, when what it names is gone."""
+        """Drop a value of the label whose engine, adapter or the like is gone."""
         self.values.pop(label_value, None)
 
 

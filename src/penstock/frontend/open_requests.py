@@ -292,7 +292,7 @@ class OpenRequests:
         """
         queued = self._dispatcher.num_queued
         convict = self._dispatcher.engine_died(place, death.request_indices, fault=death.fault, lost=death.lost)
-        if death.lost:
+        if death.lost:  # a new engine on another machine may take long: suspects move at once, too
             self._dispatcher.release(place)
         num_moved = self._dispatcher.num_queued - queued
         if convict is not None:
@@ -330,7 +330,7 @@ class OpenRequests:
         except Exception:
             logger.exception("request %s failed", output.request_id)
             self._fleet.send(Finish(output.request_id, None, FinishReason.ABORT))
-            if self._journal is not None:
+            if self._journal is not None:  # recorded as ended, or the next server would resume it
                 lost = SequenceOutput(output.request_id, output.index, [], finish_reason=FinishReason.ERROR)
                 self._journal.emitted(lost, ended=True)
             self._drop(live, EngineError("the server failed on this request; its log has the details"))
@@ -338,7 +338,7 @@ class OpenRequests:
     def _feed(self, live: _Live, output: SequenceOutput) -> None:
         request_id, now = output.request_id, time.monotonic()
         delta = live.output_processor.process_output(output, now)
-        if delta is not None and delta.engine_goes_on:
+        if delta is not None and delta.engine_goes_on:  # a stop string ended it, which the engine cannot see
             self._fleet.send(Finish(request_id, output.index, FinishReason.STOP))
         if self._journal is not None and delta is not None and not output.is_sign_of_life:
             self._journal.emitted(output, live.output_processor.finished)
@@ -356,7 +356,7 @@ class OpenRequests:
             waited = now - live.request.arrival
             for reader in live.readers:
                 reader.fail_stream(QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
-        for reader in list(live.readers):
+        for reader in list(live.readers):  # a copy: a reader that is too slow leaves
             reader.deliver(request_id, delta)
 
     # ── their ends ───────────────────────────────────────────────────────────────────────────────────────────────────

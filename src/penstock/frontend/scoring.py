@@ -78,7 +78,7 @@ class Scoring:
 
 
 def _similarity(one: "NDArray[np.float32]", other: "NDArray[np.float32]", kind: Similarity) -> float:
-    """How near two vectors are, as `sentence-transformers` computes it; cosine: of vectors of length 1."""
+    """Similarity of two vectors, as in `sentence-transformers`; for cosine they must have length 1."""
     if kind in ("cosine", "dot"):
         return float((one * other).sum(dtype="float64"))
     difference = abs(one.astype("float64") - other)

@@ -23,7 +23,7 @@ _JUDGE = (
 )
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _INSTRUCT = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen3-Reranker's instruction by its model card, for folders without a template for query and document."""
+"""Qwen3-Reranker's instruction from its model card, for folders without a template for query and document."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """The native CPU kernels: finds the shared library, chooses the instruction set, and calls it.
 
-The library is built from `csrc/` when the package is installed. Where no compiler was at hand, or the processor is of
-another kind, it is absent: `library()` is None then, and the reference kernels do the work.
+The library is built from `csrc/` when the package is installed. Without a compiler, or on an unsupported processor, it
+is absent: `library()` is then None, and the reference kernels are used.
 
-Its threads are those of torch: both use one OpenMP runtime, so that `torch.set_num_threads` holds for both.
+The library shares torch's OpenMP runtime and its threads, so `torch.set_num_threads` holds for both.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Library:
-    """The loaded library with an instruction set chosen; its functions take addresses.
+    """The loaded library, with the selected instruction set; its functions take addresses.
 
     Raises:
-        NativeLibraryError: it was built from other headers than those that `structs.py` mirrors.
+        NativeLibraryError: it was built from other headers than `structs.py` was generated from.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,21 +51,21 @@ class Library:
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether the kernels multiply bfloat16, for which weights have a layout of their own."""
+        """Whether the kernels multiply in bfloat16, which requires a different weight layout."""
         return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
 
     def choose(self, wanted: str) -> bool:
-        """Select an instruction set, or the best if `wanted` is empty; False: this machine does not have it."""
+        """Select an instruction set, or the best one if `wanted` is empty; False if this machine lacks it."""
         chosen = self.function("penstock_choose", "s", restype=ctypes.c_char_p)(wanted.encode())
         if chosen is not None:
             self.instruction_set = chosen.decode()
         return chosen is not None
 
     def function(self, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
-        """The function `name`; `arguments` has a letter each: p address, l int64, i int32, f float, s string.
+        """The function `name`; `arguments` has one letter per argument: p address, l int64, i int32, f float, s string.
 
         Raises:
-            NativeLibraryError: the library has none of this name.
+            NativeLibraryError: the library has no function of this name.
         """
         kinds = {
             "p": ctypes.c_void_p,
@@ -84,10 +84,10 @@ class Library:
         return cast("Callable[..., Any]", function)
 
     def run(self, *segments: Segment) -> None:
-        """Make the calls of these segments, one after another.
+        """Execute the recorded calls of these segments in order.
 
         Raises:
-            MemoryError: there is no memory for the kernels' intermediate results.
+            MemoryError: there is no memory for the kernels' intermediate results (scratch).
             DeviceLostError: another rank has ended.
         """
         failure = self._run((Segment * len(segments))(*segments), len(segments))
@@ -100,13 +100,13 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """The native kernels, or None where they were not built or this processor cannot run them, which is logged once.
+    """The native kernels; None if they were not built or this processor cannot run them, which is logged once.
 
     The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, `amx_emulated`;
     PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
-        ConfigError: PENSTOCK_ISA asks for one that this machine does not have, or PENSTOCK_LIBRARY names no library.
+        ConfigError: PENSTOCK_ISA names an instruction set that this machine lacks, or PENSTOCK_LIBRARY no library.
         NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
@@ -145,7 +145,7 @@ def _why_not_built() -> str:
 def _named_library(path: Path) -> Library:
     """
     Raises:
-        ConfigError: the environment names a file that is not there, or is no library.
+        ConfigError: PENSTOCK_LIBRARY names a file that does not exist or is not a shared library.
     """
     try:
         if path.is_file():
@@ -160,7 +160,7 @@ def _named_library(path: Path) -> Library:
 
 @functools.cache
 def library_digest() -> bytes:
-    """A hash of the library's file: of the sources that it was built from and of how."""
+    """A hash of the library file, so it changes with the sources and the compiler's options."""
     return hashlib.sha256(_library_path().read_bytes()).digest()
 
 
@@ -169,12 +169,12 @@ def _library_path() -> Path:
 
 
 def supports(dtype: torch.dtype) -> bool:
-    """Whether the kernels take tensors of this type."""
+    """Whether the kernels support this dtype."""
     return dtype in _DTYPES
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """The library's number for a type."""
+    """The library's code for a dtype."""
     return _DTYPES[dtype]
 
 

@@ -1,8 +1,7 @@
-"""Calls of the native kernels: made at once, or recorded and made again, all of a step's by one call.
+"""Calls native kernels immediately, or records them and replays all calls of a step at once.
 
-A kernel that is given a `RecordedTensor` of a `Program` does not compute: its call goes into the program, and what it
-returns is a `RecordedTensor` again. So the ordinary forward pass, taken once with such tensors, writes down what a step
-is made of.
+A kernel called with a `RecordedTensor` of a `Program` does not compute: its call is appended to the program, and its
+result is another `RecordedTensor`. One ordinary forward pass with such tensors records all kernel calls of a step.
 
     program = Program(capacity)
     x = program.tensor((columns,), dtype)
@@ -10,8 +9,8 @@ is made of.
     x.memory[:3] = ...
     library.run(program.segment(3))     # computed: y.memory[:3]
 
-Memory is used again as soon as the recorded code has dropped the last reference to what was in it. Weights and all
-else that a kernel was given must live as long as the program.
+A tensor's memory is reused as soon as the recorded code drops the last reference to the tensor. Weights and other
+arguments of kernels must outlive the program.
 """
 
 import ctypes
@@ -28,7 +27,7 @@ from penstock.native.structs import Arguments, Call, Segment
 
 
 class CannotRecordError(Exception):
-    """An operation without a native kernel was given a tensor that has no content yet; names the operation."""
+    """An operation without a native kernel was called with a recorded tensor; the message names the operation."""
 
 
 class RecordedTensor(Tensor):
@@ -41,7 +40,7 @@ class RecordedTensor(Tensor):
     """Memory of the content."""
 
     def fill(self, content: ArrayLike, count: int) -> None:
-        """Put the content of the first `count` rows into the memory."""
+        """Copy the first `count` rows of the content into the memory."""
         self._array[:count] = content
 
     @functools.cached_property
@@ -63,9 +62,9 @@ _PROPERTIES: frozenset[Any] = frozenset(
 
 
 class Program:
-    """Native calls on memory of their own, recorded once and run for any number of rows up to `capacity`.
+    """Native calls on scratch memory of the program, recorded once and run for any number of rows up to `capacity`.
 
-    `backed` memory is written to at once: the first run of many rows need not wait until the system has found it.
+    `backed` scratch is pre-faulted, so the first large step takes no page faults.
     """
 
     def __init__(self, capacity: int, *, backed: bool = False) -> None:
@@ -76,7 +75,7 @@ class Program:
         self._array: "ctypes.Array[Call]" = (Call * 0)()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> RecordedTensor:
-        """Memory for `capacity` rows of this shape."""
+        """Allocate a tensor of `capacity` rows of this shape."""
         for index, memory in enumerate(self._idle):
             if (memory.shape[1:], memory.dtype) == (shape, dtype):
                 del self._idle[index]
@@ -91,7 +90,7 @@ class Program:
         return recorded
 
     def add_call(self, arguments: Arguments) -> None:
-        """Record a call; the number of rows in its arguments is ignored."""
+        """Record a call; `segment` sets the number of rows in its arguments."""
         self._arguments.append(arguments)
         self._calls.append(Call(arguments.operation, ctypes.addressof(arguments)))
         self._array = (Call * len(self._calls))(*self._calls)
@@ -103,14 +102,14 @@ class Program:
 
 
 def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of as many rows as `like` has, each of this shape, and of the program that `like` is of, if any."""
+    """An uninitialised tensor with the row count of `like`, in the same program if `like` is recorded."""
     if isinstance(like, RecordedTensor):
         return like.program.tensor(shape, dtype)
     return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
 
 
 def call(library: Library, x: Tensor, arguments: Arguments) -> None:
-    """Call the operation of these arguments over the rows of `x`, or record it where `x` is of a program.
+    """Execute an operation over the rows of `x`, or record it if `x` belongs to a program.
 
     Raises:
         MemoryError: there is no memory for the kernel's intermediate results.

@@ -49,8 +49,8 @@ class _PeerFile:
 class SharedFiles:
     """Reads the files of engines on this machine, which stay readable while they live. See `BlockTransport`.
 
-    A file that is open keeps its room on the disk, also without its engine: when another engine's file is opened, those
-    of engines that have ended are closed.
+    An open file occupies disk space even after its engine's end. So opening another engine's file closes those of
+    engines that have ended.
     """
 
     memory = None

@@ -244,10 +244,10 @@ def make_forward(
     hidden: HiddenStates | None = None,
     loaded: LoadedAdapters | None = None,
 ) -> Forward:
-    """The model recorded, for steps of up to `max_tokens` tokens and `max_rows` samples, or run as it is.
+    """Record the model for steps of up to `max_tokens` tokens and `max_rows` samples, if possible; otherwise run it
+    eagerly: without native operations, or if the model uses an operation that the library lacks.
 
-    The hidden states of all tokens go to `hidden`, where that is given.
-    It is run as it is where the operations are not the native library's, or the model uses one that the library lacks.
+    The hidden states of all tokens are stored in `hidden`, if given.
     """
     if ops.library is not None:
         try:

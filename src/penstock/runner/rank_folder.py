@@ -1,4 +1,4 @@
-"""The folder in which torch.distributed has the ranks of an engine meet. A killed engine's goes at the next start."""
+"""The folder for the rendezvous of an engine's ranks by torch.distributed. A later start removes a killed engine's."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ class RankFolder:
 
 
 def remove_abandoned() -> None:
-    """Remove this user's folders whose processes are dead: here, and as the lock says, in any other container."""
+    """Remove this user's folders of dead processes: dead here and, by their lock, in every other container, too."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         found = _NAME.fullmatch(folder.name)
         if found is not None and not Path("/proc", found[1]).exists():

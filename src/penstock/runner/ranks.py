@@ -158,7 +158,7 @@ class RankLaunch:
     rendezvous: str
     """Rendezvous address for torch.distributed."""
     hf_overrides: str | None = None
-    """What is replaced in the model's config.json."""
+    """JSON object that replaces settings of the model's config.json."""
 
     @property
     def backend(self) -> str:

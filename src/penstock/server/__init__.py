@@ -1,4 +1,4 @@
-"""The HTTP server: connections, limits, logs, and what all dialects share.
+"""The HTTP server: connections, limits, logs, and the base of all dialects.
 
-A folder is a dialect; none imports another, except `tgi`, whose routes also take TEI's and OpenAI's bodies.
+Each folder is a dialect; none imports another, except `tgi`, whose routes also accept TEI's and OpenAI's bodies.
 """

@@ -160,7 +160,7 @@ class AccessLog:
 
 
 def _client_of(scope: Scope) -> str | None:
-    """Address and port of the connection; of a proxy on this machine that names its client, that client's address."""
+    """Address and port of the connection's peer or, behind a proxy on this machine, the client that the proxy names."""
     client = scope.get("client")
     if client is None:
         return None

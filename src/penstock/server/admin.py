@@ -22,7 +22,7 @@ class EngineAccount(TypedDict):
     state: State
     reason: str | None
     node: str
-    """The machine of a cluster that it runs on; empty for the server's own."""
+    """The cluster node that it runs on; empty for the server's own machine."""
     pid: int
     model: str
     arithmetic: str

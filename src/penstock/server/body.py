@@ -1,12 +1,12 @@
 """Base classes of request bodies in all dialects.
 
-A field that asks for something else than what is done is refused by name (`NOT_OBEYED`, with the values that change
-nothing). A field that cannot change the answer is accepted (`WITHOUT_EFFECT`). An unknown field is refused if it looks
-like a typo, and otherwise accepted. `ignored_fields` lists what was accepted without effect; the answer's header names
-it. A null is a field left out, in every object. Strings must be valid Unicode; those of a conversation are mended.
+A field with an unsupported value is refused by name (`NOT_OBEYED`, with the neutral values that are accepted). A field
+that cannot change the answer is accepted (`WITHOUT_EFFECT`). An unknown field is refused if it looks like a typo, and
+otherwise accepted. `ignored_fields` lists the fields accepted without effect, which the answer's header names. Null
+means that the field is absent, in every object. Strings must be valid Unicode; in a conversation they are repaired.
 
     Body         a request, and the options in it
-    HistoryItem  what an earlier answer contained and comes back: its unknown fields are accepted and not listed
+    HistoryItem  part of an earlier answer that is sent back: its unknown fields are accepted and not listed
 """
 
 import contextlib
@@ -44,9 +44,9 @@ MAX_UNKNOWN = 32
 """Maximum unknown fields of one object; each is compared with every known name."""
 _LONGEST_NAME = 64
 _TYPO = 0.8
-"""`difflib`'s ratio from which on a name counts as a typo of another: `temprature`, `topK`, `repeat_penalty`."""
+"""Minimum `difflib` ratio for a name to count as a typo of another: `temprature`, `topK`, `repeat_penalty`."""
 _TYPO_LENGTH = 4
-"""Maximum difference in length of a typo; longer names are others: `background_tasks` is not `background`."""
+"""Maximum difference in length of a typo: `background_tasks` is a different field than `background`."""
 _TYPES = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
 
@@ -62,7 +62,7 @@ class HistoryItem(BaseModel):
 
 
 class Body(BaseModel):
-    """Strict: types are not converted, except that 8.0 is taken for the integer 8."""
+    """A request body. Strict: types are not converted, except that 8.0 is accepted for the integer 8."""
 
     model_config = _TYPES
 
@@ -96,7 +96,7 @@ class Body(BaseModel):
 
     @classmethod
     def _check_others(cls, names: Iterable[str], data: Mapping[str, Any]) -> tuple[str, ...]:
-        """The unknown fields among these; a known one must have a value without effect, and no other be a typo."""
+        """Return the unknown fields. Raises for an unsupported value of a known one, or a typo of a known name."""
         unknown = []
         for name in names:
             if name in cls.NOT_OBEYED:
@@ -113,7 +113,7 @@ class Body(BaseModel):
 
     @classmethod
     def known_fields(cls) -> set[str]:
-        """Names of all fields that are obeyed, refused or known to have no effect."""
+        """Names of all fields that are supported, refused or known to have no effect."""
         return {*cls.model_fields, *cls.NOT_OBEYED, *cls.WITHOUT_EFFECT}
 
     def ignored_fields(self) -> "IgnoredFields":
@@ -181,7 +181,7 @@ def _neutral(values: tuple[Any, ...]) -> str:
 
 @functools.lru_cache(4096)
 def _close_to(name: str, cls: type[Body]) -> str | None:
-    """The known field that an unknown name is probably a typo of. Another spelling, `topK`, is one; an id is not."""
+    """The known field of which an unknown name is probably a typo or another spelling (`topK`); never for ids."""
     if re.search(r"_ids?$|Ids?$", name):
         return None
     plain = {_plain(known): known for known in sorted(cls.model_fields.keys() | cls.NOT_OBEYED.keys())}
@@ -195,7 +195,7 @@ def _plain(name: str) -> str:
 
 
 AS_INTEGER = BeforeValidator(_as_integer)
-"""Lets an integer in a list be written as 8.0."""
+"""An integer in a list, which may be written as 8.0."""
 
 
 def check_text(text: str, field: str) -> str:
@@ -235,7 +235,7 @@ def check_all_text(content: object) -> None:
 def mend_conversation(content: object) -> None:
     """Replace unpaired surrogates in a body's conversation by U+FFFD, as browsers do (WHATWG's USVString).
 
-    Agents cut the results of tools in the middle of a pair, and such a text stays in their history.
+    Agents truncate tool results in the middle of a surrogate pair, and resend that text with their history.
     """
     if isinstance(content, dict):
         for name in _CONVERSATION & content.keys():
@@ -294,7 +294,7 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_check_metadata)]
 
 @contextlib.contextmanager
 def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
-    """Make errors name the caller's field where the engine has another name for it.
+    """Context in which errors name the caller's field instead of the engine's name for it.
 
     In a message the name is replaced where it cannot be an ordinary word: at the beginning, or with an underscore.
     """

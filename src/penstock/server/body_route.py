@@ -1,7 +1,7 @@
-"""The routes that take a body: parsing and validation, the same for small bodies and large ones.
+"""Parses and validates JSON bodies of all routes.
 
-A large body is parsed and validated in a thread, so that the event loop stays free. JSON is taken whatever its content
-type says; the middleware `Origins` keeps other sites' pages from using that.
+A large body is parsed and validated in a thread, to keep the event loop free. JSON is accepted with any content type;
+the middleware `Origins` keeps other sites' pages from exploiting that.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ from penstock.server.call_context import UNKNOWN_FIELD, context_of
 from penstock.server.disconnect import cancelled_on_disconnect
 
 LARGE_BODY = 65_536
-"""Bodies of this many bytes take milliseconds to validate, so a thread validates them."""
+"""Bytes from which a body is validated in a thread, as it takes milliseconds."""
 MAX_CONTAINERS = 32_768
-"""Lists and objects of a body. Parsing and validating them takes up to 5 us each, in which no other thread runs, and
+"""Maximum lists and objects in a body. Parsing and validating each takes up to 5 us, in which no other thread runs, and
 hundreds of bytes."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _LONG_NUMBER = re.compile(rb"\d[\d.]{15}")
@@ -106,7 +106,7 @@ class BodyRoute(APIRoute):
 def _check_containers(raw: bytes) -> None:
     """
     Raises:
-        InvalidRequestError: it has too many lists and objects.
+        InvalidRequestError: the body has too many lists and objects.
     """
     if _num_brackets(raw) > MAX_CONTAINERS and (number := _num_brackets(_STRING.sub(b"", raw))) > MAX_CONTAINERS:
         raise InvalidRequestError(

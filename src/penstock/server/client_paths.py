@@ -1,4 +1,4 @@
-"""Paths as clients write them."""
+"""Normalises request paths to the documented ones."""
 
 import re
 
@@ -10,8 +10,8 @@ _WITHOUT_VERSION = re.compile(r"/(chat/completions|completions|embeddings|messag
 class ClientPaths:
     """ASGI middleware: accepts a slash at a path's end, `/v1` twice, and OpenAI's and Anthropic's paths without `/v1`.
 
-    A client's base URL may end with `/v1` or not, and what its documentation says is easily missed. A proxy may
-    publish the server under a prefix, which it removes or not: further in, `path` never has it, and `root_path` is it.
+    Some clients append `/v1` to their base URL and others do not, which users easily get wrong. A proxy may publish the
+    server under a prefix, stripped or not: inner layers always see `path` without the prefix, which is `root_path`.
     """
 
     def __init__(self, app: ASGIApp, prefix: str = "") -> None:
@@ -26,7 +26,7 @@ class ClientPaths:
 
 
 def without_prefix(path: str, prefix: str) -> str:
-    """The path within the server."""
+    """The path without the proxy's prefix."""
     if prefix and path == prefix:
         return "/"
     return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path

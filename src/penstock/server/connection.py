@@ -30,14 +30,14 @@ from penstock.server.errors import ErrorReply
 logger = logging.getLogger("penstock.server")
 
 MAX_TARGET = 8192
-"""Largest request target (path and query) in bytes; RFC 9110 asks for at least 8,000."""
+"""Maximum bytes of a request target (path and query); RFC 9110 recommends at least 8,000."""
 FREE_CHUNKS = 4096
 MIN_CHUNK = 64
-"""A chunked body may have `FREE_CHUNKS` chunks, and one more for each `MIN_CHUNK` bytes: each costs h11 some 8 µs."""
+"""A chunked body may have `FREE_CHUNKS` chunks plus one per `MIN_CHUNK` bytes, as h11 takes some 8 µs per chunk."""
 LINGER_SECONDS = 1.0
 """Time for which a refused client's data is read and dropped: a reset could keep it from reading the response."""
 _PIECE = 16_384
-"""Bytes parsed at a time, by which a head may exceed its limit before it is refused."""
+"""Bytes parsed at a time; a head may exceed its limit by this many before it is refused."""
 
 _CODES = {
     408: "request_timeout",
@@ -133,12 +133,12 @@ _LONG_TARGET = f"the request target has more than {MAX_TARGET} bytes"
 
 
 class _Flow(FlowControl):
-    """Keeps reading while a client waits for its answer, to detect a disconnect, but limits what it sends ahead."""
+    """Flow control that keeps reading during a call, to detect a disconnect, but limits pipelined data."""
 
     def __init__(self, transport: asyncio.Transport, reads_ahead: Callable[[], bool | None]) -> None:
         """
         Args:
-            reads_ahead: during a call, whether more may be read; else None.
+            reads_ahead: whether more data may be read during a call; returns None outside of a call.
         """
         super().__init__(transport)
         self._reads_ahead = reads_ahead
@@ -156,7 +156,9 @@ Owed = Literal["head", "body"]
 
 
 class BoundedProtocol(H11Protocol):
-    """Timers: `owed` while the client must send the rest of something, `stall` while it reads none of an answer."""
+    """The protocol of a connection, with two timers: `owed` for the rest of a head or body, `stall` for a client that
+    does not read its answer.
+    """
 
     def __init__(
         self,
@@ -169,9 +171,9 @@ class BoundedProtocol(H11Protocol):
     ) -> None:
         """
         Args:
-            idle: the server's connections without a call, shared by all; the longest idle first.
-            refused: called with each reply that is sent before there is a call.
-            prefix: with which a proxy may send paths.
+            idle: connections without a call, shared by all of the server's; the longest idle first.
+            refused: called with each error reply that is sent before a call exists.
+            prefix: prefix of paths that a proxy may not strip.
         """
         super().__init__(*args, **kwargs)
         self._limits = limits
@@ -230,7 +232,7 @@ class BoundedProtocol(H11Protocol):
         self._refuse(self._parser.reply)
 
     def _should_upgrade(self) -> bool:
-        """Always False: an offer of another protocol is answered in HTTP/1.1, as RFC 9110 7.8 allows."""
+        """Always False: `Upgrade` is ignored, as RFC 9110 section 7.8 allows."""
         return False
 
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -245,7 +247,7 @@ class BoundedProtocol(H11Protocol):
         return self._parser.num_unparsed <= self._limits.max_header_bytes
 
     def _watch(self) -> None:
-        """Allow `body_timeout` for what the client must still send, from when it began to owe it."""
+        """Start `body_timeout` when the server begins to wait for the rest of a head or body; stop it on arrival."""
         if self._refused:
             return
         if self._is_idle:
@@ -263,7 +265,7 @@ class BoundedProtocol(H11Protocol):
             self._owed_timer = self.loop.call_later(self._limits.body_timeout, self._end_overdue)
 
     def _what_is_owed(self) -> Owed | None:
-        """What the client must still send: the rest of a head (the first at once), or of a body already answered."""
+        """The part of the message to wait for: a begun or first head, or the body of a request already answered."""
         if self.conn.their_state is h11.IDLE:
             return "head" if self.cycle is None or self._parser.num_unparsed else None
         answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
@@ -309,7 +311,7 @@ class BoundedProtocol(H11Protocol):
         self._owed_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _end_writing(self) -> bool:
-        """Tell the client that no more follows; False if that is impossible, over TLS or because it has left."""
+        """Half-close the connection; False if that is impossible: over TLS, or because the client has left."""
         if not self.transport.can_write_eof():
             return False
         try:

@@ -44,7 +44,7 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 """A comment, which clients skip."""
 SILENCE_SECONDS = 10.0
-"""Silence after which a stream gets a sign of life. Proxies close silent connections after 50 to 60 s."""
+"""Seconds without an event after which a keep-alive is sent. Proxies close silent connections after 50 to 60 s."""
 
 EVENTS: dict[str, Any] = {
     "text/event-stream": {
@@ -94,7 +94,7 @@ T = TypeVar("T")
 
 _TEXTS_AT_ONCE = 64
 _TOKEN_BYTES, _LOGPROB_BYTES = 4, 64
-"""About the bytes of an answer's body for each token, and for each log-probability."""
+"""Estimated bytes of an answer's body per token and per log-probability."""
 
 
 logger = logging.getLogger("penstock.server")
@@ -196,7 +196,7 @@ class Call:
         return None if not last else StreamCursor.call_of(last)
 
     def ignore(self, *fields: str) -> None:
-        """Name fields that have no effect on this model in the answer's header."""
+        """Add fields without effect on this model to the answer's header."""
         self._context.ignored.update((field, field) for field in fields)
 
     def choose_model(self, name: str | None) -> None:
@@ -369,7 +369,7 @@ class Call:
         return await self.outputs(accepted)
 
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
-        """Why an answer, or the rest of it, will not come."""
+        """The error for an answer that cannot be completed."""
         if part.finish_reason is FinishReason.ERROR:
             refused = part.error_reason is ErrorReason.NO_TOKEN_ALLOWED
             return (InvalidRequestError if refused else EngineError)(part.error or "the request failed")
@@ -420,7 +420,7 @@ class Call:
 
 
 def _size_of(output: RequestOutput) -> int:
-    """About the bytes of an output in an answer's body."""
+    """Estimated bytes of an output in an answer's body."""
     size = 0
     for rows in (output.prompt_logprobs, *(one.logprobs for one in output.outputs)):
         size += _LOGPROB_BYTES * len(rows or ()) * (2 + len(rows[-1].top if rows and rows[-1] else ()))
@@ -457,7 +457,7 @@ class _KeepAlive:
         self._last_sent = self._loop.time()
 
     def sent(self) -> None:
-        """Record that something is sent now."""
+        """Record that data is sent now."""
         self._last_sent = self._loop.time()
 
     def _tick(self) -> None:
@@ -517,13 +517,13 @@ async def _events(
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation that is ready to be answered."""
+    """A prepared conversation: its prompt, parameters and answer format."""
 
     token_ids: list[int]
     params: SamplingParams
     parsers: Parsers
     guarded: bool
-    """Whether the grammar comes from the tools alone, so that errors name `tools`."""
+    """Whether the grammar is that of the tools alone, so that errors name `tools`."""
 
 
 async def accept_conversation(
@@ -534,10 +534,10 @@ async def accept_conversation(
     request_id: str,
     priority: int | None,
 ) -> tuple[Accepted, Parsers]:
-    """Make a conversation's request, and what reads its answers; nothing runs yet.
+    """Validate a conversation's request without running it, and create the parser of its answers.
 
     Args:
-        read: takes the conversation out of the call's body.
+        read: extracts the conversation from the call's body.
 
     Raises:
         InvalidRequestError: as `prepare`, or the engine could not serve it.
@@ -549,14 +549,14 @@ async def accept_conversation(
 
 
 async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
-    """Make a conversation's prompt, and settle how its answers are to be read.
+    """Render a conversation's prompt, and choose the format of its answers.
 
     Args:
-        read: takes the conversation out of the call's body.
+        read: extracts the conversation from the call's body.
 
     Raises:
         ClientGoneError: the client has disconnected.
-        InvalidRequestError: the chat template refuses it, or tools do not go with the model or with the parameters.
+        InvalidRequestError: the chat template rejects it, or tools are incompatible with the model or the parameters.
     """
     check_generates(call.engine.info)
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()

@@ -1,4 +1,4 @@
-"""What happens to a call whose client disconnects."""
+"""Aborts or cancels a call when its client disconnects."""
 
 import asyncio
 import contextlib
@@ -51,5 +51,5 @@ def cancelled_on_disconnect(receive: Receive) -> Iterator[None]:
 
 
 def _is_cancelled_by_others(task: "asyncio.Task[object]") -> bool:
-    """Take one cancellation back; Python 3.10 does not count them."""
+    """Undo our own cancellation; whether others remain. Python 3.10 does not count cancellations."""
     return sys.version_info >= (3, 11) and task.uncancel() > 0

@@ -1,4 +1,4 @@
-"""Texts that a call embeds, scores or ranks: their limits, tokens and scores, for the routes of any dialect."""
+"""Embedding, scoring and ranking for the routes of all dialects: limits on texts, tokenisation, scores."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from penstock.server.body import Many
 from penstock.server.dialect import Call
 
 MAX_INPUTS = 2048
-"""Most inputs of one call, as with OpenAI."""
+"""Maximum inputs of one call, as in OpenAI's API."""
 _MANY_NUMBERS = 16_384
 TokenIds = Many[Annotated[int, Field(ge=0, lt=2**31)]]
 Truncate = Annotated[bool, Field(description="Truncate texts that are too long instead of refusing them.")]
@@ -34,7 +34,7 @@ async def json_response(call: Call, encode: Callable[[], bytes], size: int) -> R
 
 
 def listed_inputs(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[str | Sequence[int]]:
-    """The texts of a call, or their tokens: one text, or one list of tokens, is one."""
+    """The inputs of a call as a list of texts or lists of token ids; a single one becomes a list of one."""
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [cast("str | Sequence[int]", given)]
     return list(cast("Sequence[str | Sequence[int]]", given))
@@ -47,10 +47,10 @@ async def encode_inputs(
     truncate: Side | None,
     param: str = "input",
 ) -> list[EncodedText]:
-    """The tokens of a call's texts.
+    """Tokenise a call's inputs.
 
     Raises:
-        InvalidRequestError: there are none or too many, or one is refused.
+        InvalidRequestError: there are none or too many, or one is invalid.
     """
     check_count(len(given), param)
     call.check_num_answers(len(given))
@@ -67,7 +67,7 @@ async def encode_inputs(
 async def score_pairs(
     call: Call, pairs: Sequence[Pair], truncate: Side | None, priority: int | None = None, *, raw: bool = False
 ) -> tuple[list[float], list[RequestOutput]]:
-    """The scores of pairs, and the outputs they were computed from. Raises as `Scoring` and `Call.answer` do."""
+    """Score pairs; returns the scores and the encoder's outputs. Raises as `Scoring` and `Call.answer` do."""
     if call.engine.texts.config.task == "score":  # an embedding model computes each text once
         call.check_num_answers(len(pairs))
     scoring = await call.off_loop_if_large(lambda: Scoring(call.engine.texts, pairs, truncate))
@@ -76,7 +76,7 @@ async def score_pairs(
 
 
 def ranking(scores: Sequence[float]) -> list[int]:
-    """Places by score, the best first; of equal ones the first first."""
+    """Indices by descending score; ties in order of index."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
@@ -90,6 +90,6 @@ def check_count(count: int, param: str) -> None:
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
-    """Tokens that were computed."""
+    """Token usage: the computed tokens."""
     tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return {"prompt_tokens": tokens, "total_tokens": tokens}

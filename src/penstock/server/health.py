@@ -24,12 +24,12 @@ class EngineHealth(TypedDict):
 
 
 class Health(TypedDict):
-    """The last two are TGI's words for "unhealthy"."""
+    """A health answer; `error` and `error_type` are TGI's fields for "unhealthy"."""
 
     status: Status
     reason: str | None
     engines: NotRequired[list[EngineHealth]]
-    """Where there are several."""
+    """Present if there are several engines."""
     error: NotRequired[Literal["unhealthy"]]
     error_type: NotRequired[Literal["healthcheck"]]
 
@@ -38,7 +38,7 @@ _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "
 
 
 def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
-    """Add the routes. None reports "ok" while the engine is dead or stuck, or, with several engines, all are."""
+    """Add the routes. None reports "ok" while all engines are dead or stuck."""
 
     def answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
         return _answer(status, reason, code, engine.fleet.states())

@@ -1,4 +1,4 @@
-"""uvicorn as a component of this program, which keeps control of signals."""
+"""Runs uvicorn as a component, without its signal handling."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ from penstock.server.errors import ErrorReply
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals alone (uvicorn would raise them again at its end, which would determine the exit code).
+    """A uvicorn server without signal handlers (uvicorn re-raises signals at its end, which would set the exit code).
 
     `announce` is called once it listens; `closing_seconds` limits the time for closing connections at the end.
     """

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 from penstock.server.errors import ErrorReply
 
 REFUSED, FAILED = 422, 424
-"""TGI's own statuses for a request that does not pass, and for a generation that broke."""
+"""TGI's status codes for a request that fails validation, and for a failed generation."""
 
 INCOMPLETE = "incomplete_generation"
 """The type of the error that ends a stream which has begun to answer."""

@@ -148,7 +148,7 @@ def _bucket(per_minute: int | None, clock: Callable[[], float]) -> TokenBucket |
 
 
 def _duration(seconds: float) -> str:
-    """A duration in the format of OpenAI's headers: 17ms, 1.2s, 6m0s."""
+    """Format a duration as in OpenAI's headers: 17ms, 1.2s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     if seconds < 60:

@@ -25,7 +25,7 @@ SOCKET_MODE = 0o660
 
 @contextlib.contextmanager
 def bound(config: ServerConfig) -> Iterator[socket.socket]:
-    """The bound socket. Whoever cannot listen should not load a model, so this comes first.
+    """Bind the socket. Called before the model is loaded, so that an unusable address is reported at once.
 
     Raises:
         ConfigError: the address cannot be used, or another program uses it.
@@ -47,7 +47,7 @@ def bound(config: ServerConfig) -> Iterator[socket.socket]:
 
 
 def address_of(listener: socket.socket, *, tls: bool) -> str:
-    """The address as people write it: http://127.0.0.1:8000, or unix:/run/penstock.sock."""
+    """Format the address for people: http://127.0.0.1:8000, or unix:/run/penstock.sock."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
@@ -55,7 +55,7 @@ def address_of(listener: socket.socket, *, tls: bool) -> str:
 
 
 def is_open_to_others(listener: socket.socket) -> bool:
-    """Whether other machines may reach it."""
+    """Whether other machines can connect."""
     if listener.family == socket.AF_UNIX:
         return False
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])

@@ -43,7 +43,7 @@ RELOAD, GROW, SHRINK = signal.SIGUSR1, signal.SIGTTIN, signal.SIGTTOU
 """Signals to replace all engines, to add one, and to drain the newest."""
 SHUTTING_DOWN = "the server is shutting down"
 RETRY_AFTER = 5.0
-"""Seconds after which another server may be expected at this address."""
+"""`Retry-After` of a server that is shutting down: seconds after which its replacement may be up."""
 OTHER_FILES = 256
 """File descriptors besides connections: sockets to the engine, the journal, pipes of helper processes."""
 CLOSING_SECONDS = 5
@@ -51,7 +51,7 @@ CLOSING_SECONDS = 5
 LOADING_SECONDS = 5.0
 """Interval of log lines while the engines load."""
 AT_ONCE_SECONDS = 1.0
-"""The same on an immediate stop: enough for an open stream's last event."""
+"""The same for an immediate stop: enough for an open stream's last event."""
 
 logger = logging.getLogger("penstock.server")
 
@@ -173,7 +173,7 @@ def _run(
 
 
 def _described(config: EngineConfig) -> str:
-    """The model that the engines load: they report what is wrong with it, and download it if it is not here."""
+    """Describe the model; only its name if it is not on this machine or has errors, which the engines report."""
     model = config.model.model
     if model is not None and not os.path.exists(os.path.expanduser(model)):
         return model
@@ -204,7 +204,7 @@ def _tracing_to(endpoint: str | None) -> "Iterator[CallTracer | None]":
 def _access_warnings(
     engine_config: EngineConfig, config: ServerConfig, listener: socket.socket, keys: "KeyRing"
 ) -> Iterator[str]:
-    """What the operator should know of who may use the server."""
+    """Warnings for the operator about access to the server."""
     if is_open_to_others(listener) and not keys and config.tls_client_ca is None:
         yield (
             "no API key is set, so anyone who can reach this address may use the model: set one with --api-key (or "
@@ -253,7 +253,7 @@ async def _serve(
 
 
 async def _timed(starting: "Coroutine[Any, Any, AsyncEngine]") -> "AsyncEngine":
-    """Start the engines; logs that it goes on, and its seconds."""
+    """Start the engines; logs progress and the duration."""
     began = time.monotonic()
 
     async def tell() -> None:

@@ -1,3 +1,3 @@
-"""What the operating system offers: cores and memory, worker processes under limits, reserved memory, the file
-of packed weights, TOML files. Knows no model and no request.
+"""Operating system services: cores and memory, sandboxed worker processes, pre-faulted memory, the cache of packed
+weights, TOML files. Knows no model and no request.
 """

@@ -1,4 +1,4 @@
-"""What the system offers this process: cores and memory within its cgroup's limits, child processes, its end."""
+"""Cores and memory available under cgroup limits, CPU and NUMA binding, child processes, and process exit."""
 
 import atexit
 import contextlib
@@ -23,32 +23,32 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _PARENT = "PENSTOCK_PARENT_PROCESS"
-"""The variable that tells a child the process id of its parent."""
+"""Environment variable that holds the parent's process id, for a child."""
 _PLAIN_VARIABLES = (
     *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH", "PYTHON", "MALLOC_", "RAYON_", "TOKENIZERS_"),
     *("COV_CORE_", "COVERAGE_"),
 )
-"""Beginnings of the names of variables that a Python process may need."""
+"""Prefixes of environment variables that a Python process may need."""
 _NOT_WRITTEN = 120
-"""Exit code, also the interpreter's own, where what was printed could not be written."""
+"""Exit code if standard output could not be flushed; the interpreter's own for this case."""
 CLOSED_PIPE = 128 + signal.SIGPIPE
-"""Exit code after writing to a closed pipe, as in `penstock generate ... | head -1`; the one that shells report."""
+"""Exit code after writing to a closed pipe, as in `penstock generate ... | head -1`: 128 + SIGPIPE, as in shells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a process runs on this machine."""
+    """The CPUs and the NUMA node to which a process is bound."""
 
     cpus: tuple[int, ...] = ()
-    """Logical ones, of each physical core the first; () for all that are allowed."""
+    """Logical CPUs, the first of each physical core; (): all that the process may use."""
     node: int | None = None
-    """The NUMA node that its memory comes from; None for any."""
+    """The NUMA node of its memory; None: any."""
 
     def take(self) -> None:
-        """Bind this process, all of it that is still to come, to its CPUs and its node's memory.
+        """Bind the calling thread, the threads it will start, and future allocations to these CPUs and this node.
 
         Raises:
-            OSError: the system does not allow it.
+            OSError: the system does not permit it.
         """
         if self.cpus:
             os.sched_setaffinity(0, self.cpus)
@@ -65,9 +65,9 @@ ANYWHERE = Seat()
 
 
 def seats(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[Seat]:
-    """Seats for this many engines, spread over the NUMA nodes, each within one node.
+    """Seats for `count` engines, spread over the NUMA nodes, each within one node.
 
-    Engines of one node divide its physical cores; where there are more engines than cores, some share one.
+    Engines on one node divide its physical cores; with more engines than cores, some share a core.
     """
     allowed = os.sched_getaffinity(0)
     by_node = {node: sorted(allowed & numbers) for node, numbers in _numa_nodes(nodes).items() if allowed & numbers}
@@ -92,7 +92,7 @@ def _numa_nodes(nodes: Path) -> dict[int, set[int]]:
 
 
 def _parse_list(text: str) -> set[int]:
-    """Numbers as the kernel lists them: 0-3,8."""
+    """Parse the kernel's list format: 0-3,8."""
     numbers: set[int] = set()
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")
@@ -101,7 +101,7 @@ def _parse_list(text: str) -> set[int]:
 
 
 def _cores(cpus: list[int], folder: Path) -> list[list[int]]:
-    """Logical CPUs by the physical core that they are of."""
+    """Logical CPUs grouped by physical core."""
     cores: dict[str, list[int]] = {}
     for cpu in cpus:
         cores.setdefault(_read(folder / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu), []).append(cpu)
@@ -109,14 +109,14 @@ def _cores(cpus: list[int], folder: Path) -> list[list[int]]:
 
 
 def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
-    """Physical cores among the logical ones that this process may run on, within its cgroups' quotas."""
+    """Number of physical cores in this process's CPU affinity, at most its cgroups' CPU quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = {_read(cpus / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in allowed}
     return max(1, min([len(siblings), *map(int, _cpu_quotas(cgroup, membership))]))
 
 
 def _cpu_quotas(cgroup: Path, membership: Path) -> Iterator[float]:
-    """Cores' worth of time that each cgroup with a limit grants."""
+    """The CPU quota, in cores, of each cgroup that has one."""
     for folder in _cgroups(cgroup, membership, ""):
         limit = (_read(folder / "cpu.max") or "max").split()
         if limit[0] != "max":
@@ -128,13 +128,13 @@ def _cpu_quotas(cgroup: Path, membership: Path) -> Iterator[float]:
 
 
 def _cgroups(cgroup: Path, membership: Path, controller: str) -> list[Path]:
-    """Folders of this process's cgroup and its ancestors, the root first: each of them may set a limit.
+    """Folders of this process's cgroup and its ancestors, root first; each of them may set a limit.
 
-    In a container, the path may be the host's; only the root is then found, which is the container's own.
+    In a container, the path may be that of the host; then only the root exists, which is the container's own cgroup.
 
     Args:
-        membership: the file /proc/self/cgroup.
-        controller: of version 1; "" for version 2.
+        membership: the content of /proc/self/cgroup.
+        controller: the controller of cgroup version 1; "" for version 2.
     """
     folders = [cgroup / controller]
     for line in (_read(membership) or "").splitlines():
@@ -147,7 +147,7 @@ def _cgroups(cgroup: Path, membership: Path, controller: str) -> list[Path]:
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
-    """Bytes that a process may still take: what the system has available, within its cgroups' limits."""
+    """Bytes that a process may still allocate: the system's available memory, within its cgroups' limits."""
     return max(0, min([_available(meminfo), *_free_in_cgroups(cgroup, membership)]))
 
 
@@ -159,7 +159,7 @@ def _available(meminfo: Path) -> int:
 
 
 def _free_in_cgroups(cgroup: Path, membership: Path) -> Iterator[int]:
-    """What each cgroup with a limit has left, of version 2 or 1; the kernel can drop inactive files."""
+    """Free bytes of each cgroup that has a limit, version 2 or 1; inactive page cache counts as free."""
     for controller, limit_file, used_file, cache_key in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -186,20 +186,20 @@ def trim_heaps() -> None:
 
 
 def bracketed(host: str) -> str:
-    """An address as a part of a URL."""
+    """The host part of a URL: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def keep_own_rights() -> None:
-    """Let the umask of this process and its children take rights from others only.
+    """Clear the owner's bits in the umask of this process and its children.
 
-    A umask of 777 would make a journal, sockets and folders that their own server cannot open again.
+    With a umask of 777 the server could not reopen its own journal, sockets and folders.
     """
     os.umask(os.umask(0o077) & 0o077)
 
 
 def plain_environment() -> dict[str, str]:
-    """This process's environment without what a child that runs third-party code could give away: keys and tokens."""
+    """The environment for children that run third-party code: without keys and tokens, which they could leak."""
     return {name: value for name, value in os.environ.items() if name.startswith(_PLAIN_VARIABLES)}
 
 
@@ -213,7 +213,7 @@ class _Starter:
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owner: int | None = None
-        """The process that has the thread, which a fork does not copy."""
+        """Process id of the thread's owner: a fork does not copy threads."""
 
     def start(self, command: Sequence[str], options: dict[str, Any]) -> "subprocess.Popen[bytes]":
         started: Future[subprocess.Popen[bytes]] = Future()
@@ -243,23 +243,23 @@ os.register_at_fork(after_in_child=_STARTER.__init__)  # type: ignore[misc]  # i
 
 
 def start_process(command: Sequence[str], environment: dict[str, str], **options: Any) -> "subprocess.Popen[bytes]":
-    """`subprocess.Popen` for a child that calls `die_with_parent`, as the other options say.
+    """Start a child that calls `die_with_parent`; arguments as for `subprocess.Popen`.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the child cannot be started.
     """
     return _STARTER.start(command, {**options, "env": environment | name_parent()})
 
 
 def name_parent() -> dict[str, str]:
-    """The variable by which a child knows that this process is its parent."""
+    """The environment variable that names this process as the parent of a child."""
     return {_PARENT: str(os.getpid())}
 
 
 def die_with_parent(ending: int = signal.SIGKILL) -> None:
     """Have the kernel send this process a signal when its parent ends, even if it hangs, is stopped or holds the GIL.
 
-    It is sent at once if the parent has ended already. On systems other than Linux nothing is sent.
+    The signal is sent at once if the parent has already ended. Has no effect on systems other than Linux.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ending)
@@ -268,8 +268,9 @@ def die_with_parent(ending: int = signal.SIGKILL) -> None:
 
 
 def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
-    """A process that runs a module, imports from where this one does, and reads this line first. It has no terminal's
-    standard input: the pipe to it, open as long as this process lives, tells it when we are gone.
+    """Start `python -m module` with this process's import path, and write `line` to its standard input.
+
+    Standard input is a pipe that stays open while this process lives, so its EOF tells the child that we have ended.
     """
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     process = start_process(
@@ -286,7 +287,7 @@ def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subp
 
 
 def read_first_line() -> bytes:
-    """The first line of standard input, a child process's task; exits where the parent is gone."""
+    """Read the first line of standard input, a child's task; exits if the parent has ended."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = os.read(0, 1 << 16)
@@ -298,7 +299,7 @@ def read_first_line() -> bytes:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Within, SIGINT waits: its handler, which raises KeyboardInterrupt, is called at the end."""
+    """Context that defers SIGINT: its handler, which raises KeyboardInterrupt, runs at the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():  # others get no signals
         yield
@@ -314,9 +315,9 @@ def interrupts_held() -> Iterator[None]:
 
 
 def end_process(code: int) -> NoReturn:
-    """End as `sys.exit` does, but leave the memory to the kernel: the interpreter takes half a second to free torch.
+    """Exit the process without freeing its memory: the interpreter takes half a second to free torch.
 
-    What `atexit` was told to call is called, and what was printed is written. Threads are not waited for.
+    Functions registered with `atexit` are called, and output is flushed; threads are not joined.
     """
     atexit._run_exitfuncs()
     try:

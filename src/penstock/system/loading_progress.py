@@ -1,4 +1,4 @@
-"""The progress of reading weights, as records of a logger: the reader need not know who shows them."""
+"""Progress of reading weights, as log records, so that the reader is independent of the display."""
 
 import contextlib
 import logging
@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 
 LOGGER = logging.getLogger("penstock.loading")
 NUM_BYTES, TOTAL_BYTES = "num_bytes", "total_bytes"
-"""Names of a record's `extra`: bytes read so far, and in all."""
+"""Keys of a record's `extra`: bytes read so far, and total bytes."""
 INTERVAL = 5.0
-"""Seconds between reports where there is no terminal."""
+"""Seconds between reports if there is no terminal."""
 
 
 def report_bytes(num_bytes: int, total_bytes: int) -> None:
-    """Log how much of the weights has been read."""
+    """Log the bytes of weights read so far."""
     mebibytes = (num_bytes >> 20, total_bytes >> 20)
     LOGGER.debug("read %d of %d MiB of weights", *mebibytes, extra={NUM_BYTES: num_bytes, TOTAL_BYTES: total_bytes})
 
 
 @contextlib.contextmanager
 def progress_to(handler: logging.Handler) -> Iterator[None]:
-    """Pass the records of progress to a handler within this context, and close it."""
+    """Context that passes progress records to a handler, and closes it at the end."""
     before = LOGGER.level
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.DEBUG)
@@ -33,7 +33,7 @@ def progress_to(handler: logging.Handler) -> Iterator[None]:
 
 
 class Intervals(logging.Handler):
-    """Passes a record on if `INTERVAL` seconds have gone by since the one before, or the start."""
+    """Filter that passes at most one record per `INTERVAL` seconds."""
 
     def __init__(
         self, pass_on: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic

@@ -79,11 +79,11 @@ class CachedFile:
     used: float
     """When it was last opened or written, in seconds since 1970."""
     about: str
-    """The model whose weights it holds, in words."""
+    """Description of the model whose weights it holds."""
 
 
 class DamagedError(Exception):
-    """A cached file is damaged, or of another kind."""
+    """A cached file is damaged, or is no packed file of this cache."""
 
 
 class PackedFile:
@@ -238,7 +238,7 @@ class WeightCache:
             return None
 
     def files(self) -> list[CachedFile]:
-        """Its models, and what is damaged or unfinished; the last used first.
+        """All files, including damaged and unfinished ones; most recently used first.
 
         Raises:
             OSError: the folder cannot be read.
@@ -252,7 +252,7 @@ class WeightCache:
         return sorted(found, key=lambda one: -one.used)
 
     def clear(self) -> list[CachedFile]:
-        """Delete its files but those being written; servers that map one keep it until they end. Returns them.
+        """Delete all files except those being written, and return them; servers that map one keep it until they end.
 
         Raises:
             OSError: a file cannot be deleted.
@@ -265,7 +265,7 @@ class WeightCache:
         return deleted
 
     def limit(self) -> int:
-        """Most bytes that its files may take now.
+        """Maximum total bytes of its files, from the current free disk space.
 
         Raises:
             OSError: the folder is missing.
@@ -319,7 +319,7 @@ class WeightCache:
 
 
 def _about(file: Path) -> str:
-    """The model that a file is of, in words."""
+    """Description of the model whose weights a file holds."""
     if file.suffix != ".packed":
         return "damaged" if file.suffix == ".damaged" else "being written"
     try:

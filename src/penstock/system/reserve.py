@@ -1,8 +1,8 @@
-"""Reserves memory for a model's weights and its KV pool, and pre-faults it before they are made.
+"""Reserves memory for a model's weights and its KV pool, and pre-faults it before they are allocated.
 
-Memory costs time when it is first touched: the system clears it, and where the machine is a virtual one its host does
-first. `startup` opens a reserve while torch is imported; weights and pool take from it in the order in which they are
-made. docs/architecture.md ("Settings") says what that gains.
+The first access to a page takes time: the kernel clears it, and in a virtual machine the host does so first. `startup`
+opens a reserve while torch is imported; weights and pool are then allocated from it. docs/architecture.md ("Settings")
+states the gain.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class Arena:
     """A bump allocator over zeroed memory, whose first pages can be pre-faulted.
 
     Raises:
-        OSError: the system has no such range of addresses.
+        OSError: the system cannot reserve such a range of addresses.
     """
 
     def __init__(self, size: int, to_back: int) -> None:
@@ -106,8 +106,8 @@ class FileArena(Arena):
 
 
 class Reserve:
-    """Memory for weights and for everything else. A thread pre-faults it in this order, until it is stopped or some is
-    allocated. Without an arena of their own, weights are allocated from the other.
+    """An arena for weights, if given, and one for all else. A thread pre-faults them in this order until it is stopped
+    or memory is allocated. Without their own arena, weights are allocated from the other one.
     """
 
     def __init__(self, arena: Arena | None, for_weights: FileArena | None = None) -> None:
@@ -153,7 +153,7 @@ _OPEN: ContextVar[Reserve | None] = ContextVar("reserve", default=None)
 
 @contextmanager
 def opened(reserve: Reserve | None) -> Iterator[None]:
-    """Context in which `zeros` takes memory from the reserve; at its end the rest is returned."""
+    """Context in which `zeros` allocates from the reserve; at its end unused memory is returned to the system."""
     token = _OPEN.set(reserve)
     try:
         yield
@@ -170,13 +170,13 @@ def num_backed() -> int:
 
 
 def zeros(size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
-    """Zeroed bytes, aligned to a cache line, from the open reserve as long as it has any.
+    """Allocate zeroed bytes, aligned to a cache line, from the open reserve while it has room.
 
     Args:
-        for_weights: whether they will hold packed weights, which may lie in a file.
+        for_weights: whether they will hold packed weights, which may be allocated in a file.
 
     Raises:
-        MemoryError: the system has no room for them.
+        MemoryError: the system has too little memory.
     """
     import numpy as np
 
@@ -191,7 +191,7 @@ def zeros(size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
 
 
 def aligned(offset: int, size: int) -> int:
-    """The next offset for `size` bytes: on a page if they fill one, else on a cache line."""
+    """The next offset for `size` bytes: page-aligned if they fill a page, else aligned to a cache line."""
     unit = mmap.PAGESIZE if size >= mmap.PAGESIZE else _LINE
     return math.ceil(offset / unit) * unit
 
@@ -209,7 +209,7 @@ def _new_map(size: int) -> mmap.mmap:
 
 
 def ask_for_huge_pages(mapped: mmap.mmap) -> None:
-    """Let the system back a map with huge pages, where it has them."""
+    """Ask the kernel to back a mapping with huge pages, if available."""
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -16,7 +16,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """A file's content.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML. The message has none of its content: there may be secrets in it.
+        ConfigError: it cannot be read, or is not TOML. The message quotes none of its content, which may have secrets.
     """
     try:
         with open(path, "rb") as file:

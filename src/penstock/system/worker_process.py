@@ -1,10 +1,10 @@
-"""A child process that answers one frame of bytes with another, under limits that the kernel enforces.
+"""A sandboxed child process that answers each request frame with a reply frame, under kernel-enforced limits.
 
     parent: WorkerProcess.ask(frame) ──socket──> child: frame = channel.receive(); channel.send(answer)
 
-For third-party code: where it takes too much processor time or memory, it takes the child with it and
-nothing else. A frame is its length in 8 bytes, then that many bytes. The child ends with its parent: its end of the
-socket closes then, and the kernel kills it even if the code never looks at the socket again.
+For third-party code: code that exceeds its CPU time or memory kills only the child. A frame is its length in 8 bytes,
+then that many bytes. The child ends with its parent: it reads EOF from the socket, and the kernel kills it even if the
+code never reads the socket again.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from penstock.system.host import die_with_parent, plain_environment, start_proce
 
 _LENGTH = struct.Struct("<Q")
 _GRACE = 1.0
-"""Seconds that a child which closed its socket gets to exit, so that its exit code shows why."""
+"""Seconds to wait for the exit of a child that closed its socket, as the exit code tells the cause."""
 _PIECE = 2**20
 
 
 class WorkerEndedError(EngineError):
-    """The child gave no answer: it ended, or took longer than the caller waits."""
+    """The child did not reply: it ended, or exceeded the caller's time limit."""
 
     def __init__(self, exit_code: int | None) -> None:
         """
         Args:
-            exit_code: of the child, negative for a signal; None: there was no answer in time, so it was killed.
+            exit_code: of the child, negative for a signal; None: it did not reply in time, and was killed.
         """
         reason = "in time" if exit_code is None else f"and ended with exit code {exit_code}"
         super().__init__(f"a worker process gave no answer {reason}")
@@ -45,10 +45,10 @@ class WorkerProcess:
     """A running child, for one caller at a time. It is killed with this object, and with the interpreter."""
 
     def __init__(self, module: str) -> None:
-        """Start `python -m module`, whose standard input is the socket.
+        """Start `python -m module` with the socket as its standard input.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         self._socket, theirs = socket.socketpair()
         try:
@@ -74,7 +74,7 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, frame: bytes, patience: float) -> None:
-        """Send a frame that has no answer. If the child does not take it, the next `ask` fails."""
+        """Send a frame without a reply. If sending fails, the next `ask` fails."""
         try:
             self._socket.settimeout(patience)
             self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
@@ -82,14 +82,14 @@ class WorkerProcess:
             self.kill()
 
     def ask(self, frame: bytes, *, longest: int, patience: float) -> bytes:
-        """The answer to a frame.
+        """Send a frame and return the reply.
 
         Args:
-            longest: bytes that an answer may have.
-            patience: seconds to wait for it.
+            longest: maximum bytes of the reply.
+            patience: seconds to wait for the reply.
 
         Raises:
-            WorkerEndedError: there is none; the child is gone.
+            WorkerEndedError: there is no reply; the child has ended.
         """
         deadline = time.monotonic() + patience
         try:
@@ -107,7 +107,7 @@ class WorkerProcess:
             raise self._ended() from None
 
     async def ask_from_loop(self, frame: bytes, *, longest: int, patience: float) -> bytes:
-        """As `ask`, without holding up the event loop. A child whose caller was cancelled can only be killed."""
+        """Like `ask`, without blocking the event loop. After a cancelled call, the child can only be killed."""
         loop = asyncio.get_running_loop()
         answer, arrival = _Incoming(longest), loop.create_future()
         self._arriving = answer, arrival
@@ -127,7 +127,7 @@ class WorkerProcess:
             timer.cancel()
 
     def _receive(self) -> None:
-        """Reads available data: part of an answer, or EOF if the child exited, also between two answers."""
+        """Read available data: part of a reply, or EOF if the child exited, which may also be between two replies."""
         assert self._loop is not None
         assert self._arriving is not None
         answer, arrival = self._arriving
@@ -145,7 +145,7 @@ class WorkerProcess:
                 arrival.set_exception(error)
 
     def kill(self) -> None:
-        """End the child, whatever it is doing, without waiting for that: a pending `ask` fails."""
+        """Kill the child without waiting for its end; a pending `ask` fails."""
         self._process.kill()
 
     def close(self) -> None:
@@ -187,14 +187,14 @@ class Channel:
 
 
 def limit_memory(size: int) -> None:
-    """Let this process have no more than `size` bytes of address space, and leave no core files behind."""
+    """Limit this process to `size` bytes of address space, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 @contextlib.contextmanager
 def limited_cpu_time(seconds: float) -> Iterator[None]:
-    """Within, this process may use so much processor time: after that the kernel ends it with `SIGPROF`."""
+    """Context that limits this process's CPU time; beyond it the kernel kills the process with `SIGPROF`."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -204,7 +204,7 @@ def limited_cpu_time(seconds: float) -> Iterator[None]:
 
 
 class _Incoming:
-    """A frame that arrives in pieces; the buffer grows with them, so that a length alone takes no memory."""
+    """A frame being received; the buffer grows with the data, so that an announced length alone takes no memory."""
 
     def __init__(self, longest: int | None = None) -> None:
         self._longest = longest
@@ -213,7 +213,7 @@ class _Incoming:
 
     @property
     def missing(self) -> int:
-        """Bytes to ask for next; 0 when the frame is there."""
+        """Bytes to read next; 0 once the frame is complete."""
         return min(self._end - len(self._received), _PIECE)
 
     @property
@@ -223,7 +223,7 @@ class _Incoming:
     def add(self, piece: bytes) -> None:
         """
         Raises:
-            EOFError: the other end was closed, or sends more than it may.
+            EOFError: the other end was closed, or sent more than the maximum.
         """
         if not piece or not self.missing:
             raise EOFError

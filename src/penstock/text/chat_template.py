@@ -1,11 +1,10 @@
-"""A checkpoint's chat templates: messages in, the prompt's text out.
+"""Renders a checkpoint's chat templates: from messages to the text of the prompt.
 
     ChatTemplates.render(messages) ──socket──> a process of penstock.text.chat_worker, which renders
 
-A template is a program written by the checkpoint's author: it may loop, or write gigabytes, for every conversation or
-for one. So it runs in a process of its own under limits on time and memory; a conversation that exceeds them is
-refused, and the next one gets a fresh process. The server has two of them, so that short conversations never wait for
-long ones.
+A template is a program by the checkpoint's author: it may loop forever or write gigabytes, for any conversation. So it
+runs in a worker process with limits on CPU time and memory; a conversation that exceeds them is refused, and the next
+one gets a new process. The server has two such processes, so that short conversations never wait for long ones.
 """
 
 import asyncio
@@ -21,33 +20,33 @@ from penstock.errors import CheckpointError, ConfigError, EngineDeadError, Engin
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 
 CPU_SECONDS = 2.0
-"""Processor time that rendering one conversation may take."""
+"""Maximum CPU seconds for rendering one conversation."""
 MEMORY_BYTES = 512 * 2**20
-"""Address space of a rendering process; the interpreter itself takes about 30 MB."""
+"""Maximum address space of a rendering process; the interpreter itself takes about 30 MB."""
 PATIENCE = 60.0
-"""Seconds to wait for a rendering process which gets no processor."""
+"""Seconds to wait for a rendering process, which may be short of CPU time."""
 ABANDONED_SECONDS = 0.25
-"""Seconds that a rendering whose caller has left may go on: to kill its process costs the next caller as much."""
+"""Seconds for which rendering continues after its caller left: killing the process costs the next caller as much."""
 TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
-"""First byte of a rendering process's answer: the prompt follows, the reason of a refusal, or out of memory."""
+"""First byte of a rendering process's reply: the prompt, the reason of a refusal, or out of memory."""
 
 MAX_TEMPLATE_CHARACTERS = 2**20
-"""Characters of all templates of a model together."""
+"""Maximum total characters of a model's templates."""
 _LONG = 32_768
-"""Characters and items from which on a conversation is a long one."""
+"""Number of characters and items from which a conversation counts as long."""
 _LONG_BYTES = 2**20
-"""What a long conversation counts as, as counting it would take the time that this is to save."""
+"""Assumed size of a long conversation, as counting it would take the time that this is meant to save."""
 
 OffLoop: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 
 def read_template(option: str | None) -> str | None:
-    """The source of the template that the option `chat_template` names, or is; compiled once, to check it.
+    """The template source of the option `chat_template`: a file's content, or the option's text. Compiled as a check.
 
-    A file is read if there is one of that name; a name has neither braces nor line breaks, and a template has.
+    Text with braces or line breaks is a template; anything else is the name of a file.
 
     Raises:
-        ConfigError: there is no such file, or it is no chat template.
+        ConfigError: there is no such file, or the template does not compile.
     """
     if option is None:
         return None
@@ -82,13 +81,13 @@ def _is_json(source: str) -> bool:
 
 
 class ChatTemplates:
-    """One checkpoint's templates by name; most have only `default`, some `tool_use` beside it."""
+    """A checkpoint's templates by name; most have only `default`, some also `tool_use`."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """
         Args:
             sources: Jinja sources by name.
-            special_tokens: variables that every template sees: bos_token, eos_token and so on.
+            special_tokens: variables available to every template: bos_token, eos_token and so on.
         """
         self._sources = sources
         self._special_tokens = special_tokens
@@ -102,14 +101,14 @@ class ChatTemplates:
 
     @property
     def source(self) -> str:
-        """Jinja, one after the other."""
+        """The Jinja sources, concatenated."""
         return "\n".join(self._sources.values())
 
     def start(self) -> None:
-        """Start the server's process for short conversations now rather than with the first of them.
+        """Start the process for short conversations ahead of the first one.
 
         Raises:
-            EngineError: it cannot be started.
+            EngineError: the process cannot be started.
         """
         if self.exist:
             self._short.running()
@@ -121,10 +120,10 @@ class ChatTemplates:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """The prompt's text.
+        """Render a conversation to the text of the prompt.
 
         Raises:
-            InvalidRequestError: there is no template, it refuses the messages, or takes too much time or memory;
+            InvalidRequestError: there is no template, it rejects the messages, or exceeds its time or memory limit;
                 `param` is "messages".
         """
         frame = _frame(*self._request(messages, tools, add_generation_prompt, variables))
@@ -139,10 +138,10 @@ class ChatTemplates:
         variables: Mapping[str, Any],
         off_loop: OffLoop,
     ) -> str:
-        """As `render`, without holding up the event loop.
+        """Like `render`, without blocking the event loop.
 
         Args:
-            off_loop: runs some work on so many bytes elsewhere.
+            off_loop: runs work on an input of this many bytes in a thread.
         """
         name, given = self._request(messages, tools, add_generation_prompt, variables)
         if _is_long(given):
@@ -151,7 +150,7 @@ class ChatTemplates:
         return await _render_in_turn(self._short_lock, self._short, _frame(name, given))
 
     def close(self) -> None:
-        """End the processes, whatever they are doing; nothing can be rendered any more."""
+        """Kill the processes; nothing can be rendered afterwards."""
         for process in (self._offline, self._short, self._long):
             process.close()
 
@@ -162,7 +161,7 @@ class ChatTemplates:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> tuple[str, dict[str, Any]]:
-        """A template's name, and all variables that it sees."""
+        """The template's name and all of its variables."""
         return self._choose(has_tools=bool(tools)), {
             **self._special_tokens,
             **variables,
@@ -190,9 +189,9 @@ class ChatTemplates:
 
 
 def longest_prompt(request_bytes: int) -> int:
-    """Characters that the prompt of a conversation may have, by the bytes of the conversation.
+    """Maximum characters of a prompt, from the bytes of its conversation.
 
-    Templates repeat what they are given once or twice, indent tools, and add instructions of their own.
+    Templates may repeat their input once or twice, indent tools, and add instructions.
     """
     return 2**20 + 4 * request_bytes
 
@@ -202,7 +201,7 @@ def _longest_answer(frame: bytes) -> int:
 
 
 async def _render_in_turn(lock: asyncio.Lock, process: "_Process", frame: bytes) -> str:
-    """Render once the process is free. A caller that is cancelled leaves the queue."""
+    """Render when the process is free. A cancelled caller leaves the queue."""
     await lock.acquire()
     rendering = asyncio.ensure_future(process.render_from_loop(frame))
     rendering.add_done_callback(lambda _: lock.release())
@@ -214,7 +213,7 @@ async def _render_in_turn(lock: asyncio.Lock, process: "_Process", frame: bytes)
 
 
 class _Process:
-    """A rendering process, started when it is needed and again when it has ended; for one caller at a time."""
+    """A rendering process, started on first use and restarted after its end; for one caller at a time."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = sources
@@ -224,8 +223,8 @@ class _Process:
     def running(self) -> WorkerProcess:
         """
         Raises:
-            EngineDeadError: it was closed.
-            EngineError: it cannot be started.
+            EngineDeadError: `close` was called.
+            EngineError: the process cannot be started.
         """
         if self._closed:
             raise EngineDeadError("the engine is closed, and its chat templates with it")
@@ -240,19 +239,19 @@ class _Process:
     def render(self, frame: bytes) -> str:
         """
         Raises:
-            InvalidRequestError: the template does not render this.
-            EngineError: there is no process to render it.
+            InvalidRequestError: the template does not render this conversation.
+            EngineError: the process cannot be started, or was killed twice in a row.
         """
         text = self._attempt(frame)
         return _needed(self._attempt(frame) if text is None else text)
 
     async def render_from_loop(self, frame: bytes) -> str:
-        """As `render`, without holding up the event loop."""
+        """Like `render`, without blocking the event loop."""
         text = await self._attempt_from_loop(frame)
         return _needed(await self._attempt_from_loop(frame) if text is None else text)
 
     def _attempt(self, frame: bytes) -> str | None:
-        """None if the process has ended for a reason other than what it rendered."""
+        """Ask the process to render; None if it ended for a reason other than the conversation."""
         worker = self.running()
         try:
             answer = worker.ask(frame, longest=_longest_answer(frame), patience=PATIENCE)
@@ -288,10 +287,10 @@ class _Process:
 
 
 def _frame(name: str, variables: Mapping[str, Any] | None) -> bytes:
-    """What a rendering process is sent: without variables it compiles the template, and renders nothing.
+    """The frame for a rendering process; without variables it only compiles the template.
 
     Raises:
-        InvalidRequestError: the variables are not what JSON can hold.
+        InvalidRequestError: the variables cannot be encoded as JSON.
     """
     try:
         return json.dumps([name, variables], ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -313,10 +312,10 @@ def _read(answer: bytes) -> str:
 
 
 def _blame(exit_code: int | None) -> None:
-    """Do nothing if the process was retired, or killed from outside.
+    """Raise if the conversation ended the process, rather than its retirement or a kill from outside.
 
     Raises:
-        InvalidRequestError: it ended by what it rendered.
+        InvalidRequestError: rendering exceeded a time limit, or crashed the process.
     """
     if exit_code in (0, -signal.SIGKILL):
         return

@@ -1,7 +1,7 @@
-"""The process that renders chat templates: a conversation in, the prompt's text out, as `transformers` renders it.
+"""Worker process that renders chat templates as `transformers` does: a conversation in, the prompt's text out.
 
 Run as `python -m penstock.text.chat_worker` by `penstock.text.chat_template`. The templates run in Jinja's immutable
-sandbox, which keeps them from Python's objects; the kernel's limits bound their time and memory.
+sandbox, which denies access to Python's internals; kernel limits bound their CPU time and memory.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from penstock.text.chat_template import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, RE
 from penstock.text.template_fallbacks import fallbacks
 
 _LONGEST_COMPLAINT = 2000
-"""Characters of an error that are passed on: a template may write as many as it likes."""
+"""Maximum characters of an error message from a template, whose length is unbounded."""
 
 
 class _GenerationBlock(Extension):
@@ -66,7 +66,7 @@ class Renderer:
             raise
 
     def answer(self, frame: bytes) -> bytes:
-        """The answer to one conversation: see `penstock.text.chat_template`."""
+        """The reply frame for one conversation; see `penstock.text.chat_template`."""
         try:
             name, variables = json.loads(frame.decode("utf-8", "surrogatepass"))
             template = self._template(name)
@@ -108,7 +108,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which a model has never seen."""
+    """The filter `tojson`, without the HTML escapes of Jinja's own, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -121,7 +121,7 @@ def _strftime_now(format: str) -> str:
 
 
 def main() -> None:
-    """Serve conversations until the parent is gone or memory has run out."""
+    """Render conversations until the parent ends or memory runs out."""
     limit_memory(MEMORY_BYTES)
     channel = Channel()
     try:

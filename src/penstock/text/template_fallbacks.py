@@ -1,8 +1,8 @@
-"""Other forms of a conversation, for chat templates that refuse its own.
+"""Equivalent conversations for chat templates that reject the original one.
 
-Many templates raise an error at messages that agents send all the time: several system messages or a later one, two
-turns of one role in a row, a system message at all, or text beside the reasoning of a call. The forms below say the
-same in what these templates accept, each building on the one before it.
+Many templates raise errors for messages that agents often send: several system messages, a later or any system message,
+two turns of one role in a row, or text beside the reasoning of a tool call. Each function below rewrites one of these;
+the rewrites are applied cumulatively.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ Messages = list[dict[str, Any]]
 
 
 def fallbacks(messages: Messages) -> Iterator[Messages]:
-    """Each form of a conversation that differs from the one before it, the first from the conversation itself."""
+    """Yield the cumulative rewrites of a conversation, without those that change nothing."""
     if not all(isinstance(message.get(name), str) for message in messages for name in _PLAIN):
         return  # content in parts, for templates that read those
     for change in _CHANGES:

@@ -1,14 +1,14 @@
-"""Text to tokens and back, by a checkpoint's own files, without `transformers`.
+"""Tokenises and detokenises text with a checkpoint's own files, without `transformers`.
 
 tokenizer.json              the tokenizer itself, read by the `tokenizers` library
 tokenizer_config.json       special tokens, whether texts begin with one, chat templates
 special_tokens_map.json     special tokens, in older checkpoints
 added_tokens.json           ids of tokens that tokenizer.json may lack, in older checkpoints
 chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
-chat_template.json          the chat template of a processor, where neither has one; or in processor_config.json
-additional_chat_templates/  more of them, by name
+chat_template.json          the chat template of a processor, if neither has one; or in processor_config.json
+additional_chat_templates/  further chat templates, by name
 
-A GGUF file has all of it in its metadata (`penstock.checkpoint.gguf.tokenizer`).
+A GGUF file has all of this in its metadata (`penstock.checkpoint.gguf.tokenizer`).
 """
 
 import json
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_BYTES = 64 * 2**20
-"""Most bytes of tokenizer.json; the largest in use have 35 MB."""
+"""Maximum bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
-"""Size of a tokenizer.json that is certain to need no more than some 200 MB when loaded."""
+"""Bytes of a tokenizer.json up to which loading it is certain to take at most some 200 MB."""
 _OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
@@ -115,12 +115,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer | None":
-        """As `from_path`, but None if the checkpoint has no tokenizer: such a model takes and gives token ids.
+        """Like `from_path`, but None if the checkpoint has no tokenizer: the model then works with token ids only.
 
-        A large one is first loaded by a process of its own, within limits on memory and time.
+        A large tokenizer.json is first loaded by a worker process with limits on memory and time.
 
         Raises:
-            CheckpointError: as `from_path`; also if loading it takes too much.
+            CheckpointError: as `from_path`; also if loading exceeds these limits.
         """
         if Path(path).is_file():
             tokenizer = cls._from_gguf(Path(path), chat_template)
@@ -137,7 +137,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens with a text, including added ones; the model's own vocabulary may be larger."""
+        """Number of tokens, including added ones; the model's vocabulary may be larger."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -146,19 +146,19 @@ class Tokenizer:
 
     @property
     def chat_template_source(self) -> str:
-        """The source of all chat templates; empty if there is none."""
+        """The sources of all chat templates, concatenated; empty if there are none."""
         return self._templates.source
 
     def special_token(self, text: str) -> int | None:
-        """The id of the special token with this text; None if it is not one special token."""
+        """The id of the special token with this text; None if there is none."""
         token_id = self.backend.token_to_id(text)
         return token_id if token_id in self._special else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a text, with those that the checkpoint puts around every text (its bos token, say).
+        """Tokenise a text; `add_special_tokens`: with those that the checkpoint adds to every text, such as BOS.
 
         Raises:
-            InvalidRequestError: the text is no valid Unicode.
+            InvalidRequestError: the text is not valid Unicode.
         """
         try:
             # As a batch of one: unlike `encode`, it lets other threads run, and it computes no offsets.
@@ -169,17 +169,17 @@ class Tokenizer:
     def encode_texts(
         self, texts: "Sequence[str | tuple[str, str]]", max_length: int | None = None, cut: str = "right"
     ) -> list[tuple[tuple[int, ...], int]]:
-        """The tokens of texts, or of pairs, as models that embed them read them.
+        """Tokenise texts or pairs for an embedding model or reranker.
 
         Args:
-            max_length: tokens that stay at most, those that the tokenizer adds included; None: all.
-            cut: the side, left or right, that texts lose what is too long on; of a pair the longer one first.
+            max_length: maximum number of tokens, including special tokens; None: no limit.
+            cut: the side, left or right, at which texts are truncated; in a pair the longer one first.
 
         Returns:
-            Of each its token ids, and where among them the second token type begins, or 0.
+            For each its token ids, and the index of the first token of token type 1, or 0.
 
         Raises:
-            InvalidRequestError: a text is no valid Unicode.
+            InvalidRequestError: a text is not valid Unicode.
         """
         try:
             encodings = self.backend.encode_batch_fast(list(texts))
@@ -208,10 +208,10 @@ class Tokenizer:
         return self.backend.post_process(encodings[0], encodings[1] if len(encodings) == 2 else None)
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
-        """As `encode`, with each token's place in the text: (id, first character, character after the last).
+        """Like `encode`, with each token's position in the text: (id, first character, character after the last).
 
         Raises:
-            InvalidRequestError: the text is no valid Unicode.
+            InvalidRequestError: the text is not valid Unicode.
         """
         try:
             encoding = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
@@ -220,11 +220,11 @@ class Tokenizer:
         return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens. Bytes that are not UTF-8 become U+FFFD; ids without a text are left out."""
+        """Detokenise. Bytes that are not UTF-8 become U+FFFD; unknown ids are left out."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def start_chat_templates(self) -> None:
-        """Start the process that renders chat templates now rather than with the first conversation."""
+        """Start the process that renders chat templates ahead of the first conversation."""
         self._templates.start()
 
     def apply_chat_template(
@@ -235,14 +235,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The prompt's text for a conversation, rendered in a process of its own within limits.
+        """Render a conversation to the text of the prompt, in a worker process with limits on time and memory.
 
         Args:
-            variables: the template's own, `enable_thinking` for one: plain data, as JSON holds it.
+            variables: variables of the template, such as `enable_thinking`; JSON values.
 
         Raises:
-            InvalidRequestError: there is no chat template, it refuses the messages, or it takes too much time or
-                memory.
+            InvalidRequestError: there is no chat template, it rejects the messages, or it exceeds its time or memory
+                limit.
         """
         return self._templates.render(_plain(messages), tools, add_generation_prompt, variables)
 
@@ -265,10 +265,10 @@ class Tokenizer:
         prefill: str = "",
         **variables: Any,
     ) -> list[int]:
-        """The prompt's tokens for a conversation: those of `apply_chat_template`'s text.
+        """Render a conversation with `apply_chat_template` and tokenise the prompt.
 
         Args:
-            prefill: how the answer begins; the model goes on from there.
+            prefill: the beginning of the answer, which the model continues.
 
         Raises:
             InvalidRequestError: as `apply_chat_template`.
@@ -277,19 +277,19 @@ class Tokenizer:
         return self.encode(text + prefill, add_special_tokens=False)  # the template has written them
 
     def close(self) -> None:
-        """End the processes that render chat templates; everything else works as before."""
+        """End the processes that render chat templates; all other methods remain usable."""
         self._templates.close()
 
     def is_shown(self, token_id: int) -> bool:
-        """Whether `decode` shows a token: it leaves out special tokens and unknown ids."""
+        """Whether `decode` includes this token: it omits special tokens and unknown ids."""
         return token_id not in self._special and self.backend.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:
-        """One token by itself, special ones by name; U+FFFD stands for a part of a character."""
+        """The text of a single token, also of a special one; U+FFFD stands for part of a character."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of UTF-8 that a token stands for; none for an id without a text."""
+        """The UTF-8 bytes of a token; empty for an unknown id."""
         raw = self.raw_bytes(token_id)
         if raw is not None:
             return raw
@@ -297,9 +297,9 @@ class Tokenizer:
         return (piece.replace("▁", " ") if self._spaces_marked else piece).encode()
 
     def raw_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a token that stands for the same bytes wherever it is; they may be part of a character.
+        """The bytes of a token if they do not depend on its neighbours; possibly part of a character.
 
-        None for a token whose text depends on its neighbours, or that is no token.
+        None for a token whose text depends on its neighbours, or for an unknown id.
         """
         added = self._added.get(token_id)
         if added is not None and (self._byte_level or token_id in self._special):
@@ -314,7 +314,7 @@ class Tokenizer:
 
 
 def missing_tokenizer(path: Path) -> str | None:
-    """Why the checkpoint in a folder or GGUF file has no tokenizer, in words; None: it has one."""
+    """The reason why the checkpoint in a folder or GGUF file has no tokenizer; None: it has one."""
     if path.is_file():
         return None if has_tokenizer(path) else f"{path} has no tokenizer (tokenizer.ggml.tokens)"
     if (path / "tokenizer.json").exists():
@@ -338,7 +338,7 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def _splits_special(config: Mapping[str, Any], folder: Path) -> bool:
-    """Whether the names of special tokens are tokenized as ordinary text."""
+    """Whether special tokens in a text are tokenised as ordinary text (`split_special_tokens`)."""
     splits = config.get("split_special_tokens")
     if splits not in (None, True, False):
         raise CheckpointError(
@@ -348,12 +348,12 @@ def _splits_special(config: Mapping[str, Any], folder: Path) -> bool:
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages for a template, which would spell a content of None."""
+    """The messages without null contents, which a template would render as the word None."""
     return [{**message, "content": ""} if message.get("content", "") is None else dict(message) for message in messages]
 
 
 def _shortened(first: int, second: int, excess: int) -> list[int]:
-    """Lengths of two texts that lose `excess` tokens together, the longer one first."""
+    """Lengths of two texts after removing `excess` tokens, from the longer one first."""
     of_longer = min(excess, abs(first - second))
     lengths = [first - of_longer, second] if first > second else [first, second - of_longer]
     rest = excess - of_longer
@@ -380,7 +380,7 @@ def _bytes_of(piece: str) -> bytes:
 
 
 def _decoder_state(backend: Backend) -> str:
-    """The decoder's part of tokenizer.json: the library has no other way to inspect a Sequence."""
+    """The decoder's section of tokenizer.json: `tokenizers` has no other way to inspect a Sequence."""
     if backend.decoder is None:
         return ""
     state: bytes = backend.decoder.__getstate__()
@@ -388,7 +388,7 @@ def _decoder_state(backend: Backend) -> str:
 
 
 def _content(token: Any) -> str | None:
-    """The text of a special token, which configs give as a string or as an object."""
+    """The text of a special token, a string or an object in the config."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -433,7 +433,7 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
     """Chat templates by name.
 
     Raises:
-        CheckpointError: they are of an unknown form, cannot be read, or are too large.
+        CheckpointError: they have an unknown format, cannot be read, or are too large.
     """
     files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     named = {file.stem: file for file in files} | {"default": folder / "chat_template.jinja"}
@@ -455,7 +455,7 @@ def _check_templates(sources: Mapping[str, str], path: Path) -> None:
 
 
 def _listed_templates(folder: Path, listed: Any, file: str = "tokenizer_config.json") -> dict[str, str]:
-    """The chat templates that a JSON file holds: one, a list of them with names, or an object."""
+    """The chat templates in a JSON value: one string, a list of named templates, or an object."""
     if listed is None:
         return {}
     entries = {"default": listed} if isinstance(listed, str) else listed

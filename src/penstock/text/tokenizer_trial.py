@@ -1,7 +1,7 @@
-"""Whether a tokenizer.json can be loaded within bounds, found out by a process of its own.
+"""Checks in a worker process that loading a tokenizer.json stays within bounds.
 
-The library takes up to 350 bytes of memory for a byte of the file, and ends the process on some that nest too deeply;
-what a file takes shows only when it is loaded. Run as `python -m penstock.text.tokenizer_trial FILE`.
+`tokenizers` takes up to 350 bytes of memory per byte of the file, and aborts the process on files that nest too deeply;
+the cost of a file shows only when it is loaded. Run as `python -m penstock.text.tokenizer_trial FILE`.
 """
 
 import subprocess
@@ -13,17 +13,17 @@ from penstock.system.host import die_with_parent, plain_environment, start_proce
 from penstock.system.worker_process import limit_memory, limited_cpu_time
 
 MEMORY_BYTES = 2**30
-"""Address space that loading may take; of the tokenizers in use the largest take half of that."""
+"""Maximum address space for loading; the largest tokenizers in use take half of it."""
 CPU_SECONDS = 60.0
 _READ, _REFUSED = 0, 3
-"""Exit codes: loaded; refused by the library, with a reason."""
+"""Exit codes: loaded; refused by `tokenizers`, with a reason."""
 
 
 def try_tokenizer(file: Path) -> None:
-    """Load it in another process. What the library refuses, it will refuse again.
+    """Load the file in a worker process. A file that `tokenizers` refuses passes: loading it here raises the error.
 
     Raises:
-        CheckpointError: loading it takes too much memory or time.
+        CheckpointError: loading exceeds the limit on memory or time.
     """
     command = [sys.executable, "-m", "penstock.text.tokenizer_trial", str(file)]
     null = subprocess.DEVNULL
@@ -37,7 +37,7 @@ def try_tokenizer(file: Path) -> None:
 
 
 def main() -> int:
-    """Load the file that the first argument names; the exit code says how that ended."""
+    """Load the file named by the first argument; the exit code tells the outcome."""
     die_with_parent()
     from tokenizers import Tokenizer  # here: it is not needed to start the process
 

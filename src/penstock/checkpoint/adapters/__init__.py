@@ -1,1 +1,1 @@
-"""Adapters (LoRA) as PEFT saves them: folders checked against the model that they add to. No torch."""
+"""LoRA adapters in PEFT's format: folders, checked against the model that they modify. No torch."""

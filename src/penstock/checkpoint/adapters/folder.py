@@ -17,7 +17,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 _LARGEST_SCALE = 3.4e38
-"""Of float32's numbers."""
+"""About the largest float32."""
 _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
 
 
@@ -30,7 +30,7 @@ class Adaptable:
     prefixes: tuple[tuple[str, str], ...] = ()
     """Replacements of name prefixes, as in `ModelNames`."""
     dtype: DType = "float32"
-    """The type that the weights of adapters are converted to."""
+    """The dtype to which adapter weights are converted."""
 
     def name_of(self, module: str) -> str:
         """The name in the model of a module that PEFT names `module`."""
@@ -65,7 +65,7 @@ class AdapterFolder:
 
 
 def adapter_path(path: str) -> Path:
-    """The folder of an adapter: a local one, or the download of a hub id.
+    """The folder of an adapter: a local folder, or the download of a hub id.
 
     Raises:
         AdapterError: it is neither, or cannot be downloaded.
@@ -99,8 +99,8 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
     """Check an adapter's folder.
 
     Raises:
-        AdapterError: it is incomplete, damaged, does not fit the model or needs what is not supported; the message
-            names the adapter.
+        AdapterError: it is incomplete, damaged, does not match the model or requires an unsupported feature; the
+            message names the adapter.
     """
     check_name(name)
     try:
@@ -131,7 +131,7 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
     """The adapter's term for each linear map.
 
     Raises:
-        AdapterError: the file lacks a tensor that the config asks for, or has others.
+        AdapterError: the file lacks a tensor that the config requires, or has others.
     """
     found: dict[str, AdaptedMap] = {}
     for name in sorted(shapes):

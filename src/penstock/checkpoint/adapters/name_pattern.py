@@ -1,6 +1,6 @@
-r"""Regular expressions for names of modules that match in bounded time: PEFT's files may come from anyone.
+r"""Regular expressions for module names that match in bounded time, as PEFT's files are untrusted.
 
-`re` backtracks, which can take longer than a server lives, and lets no other thread run meanwhile. This is Thompson's
+`re` backtracks, which can take exponential time, during which no other thread runs. This is Thompson's
 simulation of an automaton (Regular Expression Search Algorithm, 1968): its time grows with the length of the name times
 that of the expression. Supported is what PEFT's users write: characters, classes, ., |, groups, ^, $, \b, and the
 repetitions *, +, ? and {m,n}, also lazy ones, as only whole matches count.
@@ -20,26 +20,26 @@ _REPETITION = re.compile(r"(?:([*+?])|\{(\d{1,4})(?:(,)(\d{1,4})?)?\})\??(?![*+?
 _BOUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 _Holds = Callable[[str, int], object]
-"""Whether a state can be left at a place of a name."""
+"""Whether a state can be left at a position in a name."""
 _Part = Callable[[int], int]
-"""Makes the states of a part of an expression, given the state that follows; returns its first one."""
+"""Creates the states of a part of an expression, given the state that follows; returns the first one."""
 
 
 class NamePattern:
-    """A regular expression of a file.
+    """A regular expression from a file.
 
     Raises:
-        AdapterError: it is none, or it is not supported.
+        AdapterError: the expression is invalid or not supported.
     """
 
     def __init__(self, key: str, text: str) -> None:
         """
         Args:
-            key: of the file, for errors.
+            key: the config file's key, for errors.
         """
         self.text = text
         self._states: list[tuple[bool, _Holds, tuple[int, ...]]] = [(False, lambda name, place: False, ())]
-        """(whether it takes a character, when it can be left, the next states); the first one is the end."""
+        """(Whether it consumes a character, when it can be left, the next states); the first state is the end."""
         self._plain = re.compile(rf"(?:.*\.)?(?:{text})") if _PLAIN.fullmatch(text) else None
         try:
             part, place = self._alternatives(0, 0)
@@ -53,11 +53,11 @@ class NamePattern:
 
     @property
     def num_states(self) -> int:
-        """States of its automaton; 0 if it is a plain name."""
+        """Number of states of its automaton; 0 for a plain name."""
         return len(self._states) - 1
 
     def matches(self, name: str, start: int = 0, end: int | None = None) -> bool:
-        """Whether it matches this part of a name."""
+        """Whether the expression matches this part of a name."""
         if self._plain:
             return re.fullmatch(self.text, name[start:end]) is not None
         end = len(name) if end is None else end
@@ -74,13 +74,13 @@ class NamePattern:
         return 0 in reached
 
     def matches_end(self, name: str) -> bool:
-        """Whether it matches the last components of a name."""
+        """Whether the expression matches the last components of a name."""
         if self._plain:
             return self._plain.fullmatch(name) is not None
         return any(self.matches(name, start) for start in starts(name))
 
     def _reached(self, states: Iterable[int], name: str, place: int) -> set[int]:
-        """These states, and those that follow without a character."""
+        """The closure of these states: those reachable without consuming a character."""
         reached: set[int] = set()
         waiting = list(states)
         while waiting:
@@ -99,7 +99,7 @@ class NamePattern:
         return len(self._states) - 1
 
     def _alternatives(self, place: int, depth: int) -> tuple[_Part, int]:
-        """Parse from a place on: (the part, where it ends)."""
+        """Parse from an index: (the part, the index after it)."""
         if depth > _MAX_DEPTH:
             raise ValueError("groups are nested too deeply")
         choices = []
@@ -158,7 +158,7 @@ class NamePattern:
 
 
 def starts(name: str) -> list[int]:
-    """Where the components of a name begin."""
+    """Indices at which the components of a name begin."""
     return [0, *(place + 1 for place, character in enumerate(name) if character == ".")]
 
 

@@ -21,10 +21,10 @@ _LAYER = re.compile(r"\.(\d+)(?=\.)")
 
 T = TypeVar("T")
 Names = NamePattern | Literal["all-linear"] | tuple[str, ...]
-"""An expression for whole names, all linear maps, or a list of names or of their last components."""
+"""A regular expression for whole names, all linear maps, or a list of names or of their last components."""
 
 _INITS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Supported initializations. Others also modify the model, and the folder does not contain how."""
+"""Supported initializations. Others also modify the base weights, by amounts that the folder does not contain."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "fan_in_fan_out": (False,),
@@ -49,12 +49,12 @@ _OF_TRAINING = {
     "runtime_config", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "megatron_core", "megatron_config", "ensure_weight_tying",
 }  # fmt: skip
-"""Keys that concern training, or how other engines run the adapter."""
+"""Keys that concern only training, or the execution in other engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The settings that are read from the file.
+    """The settings of an adapter.
 
     Methods and patterns take a module's name in the model, as PEFT writes it.
     """
@@ -74,7 +74,7 @@ class PeftConfig:
     def read(cls, folder: Path) -> "PeftConfig":
         """
         Raises:
-            AdapterError: there is no such file, or it asks for what is not supported; the message names the key.
+            AdapterError: there is no such file, or a setting is not supported; the message names the key.
         """
         config = read_json(folder / CONFIG_FILE)
         if config is None:

@@ -16,15 +16,15 @@ from penstock.errors import AdapterError, shown
 WEIGHTS_FILE = "adapter_model.safetensors"
 _MAX_HEADER_BYTES = 32 * 2**20
 _PIECE = 2**20
-"""Bytes that are checked at a time."""
+"""Bytes checked at a time."""
 _TYPES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of an element."""
+"""Bytes per element, by dtype."""
 _BEYOND: dict[DType, dict[str, int]] = {
     "float32": {"F32": 0x7F80_0000, "BF16": 0x7F80, "F16": 0x7C00},
     "bfloat16": {"F32": 0x7F7F_8000, "BF16": 0x7F80, "F16": 0x7C00},
     "float16": {"F32": 0x477F_F000, "BF16": 0x4780, "F16": 0x7C00},
 }
-"""By the model's dtype and an adapter's: the bits, without the sign, of the first number that becomes infinite."""
+"""Bits, without the sign, of the smallest number that becomes infinite, by the model's and the adapter's dtype."""
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:

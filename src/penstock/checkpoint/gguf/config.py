@@ -31,9 +31,9 @@ _UNHEEDED = (
     *("general.sampling.sequence", "general.sampling.xtc_probability", "general.sampling.xtc_threshold"),
     *("general.sampling.penalty_last_n", "general.sampling.mirostat", "tokenizer.ggml.suppress_tokens"),
 )
-"""Keys by which llama.cpp samples otherwise."""
+"""Keys that change llama.cpp's sampling."""
 _POOLINGS: dict[int, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
-"""Values of `pooling_type` of models that embed; 0: a model that generates."""
+"""Values of `pooling_type` of embedding models; 0: a generative model."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts"}
 _ALWAYS_FLOAT32 = re.compile(r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?)\.weight)")
@@ -179,7 +179,7 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def unheeded_keys(file: GGUFFile) -> tuple[str, ...]:
-    """The keys of the file that change answers of llama.cpp, and not Penstock's."""
+    """Keys of the file that change the answers of llama.cpp but not Penstock's."""
     present = set(file.metadata.below(""))
     return tuple(key for key in _UNHEEDED if key in present)
 

@@ -84,6 +84,7 @@ class Journal:
 
     def emitted(self, output: SequenceOutput, ended: bool) -> None:
         """Add a request's tokens or ending; `ended`: all of its answers have ended."""
+        # No stream waits for this write: outputs lost with the process are recomputed identically from the request.
         self._batch.outputs.setdefault(output.request_id, []).append(output)
         if ended:
             self._batch.ended[output.request_id] = time.time()
@@ -117,7 +118,7 @@ class Journal:
         Raises:
             JournalUnavailableError: it cannot be written now; it will be written later, or must be withdrawn.
         """
-        if self.trouble is None:
+        if self.trouble is None:  # otherwise the timer retries, and callers fail at once
             await asyncio.wait({self._write()})  # the caller may be cancelled, but not the write
         self.check()
 
@@ -138,6 +139,7 @@ class Journal:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # Taken here, in the event loop: while the thread writes this batch, rows go into the next one.
         written = self._submit(self._file.write, self._take())
         written.add_done_callback(self._written)
         return written

@@ -1,4 +1,4 @@
-"""Whether a journal is sound, and a copy of a damaged one from which SQLite reads whatever is left of it.
+"""Checks a journal for damage, and copies a damaged one so that SQLite can read its remaining rows.
 
 journal ─┐                        header and schema
 log ─────┴──all frames──> copy <──of a new journal, if its own are damaged
@@ -54,7 +54,7 @@ def damage_of(database: sqlite3.Connection) -> str | None:
     """What is damaged in a journal: pages, indexes, the schema, or rows of outputs without a request; None if sound.
 
     Raises:
-        sqlite3.DatabaseError: it is damaged so much that the check fails.
+        sqlite3.DatabaseError: the damage makes the check itself fail.
     """
     if not _is_schema_sound(database):
         return "its schema is damaged"

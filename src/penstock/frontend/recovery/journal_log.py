@@ -1,4 +1,4 @@
-"""The write-ahead log beside a journal, read without SQLite, which drops all that follows a damaged frame in silence.
+"""Reads a journal's write-ahead log without SQLite, which silently drops everything after a damaged frame.
 
     header, 32 bytes    magic, version, page size, number of the log, two salts, two sums
     frame by frame      page number, pages of the file if it ends a transaction, salts, sums over all before; a page
@@ -28,13 +28,13 @@ class Log:
     pages: list[tuple[int, bytes]]
     """Numbers, from 1 on, and contents, in the order of writing."""
     num_pages: int
-    """Of the file after the last transaction."""
+    """Pages of the file after the last transaction."""
     is_damaged: bool
-    """Whether SQLite would take fewer of them."""
+    """Whether SQLite would read fewer frames."""
 
 
 def read_log(journal: Path) -> Log | None:
-    """The log beside a journal; None if it is missing or has no whole transaction."""
+    """Read the log of a journal; None if it is missing or has no whole transaction."""
     path = journal.with_name(f"{journal.name}-wal")
     content = path.read_bytes() if path.exists() else b""
     heads = [_FRAME.unpack_from(content, start) for start in _starts(content)]

@@ -121,7 +121,7 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
 
 
 def _insert(new: sqlite3.Connection, table: str, num_columns: int, rows: list[Any]) -> None:
-    """Insert rows, except those that lack a value or are of a key that is there."""
+    """Insert rows, except those that lack a value or whose key exists."""
     new.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
 
 
@@ -151,7 +151,7 @@ def _copy_responses(old: sqlite3.Connection, new: sqlite3.Connection) -> bool:
 def _name_lost_requests(
     old: sqlite3.Connection, new: sqlite3.Connection, salvaged: Salvaged, num_witnesses: int
 ) -> None:
-    """Find requests with lost rows by the indexes: those that so many indexes name."""
+    """Find requests with lost rows: those named by at least this many indexes."""
     columns = {column: _read_index(old, column) for column in _INDEXES}
     named = Counter(request_id for ids in columns.values() for request_id in ids if isinstance(request_id, str))
     there = {request_id for (request_id,) in new.execute("SELECT id FROM requests")} | set(salvaged.lost_results)

@@ -134,7 +134,7 @@ class RecentResponses:
                 self._tenants[tenant].responses.move_to_end(id)
 
     def delete(self, tenant: str, id: str) -> bool:
-        """Remove a tenant's response; returns whether it was stored. What continues it cannot be continued again."""
+        """Remove a tenant's response; returns whether it was stored. Its descendants cannot be continued any more."""
         if self._find(tenant, id) is None:
             return False
         self._remove(tenant, id)

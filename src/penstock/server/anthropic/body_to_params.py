@@ -13,15 +13,15 @@ from penstock.server.body import check_text
 
 _OWNERS = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 _UNREAD = frozenset({"redacted_thinking"})
-"""Blocks without a placeholder: another server's encrypted reasoning says nothing to this model."""
+"""Blocks dropped without a placeholder: another server's encrypted reasoning, which this model cannot read."""
 
 
 def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
-    """The conversation of a body. A last turn of the assistant begins the answer.
+    """Convert a body to a conversation. If the last turn is the assistant's, it is the beginning of the answer.
 
     Raises:
-        InvalidRequestError: a block is not text or belongs to another role, or the options of tools, reasoning or
-            context management cannot be obeyed.
+        InvalidRequestError: a block is not text or belongs to another role, or an option of tools, reasoning or
+            context management is unsupported.
     """
     asked_from = 1 + max((i for i, turn in enumerate(body.messages) if turn.role == "assistant"), default=-1)
     system = _system(body.system or "")
@@ -49,7 +49,7 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
 
 
 def _ignored_edits(given: ContextManagement | None) -> list[str]:
-    """The field of edits that have no effect: the chat template decides which reasoning it shows."""
+    """Names of edits without effect: the chat template decides which earlier reasoning is in the prompt."""
     edits = (given and given.edits) or []
     for index, edit in enumerate(edits):
         if not edit.type.startswith("clear_thinking"):
@@ -61,7 +61,7 @@ def _ignored_edits(given: ContextManagement | None) -> list[str]:
 
 
 def _messages(turn: Turn, field: str, *, is_history: bool) -> list[dict[str, Any]]:
-    """A turn as templates expect it: results of tools are messages of their own."""
+    """A turn's messages as chat templates expect them: tool results are separate messages."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": check_text(turn.content, field)}]
     messages: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ from typing_extensions import NotRequired, TypedDict
 from penstock.server.errors import ErrorReply
 
 OVERLOADED = 529
-"""Anthropic's own status for a server that has no room now."""
+"""Anthropic's status code for an overloaded server."""
 
 _TYPES = {
     401: "authentication_error",

@@ -1,4 +1,4 @@
-"""The wire format of Anthropic's Messages: what a body may hold, and what answers look like."""
+"""The wire format of Anthropic's Messages: schemas of bodies and answers."""
 
 from typing import Any, ClassVar, Literal
 
@@ -12,10 +12,10 @@ from penstock.server.response_format import SchemaFormat
 
 
 class Block(HistoryItem):
-    """A block of content; its type says which fields it has.
+    """A content block; its type determines its fields.
 
     `text`, `thinking`, `tool_use`, `tool_result`, `search_result`, and `document` with a text in it are read. Any other
-    becomes a placeholder, but is refused in what the user asks now.
+    becomes a placeholder, but is refused in the current user turn.
     """
 
     type: str = ""
@@ -40,7 +40,7 @@ class Turn(HistoryItem):
 
 
 class ToolParam(Body):
-    """A tool of the caller's; one of Anthropic's own, which has another type, is left out of the prompt."""
+    """A tool of the caller. Anthropic's own tools, which have other types, are left out of the prompt."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {

@@ -75,7 +75,7 @@ class Reranked(TypedDict):
 
 @router.post("/rerank", response_class=Response, responses={200: {"model": Reranked}, **ERRORS})
 async def rerank(body: CohereRerankBody, call: CallOf) -> Response:
-    """Documents by how well they answer a query, the best first."""
+    """Rank documents by their relevance to a query, the most relevant first."""
     call.check_model(body.model)
     check_count(len(body.documents), "documents")
     pairs = [(body.query, document) for document in body.documents]

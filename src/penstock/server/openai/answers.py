@@ -33,14 +33,14 @@ from penstock.server.openai_errors import shape
 from penstock.text.tokenizer import Tokenizer
 
 _BETWEEN_PARTS = "\n"
-"""Between parts that a message joins: texts before and after a call, or two pieces of reasoning."""
+"""Separator of parts that are joined to one message: texts around a call, or two pieces of reasoning."""
 LEAST_LOGPROB = -9999.0
-"""Stands for an impossible token's log-probability, as JSON has no infinity."""
+"""Log-probability of an impossible token, as JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Fields that every chunk of an answer repeats."""
+    """Fields repeated in every chunk of an answer."""
 
     id: str
     created: int
@@ -52,7 +52,7 @@ class Head:
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
-    """Tokens of the call: a prompt counts once, however many answers it got."""
+    """Token usage of the call; a prompt counts once, regardless of its number of answers."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(output.num_generated_tokens for output in outputs)
     return {
@@ -69,8 +69,8 @@ class StreamUsage:
     def __init__(self, *, at_end: bool, in_chunks: bool, num_prompt_tokens: int) -> None:
         """
         Args:
-            at_end: the stream ends with a chunk of its own for the usage; the others say null then.
-            in_chunks: each chunk has the tokens of the call so far.
+            at_end: whether the stream ends with a separate usage chunk; the other chunks then have null.
+            in_chunks: whether each chunk has the call's usage so far.
         """
         self.at_end = at_end
         self._in_chunks = in_chunks
@@ -82,7 +82,7 @@ class StreamUsage:
         self._completion += len(delta.token_ids)
 
     def put_into(self, chunk: ChatCompletionChunk | Completion) -> None:
-        """Give a chunk with choices its `usage`, if it is to have one."""
+        """Add `usage` to a chunk with choices, if requested."""
         if self._in_chunks:
             chunk["usage"] = {
                 "prompt_tokens": self._prompt,
@@ -126,14 +126,14 @@ class Chunks:
 
 @dataclass(slots=True)
 class _Sent:
-    """What a stream has sent of one answer."""
+    """The part of one answer that a stream has sent."""
 
     calls: int = 0
     latest: type[Piece] | None = None
     kinds: set[type[Piece]] = field(default_factory=set)
 
     def separator(self, piece: Piece) -> str:
-        """The text between a piece and those of its kind: a line break where another part came between them."""
+        """The separator before a piece: a line break if another part was sent since the last piece of its kind."""
         kind = type(piece)
         resumed = kind is not self.latest and kind in self.kinds
         self.latest = kind

@@ -54,10 +54,10 @@ def _chosen(functions: tuple[Function, ...], choice: ToolChoice, parallel: bool 
 
 
 def allowed(functions: tuple[Function, ...], names: Sequence[str], mode: Choice, parallel: bool | None) -> Tools:
-    """Some of the functions may be called, or must.
+    """Restrict the tools to a subset that may or must be called (`allowed_tools`).
 
     Raises:
-        InvalidRequestError: none may, or there is no such function.
+        InvalidRequestError: the subset is empty, or names an unknown function.
     """
     if not names:
         raise InvalidRequestError("tool_choice allows no tools: name at least one", "tool_choice")
@@ -132,7 +132,7 @@ def completion_params(body: CompletionBody) -> SamplingParams:
 
 
 def echoes_logprobs(body: CompletionBody) -> bool:
-    """Whether the prompt goes before the answer with its tokens' log-probabilities."""
+    """Whether the answer echoes the prompt with its tokens' log-probabilities."""
     return bool(body.echo) and body.logprobs is not None
 
 
@@ -220,7 +220,7 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
 
 
 def _take_prefill(body: ChatBody, messages: list[dict[str, Any]]) -> str:
-    """The last message's text, if it begins the answer; the message is then removed."""
+    """Remove the last message and return its text, if it is the beginning of the answer."""
     if not body.continue_final_message:
         if body.add_generation_prompt is False:
             raise InvalidRequestError(

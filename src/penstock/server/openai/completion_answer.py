@@ -1,4 +1,4 @@
-"""From what the engine says to the answers of `/v1/completions`: whole ones, and chunks of a stream."""
+"""Formats engine outputs as answers of `/v1/completions`, whole or as the chunks of a stream."""
 
 import codecs
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from penstock.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that goes before its answers."""
+    """A prompt that is echoed before its answers."""
 
     text: str
     token_ids: Sequence[int]
@@ -31,7 +31,7 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The parts of a call's answers that are sent."""
+    """The requested contents of a call's answers."""
 
     n: int
     """Answers per prompt."""
@@ -39,7 +39,7 @@ class Shown:
     echoed: Sequence[Echo] | None
     """For `echo`, each prompt."""
     echoes_logprobs: bool
-    """Whether these have log-probabilities."""
+    """Whether the echoed prompts have log-probabilities."""
 
 
 class CompletionAnswer(Chunks):
@@ -115,7 +115,7 @@ class CompletionAnswer(Chunks):
         return self._prompts[position]
 
     def _begin(self, position: int) -> "_Table":
-        """The table of an answer, with its prompt's rows if `echo` asks for them."""
+        """The table of an answer, with the rows of an echoed prompt."""
         return self._prompt_table(position).copy() if self._shown.echoes_logprobs else _Table(self._tokenizer)
 
     def _echo(self, position: int) -> str:
@@ -159,7 +159,7 @@ class _Table:
         return _Table(self.tokenizer, *columns, self.offset, decoder)
 
     def add_first(self, token_id: int) -> None:
-        """The first token of a prompt, before which there is nothing to give it a log-probability."""
+        """Add the first token of a prompt, which has no log-probability."""
         self._add(token_id, None, None)
 
     def add(self, entries: Sequence[TokenLogprob]) -> None:
@@ -174,7 +174,7 @@ class _Table:
         self.offsets.append(self._advance(raw))
 
     def take(self) -> LegacyLogprobs:
-        """The rows since the last time."""
+        """Return the rows added since the last call."""
         table: LegacyLogprobs = {
             "tokens": self.tokens,
             "token_logprobs": self.logprobs,
@@ -185,7 +185,7 @@ class _Table:
         return table
 
     def _advance(self, raw: bytes) -> int:
-        """Where in the text a token's first character is, which it may share with the tokens before."""
+        """Offset in the text of a token's first character, which earlier tokens may share."""
         pending, _ = self.decoder.getstate()
         continues = raw[:1] and raw[0] & 0xC0 == 0x80
         start = self.offset + (1 if pending and not continues else 0)  # what was cut short shows as one U+FFFD

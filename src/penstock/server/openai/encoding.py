@@ -138,7 +138,7 @@ class Scores(TypedDict):
 
 @router.post("/embeddings", response_class=Response, responses={200: {"model": Embeddings}, **ERRORS})
 async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
-    """The vectors of texts."""
+    """Embed texts."""
     call.check_model(body.model)
     texts = call.engine.texts
     texts.check_task("embed")
@@ -162,7 +162,7 @@ async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
 
 @router.post("/rerank", response_class=Response, responses={200: {"model": Reranked}, **ERRORS})
 async def rerank(body: RerankBody, call: CallOf) -> Response:
-    """Documents by how well they answer a query, the best first."""
+    """Rank documents by their relevance to a query, the most relevant first."""
     call.check_model(body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     check_count(len(documents), "documents")
@@ -185,7 +185,7 @@ async def rerank(body: RerankBody, call: CallOf) -> Response:
 
 @router.post("/score", response_class=Response, responses={200: {"model": Scores}, **ERRORS})
 async def score(body: ScoreBody, call: CallOf) -> Response:
-    """The scores of pairs of texts, in their order."""
+    """Score pairs of texts, in their order."""
     call.check_model(body.model)
     pairs = paired(body.text_1, body.text_2, param="text_1")
     check_count(len(pairs), "text_2")

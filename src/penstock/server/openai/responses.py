@@ -48,7 +48,7 @@ _ID = re.compile(r"resp_[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a body asks for, with what it refers to."""
+    """A body with the stored responses and items that it refers to."""
 
     items: list[Item]
     """The conversation: stored items, then the input."""
@@ -79,7 +79,7 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
 
 
 def _resumed_head(call: Call, new: Head) -> Head:
-    """The head of an answer: of the one whose stream is resumed, if there is one, so that its ids stay the same."""
+    """The head of an answer; of a resumed stream that of the original answer, so that its ids stay the same."""
     id = call.resumed_call
     return new if id is None or not _ID.fullmatch(id) else replace(new, id=id)
 

@@ -1,4 +1,4 @@
-"""From what the engine says to a response of OpenAI's, whole or as the events of a stream.
+"""Formats engine outputs as a response of OpenAI's Responses API, whole or as the events of a stream.
 
 response.created, .in_progress, an item or several, and .completed or .incomplete
 
@@ -143,7 +143,7 @@ class ResponsesAnswer:
         return delta + self._item_event("response.custom_tool_call_input.done", input=input)
 
     def keep_alive(self) -> bytes:
-        """The last sequence number again: a resumed stream, which counts anew, need not know of this event."""
+        """A keep-alive event that repeats the last sequence number, as a resumed stream numbers events without it."""
         if self._sequence_number < 0:
             return b""
         kind = "response.in_progress"

@@ -1,4 +1,4 @@
-"""From the bodies of OpenAI's Responses to sampling parameters and conversations."""
+"""Converts bodies of OpenAI's Responses to sampling parameters and conversations."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def conversation(
         num_earlier: how many of the items are stored.
 
     Raises:
-        InvalidRequestError: what the user asks now is not text, or there is nothing to answer.
+        InvalidRequestError: the new input is not text, or there is nothing to answer.
     """
     messages = messages_of(items, num_earlier)
     if not messages:

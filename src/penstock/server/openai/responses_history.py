@@ -1,6 +1,6 @@
-"""From the items of a conversation in OpenAI's Responses to messages as chat templates know them.
+"""Converts the items of a conversation in OpenAI's Responses to messages for chat templates.
 
-What an assistant thought, said and called in one turn, several items, is one message.
+The reasoning, text and calls of an assistant's turn are several items, but one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def messages_of(items: Sequence[Item], num_earlier: int) -> list[dict[str, Any]]
         num_earlier: how many of the items come from stored responses; the others are the body's `input`.
 
     Raises:
-        InvalidRequestError: what the user asks now is not text.
+        InvalidRequestError: the input after the assistant's last item is not text.
     """
     asked_from = 1 + max((index for index, item in enumerate(items) if _is_assistants(item)), default=-1)
     turns = _Turns()
@@ -58,7 +58,7 @@ def _is_result(item: OtherItem) -> bool:
 
 
 class _Turns:
-    """Messages, made item by item."""
+    """Builds messages item by item."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ class _Turns:
             self.messages.append({"role": "assistant", "content": text})
 
     def _add_reasoning(self, thought: str) -> None:
-        """Encrypted reasoning has no text, and vanishes."""
+        """Add reasoning; encrypted reasoning has no text and is dropped."""
         if not thought:
             return
         last = self._assistants_last()
@@ -111,7 +111,7 @@ class _Turns:
         self._assistants_turn().setdefault("tool_calls", []).append(made)
 
     def _add_result(self, output: Any, id: str | None, name: str | None, field: str) -> None:
-        """A result; one whose call is missing gets a call, as templates require one before it."""
+        """Add a tool result; if its call is missing, one is inserted, as templates require a call before it."""
         id = template_id(check_text(id or "", field))
         if id not in self._call_ids:
             self._add_call(name or _NAME_OF_UNKNOWN_TOOL, None, id, field)
@@ -132,7 +132,7 @@ class _Turns:
             turn["content"] = f"{turn['content']}\n{text}" if turn["content"] else text
 
     def _assistants_last(self) -> dict[str, Any] | None:
-        """The last message, if it is the assistant's."""
+        """The last message if it is the assistant's, otherwise None."""
         return self.messages[-1] if self.messages and self.messages[-1]["role"] == "assistant" else None
 
     def _assistants_turn(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class _Turns:
 
 
 def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The first of these fields that an item has; if it has none of them, all that it has, if anything."""
+    """The first of these fields that an item has; if it has none of them, all of its fields, if any."""
     others = {name: value for name, value in given.items() if name not in ("id", "call_id", "name")}
     return next((given[name] for name in names if name in given), others or None)
 

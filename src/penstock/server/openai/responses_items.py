@@ -1,4 +1,4 @@
-"""From the parts of an answer to the output items of a response."""
+"""Converts the parts of an answer to the output items of a response."""
 
 from collections.abc import Mapping
 
@@ -28,18 +28,18 @@ class OutputItems:
     def __init__(self, response_id: str, tools: Mapping[str, OfferedTool]) -> None:
         """
         Args:
-            tools: those offered, by the name of their function.
+            tools: offered tools by function name.
         """
         self._response_id = response_id
         self._tools = tools
 
     def kind_of(self, call: ToolCall) -> str:
-        """The kind of the tool that is called: function, custom or local_shell."""
+        """The kind of the called tool: function, custom or local_shell."""
         tool = self._tools.get(call.name)
         return "function" if tool is None else tool.kind
 
     def name_of(self, call: ToolCall) -> str:
-        """The name of the tool that is called, within its namespace."""
+        """The name of the called tool within its namespace."""
         tool = self._tools.get(call.name)
         return call.name if tool is None else tool.name
 

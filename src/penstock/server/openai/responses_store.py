@@ -1,6 +1,6 @@
-"""What OpenAI's Responses are stored as: `previous_response_id`, `item_reference`, and the routes of stored responses.
+"""Storage of OpenAI's Responses, for `previous_response_id`, `item_reference`, and the routes of stored responses.
 
-Stored are a response's own new items, with ids and in OpenAI's shape, and the response, both as JSON.
+Stored as JSON are the response, and its own new items with ids in OpenAI's shape.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,11 +35,11 @@ class Recalled:
     """The stored responses that a body refers to."""
 
     chain: Sequence[StoredResponse]
-    """The response that it continues after those that this one continues, oldest first."""
+    """The response that it continues, preceded by that one's ancestors, oldest first."""
     holders: Mapping[str, StoredResponse]
-    """Those that contain the items that are referred to, by their ids."""
+    """Responses that contain referenced items, by response id."""
     references: Sequence[str]
-    """Ids of the items that are referred to."""
+    """Ids of the referenced items."""
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Recalled:
 
 
 def _items_of(stored: StoredResponse) -> list[dict[str, Any]]:
-    """Its own input and output. (Pydantic's own parser of JSON would refuse what is nested deeper than 200 levels.)"""
+    """A response's own input and output. (Pydantic's JSON parser refuses nesting deeper than 200 levels.)"""
     return _decode_items(stored.input) + _decode_items(_decode_output(stored.response).output)
 
 

@@ -1,4 +1,4 @@
-"""The tools of a Responses body: the functions that stand for them in the prompt, and what their calls are.
+"""Maps the tools of a Responses body to functions in the prompt, and their calls to output items.
 
 tool          function in the prompt       call in the answer
 function      itself                       function_call
@@ -48,7 +48,7 @@ _INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "requir
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool, and the function that stands for it."""
+    """A tool, and the function that represents it in the prompt."""
 
     function: Function
     kind: Literal["function", "custom", "local_shell"]
@@ -129,10 +129,10 @@ def _grammar(tool: CustomTool) -> str:
 
 
 def tools_of(body: ResponsesBody, offered: Sequence[OfferedTool]) -> Tools:
-    """The functions of a body, and how they may be called.
+    """The functions of a body, and the tool choice.
 
     Raises:
-        InvalidRequestError: they contradict each other, or `tool_choice` names a tool that is left out.
+        InvalidRequestError: the tools contradict each other, or `tool_choice` names a tool that is left out.
     """
     functions = tuple(tool.function for tool in offered)
     choice, parallel = body.tool_choice, body.parallel_tool_calls
@@ -154,7 +154,7 @@ def _word(choice: ToolChoiceObject) -> Choice:
 
 
 def _chosen(choice: ToolChoiceObject | ToolByName, offered: Sequence[OfferedTool], field: str) -> str:
-    """The function of a tool that `tool_choice` names, if need be without its namespace."""
+    """The function of the tool in `tool_choice`, whose namespace may be omitted."""
     if choice.type == SHELL:
         return SHELL
     if choice.type not in ("function", "custom"):

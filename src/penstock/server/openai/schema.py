@@ -51,7 +51,7 @@ NOT_OBEYED_ANYWHERE: Neutral = {
     "truncate_prompt_tokens": (),
     "xtc_probability": (0,),
 }
-"""Controls of OpenAI's API and of other servers that change the answer and are not supported."""
+"""Unsupported controls of OpenAI's API and other servers, which would change the answer."""
 WITHOUT_EFFECT_ANYWHERE = frozenset(
     {
         *("cache_control", "cache_prompt", "client_metadata", "id_slot", "keep_alive", "metadata", "models"),

@@ -72,7 +72,7 @@ class Rank(TypedDict):
 
 @router.post("/embed", response_class=Response, responses={200: {"model": list[list[float]]}, **ERRORS})
 async def embed(body: EmbedBody, call: CallOf) -> Response:
-    """The vectors of texts."""
+    """Embed texts."""
     texts = call.engine.texts
     texts.check_task("embed")
     config = texts.config
@@ -90,7 +90,7 @@ async def embed(body: EmbedBody, call: CallOf) -> Response:
 
 @router.post("/rerank", response_class=Response, responses={200: {"model": list[Rank]}, **ERRORS})
 async def rerank(body: TeiRerankBody, call: CallOf) -> Response:
-    """Texts by how well they answer a query, the best first."""
+    """Rank texts by their relevance to a query, the most relevant first."""
     check_count(len(body.texts), "texts")
     pairs = [(body.query, text) for text in body.texts]
     scores, _ = await score_pairs(call, pairs, body.side, raw=body.raw_scores)

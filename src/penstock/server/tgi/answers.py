@@ -1,4 +1,4 @@
-"""From what the engine says to TGI's answers: whole ones, and an event a token."""
+"""Formats engine outputs as TGI's answers: whole, or one event per token."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,17 +25,17 @@ from penstock.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Parameters of the request that the answer's form depends on."""
+    """Request parameters on which the answer's format depends."""
 
     inputs: str
     token_ids: Sequence[int]
     full_text: bool
-    """Whether the prompt goes before the text."""
+    """Whether the text begins with the prompt (`return_full_text`)."""
     details: bool
     seed: int | None
-    """None if nothing is drawn."""
+    """None for greedy decoding."""
     is_structured: bool
-    """Whether a grammar says what the answer is like."""
+    """Whether a grammar constrains the answer."""
     top_tokens: bool
     received: float
     """Seconds of `time.monotonic()`."""
@@ -116,7 +116,7 @@ class GenerateAnswer:
         return [made] if self._as_list else made
 
     def _prefill(self, output: RequestOutput) -> list[PrefillToken]:
-        """The prompt's tokens, if they are asked for."""
+        """The prompt's tokens, if requested."""
         if output.prompt_logprobs is None:
             return []
         return [
@@ -174,7 +174,7 @@ class GenerateAnswer:
 
 
 class _Tokens:
-    """Tokens with their texts: of one sequence in their order, such that together they are its text."""
+    """Formats a sequence's tokens in order, with texts that concatenate to the sequence's text."""
 
     def __init__(self, tokenizer: Tokenizer, question: Question) -> None:
         self._tokenizer = tokenizer
@@ -186,11 +186,11 @@ class _Tokens:
         return {"id": entry.token_id, "text": text, "logprob": max(entry.logprob, LEAST_LOGPROB), "special": special}
 
     def rest(self) -> str:
-        """The text of a character that the last token left incomplete."""
+        """U+FFFD if the last token left a character incomplete, otherwise empty."""
         return self._texts.flush()
 
     def top(self, entry: TokenLogprob) -> list[Token]:
-        """The most likely tokens at the place of one, each by itself."""
+        """The most likely tokens at a token's position, each decoded by itself."""
         return [
             {
                 "id": token_id,
@@ -203,7 +203,7 @@ class _Tokens:
 
 
 def _stop_string(answer: CompletionOutput | CompletionDelta) -> str:
-    """TGI leaves the string that ended an answer in its text."""
+    """The stop string that ended the answer, which TGI keeps in the text; "" if none did."""
     return answer.stop_reason if isinstance(answer.stop_reason, str) else ""
 
 

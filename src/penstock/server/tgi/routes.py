@@ -43,7 +43,7 @@ _PIPELINES: dict[Task, str] = {
     "score": "text-ranking",
 }
 LONGEST_TEXT = 2**20
-"""Characters that `/tokenize` takes."""
+"""Maximum characters of a text for `/tokenize`."""
 _PIECE = 4096
 
 
@@ -84,7 +84,7 @@ async def compat_generate(body: RootBody, call: CallOf) -> Response:
     responses=_answers(Generated | list[Generated] | ChatCompletion | Completion, EVENTS),
 )
 async def invocations(body: Invocation, call: CallOf) -> Response:
-    """SageMaker's one route: a generation, a chat or a completion, by what the body holds."""
+    """SageMaker's only route: a generation, chat or completion, depending on the body's fields."""
     if isinstance(body, ChatBody):
         return await chat_completions(body, call)
     if isinstance(body, CompletionBody):
@@ -94,14 +94,14 @@ async def invocations(body: Invocation, call: CallOf) -> Response:
 
 @router.post("/tokenize", response_class=Response, responses={200: {"model": list[SimpleToken]}, **ERRORS})
 async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
-    """The tokens of a text, and where in it each is."""
+    """Tokenise a text; returns tokens with their positions."""
     tokens = await _tokens(call, check_text(body.inputs, "inputs"), add_special_tokens=True)
     return Response(tokens, media_type="application/json")
 
 
 @router.post("/chat_tokenize", response_class=Response, responses={200: {"model": ChatTokenized}, **ERRORS})
 async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
-    """A conversation as the chat template writes it, and its tokens."""
+    """Render a conversation with the chat template, and tokenise it."""
     call.choose_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
@@ -117,7 +117,7 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
 
 
 async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
-    """A list of `SimpleToken`s as JSON, made beside the event loop and in pieces: it may be a million."""
+    """A list of `SimpleToken`s as JSON, built in pieces off the event loop, as there may be a million."""
     if len(text) > LONGEST_TEXT:
         raise InvalidRequestError(
             f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
@@ -141,7 +141,7 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
 
 @router.get("/info")
 async def info(call: CallOf) -> Info:
-    """Facts of the model and the server's limits."""
+    """The model and the server's limits."""
     engine = call.engine.info
     encoder = engine.encoder
     facts: Info = {

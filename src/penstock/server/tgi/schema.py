@@ -1,4 +1,4 @@
-"""TGI's wire format: what a body may hold, and what answers look like."""
+"""TGI's wire format: schemas of bodies and answers."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ _INT32, _UINT64 = 2**31, 2**64
 
 
 class GenerateParameters(Body):
-    """Ranges are checked by `validation.py`, in TGI's order and words; here are the types."""
+    """Types of the parameters; `validation.py` checks ranges, in TGI's order and with its messages."""
 
     NOT_OBEYED: ClassVar[Neutral] = {"watermark": (False,)}
 
@@ -91,7 +91,7 @@ class ChatTokenizeBody(ChatBody):
             *("add_generation_prompt", "continue_final_message"),
         )
     )
-    """What the prompt depends on. The other parameters are checked, but without effect, as with TGI."""
+    """Fields on which the prompt depends. Other parameters are validated but have no effect, as in TGI."""
 
 
 def _kind_of(body: Any) -> str:
@@ -105,7 +105,7 @@ Invocation = Annotated[
     | Annotated[CompletionBody, Tag("completion")],
     Discriminator(_kind_of),
 ]
-"""The body of `POST /invocations`: `messages` make it a chat, `prompt` a completion, else it is a generation."""
+"""The body of `POST /invocations`: a chat if it has `messages`, a completion if `prompt`, otherwise a generation."""
 
 
 _OF_EMBED = {"normalize", "truncate", "truncation_direction", "prompt_name", "dimensions"}

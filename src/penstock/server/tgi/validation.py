@@ -1,7 +1,7 @@
 """TGI's checks of a request, in its order and its words (`Validation::validate` of router/src/validation.rs).
 
-What TGI does and this server cannot is refused where TGI would have taken it. Everything else that a request must
-fulfil is checked once for all dialects, by `frontend.input_processor`.
+A control of TGI that this server lacks is refused. All other checks are shared by all dialects, in
+`frontend.input_processor`.
 """
 
 from penstock.api.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS, SamplingParams
@@ -12,10 +12,10 @@ from penstock.server.tgi.schema import GenerateParameters
 
 
 def check_stream(given: GenerateParameters) -> None:
-    """Refuse parameters that a stream cannot have; TGI checks them first.
+    """Check that no parameter is set that cannot be streamed; TGI checks these first.
 
     Raises:
-        InvalidRequestError: one is given.
+        InvalidRequestError: such a parameter is set.
     """
     if given.best_of not in (None, 1):
         _refuse("best_of", "`best_of` != 1 is not supported when streaming tokens")
@@ -24,10 +24,10 @@ def check_stream(given: GenerateParameters) -> None:
 
 
 def sampling_params(inputs: str, given: GenerateParameters, info: EngineInfo) -> SamplingParams:
-    """The sampling parameters; `max_tokens` is still the caller's.
+    """Convert to sampling parameters; `max_tokens` stays as the caller set it.
 
     Raises:
-        InvalidRequestError: TGI would refuse it, or this server cannot do it.
+        InvalidRequestError: TGI would refuse the request, or this server does not support it.
     """
     best_of = 1 if given.best_of is None else given.best_of
     sampling = is_sampled(given)
