@@ -103,7 +103,7 @@ class PendingRequests:
         """Add a request to the scheduler, ready or not, so that it can be ended; unknown ids are ignored.
 
         Args:
-            goes_on: whether a part of it is not to end, and needs what it waits for.
+            goes_on: whether other sequences of the request continue, and still need the awaited futures.
         """
         pending = self._pending.pop(request_id, None)
         if pending is not None:

@@ -69,7 +69,7 @@ def make_drafters(settings: Settings, draft_runner: Runner | MTPRunner | None, g
 
 
 def make_speculation(settings: Settings, drafters: Sequence[Drafter], clock: Callable[[], float]) -> Speculation | None:
-    """The controller that decides how many drafts are verified; None without drafters."""
+    """The controller of the number of drafts to verify; None without drafters."""
     if settings.speculation is None or not drafters:
         return None
     return Speculation(drafters, settings.speculation.num_tokens, clock)

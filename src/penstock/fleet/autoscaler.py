@@ -1,4 +1,4 @@
-"""Autoscaling: how many engines a fleet should have for its load, and the task that starts and drains them.
+"""Autoscaling: decides the number of engines from the fleet's load, and starts and drains engines accordingly.
 
     every second: Demand ──Autoscaler──> number wanted ──> Fleet.grow, Fleet.retire
 
@@ -47,7 +47,7 @@ class Demand:
 
 
 class Autoscaler:
-    """Decides how many engines to run, from the history of the load."""
+    """Decides the number of engines from the history of the load."""
 
     def __init__(self, least: int, most: int, upscale_delay: float, downscale_delay: float) -> None:
         """

@@ -1,4 +1,4 @@
-"""Choice of the engine for a queued request, by what each engine can run, its load, and the router.
+"""Chooses the engine for a queued request, by each engine's limits and load, and the router.
 
     assign(queued) ──> (place, request) ──count──> in the place's load ──has_output──> its prompt is computed
                                                            └──────leave──────> out of the load

@@ -125,7 +125,7 @@ class InputProcessor:
     ) -> None:
         """
         Args:
-            default_sampling: goes before the checkpoint's defaults, by the names of `DEFAULTABLE`.
+            default_sampling: overrides the checkpoint's defaults, by the names of `DEFAULTABLE`.
             refuse_long_max_tokens: whether a `max_tokens` beyond the context is refused rather than lowered.
 
         Raises:

@@ -281,7 +281,7 @@ class Admission:
         one.timer.cancel()
 
     def left(self, request: Request) -> None:
-        """Release what the request counted, after it ended for any reason."""
+        """Subtract an ended request from the limits."""
         one = self._open.pop(request.request_id, None)
         if one is None:
             return

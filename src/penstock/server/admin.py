@@ -45,7 +45,7 @@ class ModelChoice(Body):
 
 @router.get("/engines")
 async def list_engines(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
-    """Every engine: its place, state, process, model, and how many requests it has."""
+    """List the engines: place, state, process, model, and number of requests."""
     check_operator(request, context)
     return _engines(serving)
 

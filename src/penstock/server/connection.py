@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's h11 protocol, with limits on what a client sends and on how long that takes.
+"""One HTTP connection: uvicorn's h11 protocol, with limits on the size and duration of a client's messages.
 
     idle ──first byte──> head ──complete──> call ──answered──> rest of its body ──read──> idle
      the longest idle       size, count,      chunks             time

@@ -1,4 +1,4 @@
-"""Pages for people with a browser: `/`, which says what this is, and `/docs`, the API by Swagger UI.
+"""Pages for browsers: the home page `/`, and `/docs`, the API in Swagger UI.
 
 They need no network: every file comes from the folder `docs_page` (`tools/docs_page.py` renews Swagger UI's).
 """

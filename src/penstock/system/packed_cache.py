@@ -227,7 +227,7 @@ class WeightCache:
     def begin(self, key: str, size: int, about: str = "") -> "PackedFileWriter | None":
         """A writer for a model of about `size` bytes of packed weights; None if it exceeds the folder's limit.
 
-        The key must be `locked`. `about` is the model in words, for `files`.
+        The key must be `locked`. `about` describes the model, for `files`.
         """
         try:
             if not self._make_room(_HEADER_BYTES + size, key):

@@ -4,7 +4,7 @@ tokenizer.json              the tokenizer itself, read by the `tokenizers` libra
 tokenizer_config.json       special tokens, whether texts begin with one, chat templates
 special_tokens_map.json     special tokens, in older checkpoints
 added_tokens.json           ids of tokens that tokenizer.json may lack, in older checkpoints
-chat_template.jinja         the chat template; it goes before the one in tokenizer_config.json
+chat_template.jinja         the chat template; it takes precedence over the one in tokenizer_config.json
 chat_template.json          the chat template of a processor, if neither has one; or in processor_config.json
 additional_chat_templates/  further chat templates, by name
 

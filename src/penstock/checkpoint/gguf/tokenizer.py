@@ -27,7 +27,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _MAX_ADDED_TOKENS = 2**16
 _MAX_MERGES = 2**20
 _MAX_PIECE = 256
-"""Most characters of a SentencePiece token; the longest in use have 64."""
+"""Maximum characters of a SentencePiece token; the longest in use have 64."""
 
 
 @dataclass(frozen=True, slots=True)

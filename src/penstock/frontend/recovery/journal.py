@@ -49,7 +49,7 @@ class Journal:
         """
         Args:
             retry_seconds: how often writing is retried while it fails.
-            kept_seconds: how long the answers of ended requests are kept.
+            kept_seconds: retention time of ended requests' answers.
         """
         self._retry_seconds = retry_seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")

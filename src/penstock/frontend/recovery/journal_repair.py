@@ -34,7 +34,7 @@ class Salvaged:
     num_recomputed: int = 0
     """Unfinished requests whose recorded tokens are recomputed from the first missing one on."""
     lost_responses: bool = False
-    """Whether stored responses are lost; nothing tells how many."""
+    """Whether stored responses are lost; their number is unknown."""
     is_empty: bool = False
     """Whether no request is readable and none is named."""
 

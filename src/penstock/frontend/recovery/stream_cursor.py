@@ -58,7 +58,7 @@ class StreamCursor:
         Args:
             call: the id of its first request.
             sizes: number of answers per prompt.
-            seen: how many tokens of each answer the reader has; empty: none.
+            seen: number of tokens of each answer that the reader has; empty: none.
             origin: what determines the answers, as far as known; None if ids do not contain it.
         """
         self.call = call

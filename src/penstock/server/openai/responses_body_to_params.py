@@ -42,7 +42,7 @@ def conversation(
 
     Args:
         items: the stored conversation that it continues, and its input.
-        num_earlier: how many of the items are stored.
+        num_earlier: number of leading items that come from stored responses.
 
     Raises:
         InvalidRequestError: the new input is not text, or there is nothing to answer.

@@ -33,7 +33,7 @@ _NAME_OF_UNKNOWN_TOOL = "tool"
 def messages_of(items: Sequence[Item], num_earlier: int) -> list[dict[str, Any]]:
     """
     Args:
-        num_earlier: how many of the items come from stored responses; the others are the body's `input`.
+        num_earlier: number of leading items that come from stored responses; the others are the body's `input`.
 
     Raises:
         InvalidRequestError: the input after the assistant's last item is not text.
