@@ -125,6 +125,8 @@ class WorkerProcess:
             raise await asyncio.to_thread(self._ended) from None
         finally:
             timer.cancel()
+            if arrival.done() and not arrival.cancelled():
+                arrival.exception()  # asyncio logs one that is not asked for, as where sending failed first
 
     def _receive(self) -> None:
         """Read available data: part of a reply, or EOF if the child exited, which may also be between two replies."""
