@@ -1,6 +1,7 @@
 """A child process that is asked in frames: at whatever point it ends, stops or falls silent."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -88,6 +89,26 @@ def test_a_process_that_does_not_read_is_killed_in_time(run, ask):
     worker = run("import time; time.sleep(1e6)")
     with pytest.raises(WorkerEndedError, match="in time"):
         ask(worker, b"a" * 2**20, 1, 0.3)
+
+
+def test_the_end_of_a_child_whose_caller_left_while_sending_is_nobodys_error(run):
+    worker = run(CHANNEL + "import time; time.sleep(1000)")
+    told = []
+
+    async def leave():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        sending = asyncio.create_task(worker.ask_from_loop(b"a" * 2**24, longest=1, patience=60))
+        await asyncio.sleep(0.1)
+        sending.cancel()
+        await asyncio.wait([sending])
+        worker.kill()
+        await asyncio.sleep(0.3)  # its end is read
+        worker._arriving = None
+        del sending
+        gc.collect()
+
+    asyncio.run(leave())
+    assert not told
 
 
 @both_ways

@@ -125,7 +125,7 @@ class WorkerProcess:
             raise await asyncio.to_thread(self._ended) from None
         finally:
             timer.cancel()
-            if arrival.done() and not arrival.cancelled():
+            if not arrival.cancel() and not arrival.cancelled():
                 arrival.exception()  # asyncio logs one that is not asked for, as where sending failed first
 
     def _receive(self) -> None:
