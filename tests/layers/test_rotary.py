@@ -7,7 +7,7 @@ import torch
 
 from penstock.kernels.ops import make_ops
 from penstock.layers.rope import RopeConfig
-from penstock.layers.rotary import Rotary, rope_frequencies
+from penstock.layers.rotary import PAGE, Rotary, rope_frequencies
 from penstock.quantization.base import Unquantized, WeightFactory
 
 CPU = torch.device("cpu")
@@ -101,15 +101,8 @@ def test_the_angles_of_a_position_do_not_depend_on_how_many_there_are() -> None:
     assert torch.equal(few, many)
 
 
-def test_a_table_that_grows_has_the_same_rows() -> None:
-    config = RopeConfig(dim=64, theta=1e6)
-    grown = Rotary(config, 2500, FACTORY)
-    for num_positions in (1, 1024, 1025, 2500, 9000):
-        grown.extend(num_positions)
-    assert torch.equal(grown.angles(torch.arange(2500)), extended(config, 2500).angles(torch.arange(2500)))
-
-
 def extended(config: RopeConfig, num_positions: int) -> Rotary:
     rotary = Rotary(config, num_positions, FACTORY)
-    rotary.extend(num_positions)
+    for page in range(-(-num_positions // PAGE)):
+        rotary.compute_page(page)
     return rotary

@@ -102,7 +102,7 @@ class Stepper:
         plan = plan_of([(self.computed[index], tokens) for index, tokens in parts.items()], tables).forward
         with torch.inference_mode():
             batch = build_batch(plan, tables, self.cache.block_size, self.ops, self.device)
-            self.model.positions.extend(batch.max_seq_len)
+            self.model.positions.prepare(batch.positions)
             ids, positions = batch.tensor("token_ids"), batch.tensor("positions")
             hidden = self.model.forward(ids, positions, [batch] * len(self.cache.layers), self.cache.layers)
             logits = self.model.compute_logits(hidden, torch.arange(len(ids), device=self.device))

@@ -79,11 +79,6 @@ class Batch:
         """Address of the struct that native kernels read."""
 
     @property
-    def max_seq_len(self) -> int:
-        """Keys of the longest sequence, those of this step included."""
-        return int(self._memory[self.num_seqs + 1 : 2 * self.num_seqs + 1].max())
-
-    @property
     def positions(self) -> IntArray:
         """[num_tokens], on the host."""
         return self._memory[-2 * self.num_tokens : -self.num_tokens]

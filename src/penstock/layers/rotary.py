@@ -8,32 +8,28 @@ from torch import Tensor
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.quantization.base import WeightFactory
 
-_POSITIONS = 1024
+PAGE = 1024
 """Positions computed at a time, always the same number: results may depend on the length of a vector."""
 
 
 class Rotary:
     """A table of cosines and sines for up to `max_positions` positions; each step gathers its rows.
 
-    The table of a long context takes seconds to compute, and few sequences are that long: `extend` computes what a step
-    needs.
+    The table of a long context takes seconds to compute, so `PositionTables` computes the pages that steps need.
     """
 
     def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
         self._frequencies, self._factor = rope_frequencies(config, max_positions)
         self._table = torch.empty(max_positions, 2, len(self._frequencies), device=factory.device)
-        self._num_computed = 0
         self._gather = factory.ops.gather
 
     @torch.inference_mode()
-    def extend(self, num_positions: int) -> None:
-        """Compute the table for at least the first `num_positions` positions, at most all."""
-        while self._num_computed < min(num_positions, len(self._table)):
-            rows = self._table[self._num_computed : self._num_computed + _POSITIONS]
-            positions = torch.arange(self._num_computed, self._num_computed + _POSITIONS).unsqueeze(1).float()
-            angles = positions * self._frequencies
-            rows.copy_(torch.stack((angles.cos() * self._factor, angles.sin() * self._factor), 1)[: len(rows)])
-            self._num_computed += len(rows)
+    def compute_page(self, page: int) -> None:
+        """Compute the rows of the positions from `page * PAGE` on."""
+        rows = self._table[page * PAGE : (page + 1) * PAGE]
+        positions = torch.arange(page * PAGE, (page + 1) * PAGE).unsqueeze(1).float()
+        angles = positions * self._frequencies
+        rows.copy_(torch.stack((angles.cos() * self._factor, angles.sin() * self._factor), 1)[: len(rows)])
 
     def angles(self, positions: Tensor) -> Tensor:
         """Cosines and sines of `positions` [num_tokens], all of them computed -> [num_tokens, 2, dim / 2] float32."""

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch import Batch
@@ -15,7 +17,7 @@ from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
-from penstock.layers.rotary import Rotary, Temperatures
+from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
 from penstock.models.spec import Branch, LayerSpec, ModelSpec
 from penstock.quantization.base import WeightFactory
@@ -151,11 +153,18 @@ class PositionTables:
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
+        self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
-    def extend(self, num_positions: int) -> None:
-        """Compute the tables for at least the first `num_positions` positions, which `inputs` then takes."""
-        for rotary in self._rotaries.values():
-            rotary.extend(num_positions)
+    def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
+        """Compute the pages of the tables that have these positions [num_tokens], which `inputs` may then take."""
+        pages = positions // PAGE
+        if self._is_computed[pages].all():  # as in most steps
+            return
+        for page in np.unique(pages).tolist():
+            if not self._is_computed[page]:
+                for rotary in self._rotaries.values():
+                    rotary.compute_page(page)
+                self._is_computed[page] = True
 
     def inputs(self, positions: Tensor, adapters: AdapterRows | None = None) -> StepInputs:
         """The inputs at `positions` [num_tokens] int64, with the tokens' adapters."""
@@ -188,7 +197,7 @@ class Decoder:
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self.positions = PositionTables(spec, max_positions, factory)
-        """Extended before `forward` to the step's longest sequence."""
+        """Prepared for the step's positions before `forward`."""
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         last = spec.layers[-1]
         self.layers = [

@@ -45,7 +45,7 @@ class Encoder:
         self._type_table = _table(ends.token_types, ends.hidden_size, factory)
         self._norm = None if ends.norm is None else Norm(ends.norm, factory)
         self._positions = PositionTables(spec, max_positions, factory)
-        self._positions.extend(max_positions)
+        self._positions.prepare(np.arange(max_positions))
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         self._final_norm = Norm(spec.final_norm, factory)

@@ -49,7 +49,7 @@ class MTPHead:
         embedded = self._target.embed(batch.tensor("token_ids"))
         both = (self._embedding_norm(embedded), self._hidden_norm(hidden))
         stream = Stream(self._projection(torch.cat(both, 1)))
-        self._positions.extend(batch.max_seq_len)
+        self._positions.prepare(batch.positions)
         step = self._positions.inputs(batch.tensor("positions"))
         mixed, residual = self._layer.mix_tokens(stream, step, batch, cache)
         assert residual is not None, "the head's layer has a mixer"

@@ -126,7 +126,7 @@ class Layerwise:
         for first in range(0, len(self._hidden), BATCH_TEXTS):
             part = self._hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))
-            self._positions.extend(self._length)
+            self._positions.prepare(batch.positions)
             mixed = layer.mix_tokens(Stream(torch.cat(part)), self._positions.inputs(positions), batch, cache)
             made += torch.split(residual.added(layer.feed_forward(*mixed)), self._length)
         return made

@@ -213,7 +213,7 @@ class EagerForward:
             for group, tables in enumerate(block_tables)
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
-        self._model.positions.extend(batches[0].max_seq_len)
+        self._model.positions.prepare(batches[0].positions)
         token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
         self._adapters.begin_step(plan)
         by_layer, whole = self._cache.by_layer(batches), self._kept is not None
@@ -300,7 +300,7 @@ class RecordedForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
-        self._model.positions.extend(batch.max_seq_len)
+        self._model.positions.prepare(batch.positions)
         self._token_ids.fill(batch.token_ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, one in zip(self._batches, batches, strict=True):
