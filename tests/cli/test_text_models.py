@@ -1,4 +1,4 @@
-"""What `generate` and `chat` cannot use is told before its weights are read, with what to do instead."""
+"""`generate` and `chat` refuse models that they cannot use before the weights are read, and say what to do instead."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Turns between tenants: nobody's many items keep another's waiting."""
+"""Turns between tenants: many items of one do not delay another's."""
 
 from penstock.core.turns import Turns
 

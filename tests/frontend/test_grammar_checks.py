@@ -133,7 +133,7 @@ def test_closing_refuses_the_checks_that_wait():
 
 
 class ToldValidator:
-    """Finds what it is told."""
+    """A validator whose results the test sets."""
 
     def __init__(self):
         self.future = Future()

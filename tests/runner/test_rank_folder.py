@@ -1,4 +1,4 @@
-"""Folders of ranks: a killed engine's is removed, and nobody else's."""
+"""Folders of ranks: only those of killed engines are removed."""
 
 import os
 import tempfile

@@ -91,7 +91,7 @@ def test_a_process_that_does_not_read_is_killed_in_time(run, ask):
         ask(worker, b"a" * 2**20, 1, 0.3)
 
 
-def test_the_end_of_a_child_whose_caller_left_while_sending_is_nobodys_error(run):
+def test_the_end_of_a_child_whose_caller_left_while_sending_logs_no_error(run):
     worker = run(CHANNEL + "import time; time.sleep(1000)")
     told = []
 

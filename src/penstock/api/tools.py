@@ -97,7 +97,7 @@ class Tools:
 
     @classmethod
     def forced(cls, functions: tuple[Function, ...], name: str) -> "Tools":
-        """Tools of which exactly one call, of the function `name`, is required."""
+        """Tools that require exactly one call, of the function `name`."""
         return cls(functions, "required", (name,), parallel=False)
 
     @property

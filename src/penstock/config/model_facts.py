@@ -83,7 +83,7 @@ class Working:
     reference: int
     """Elements with the kernels in plain torch."""
     widest: int
-    """Largest input of a linear map, of which integer kernels make a quantized copy."""
+    """Largest input of a linear map; integer kernels make a quantized copy of it."""
 
 
 @dataclass(frozen=True, slots=True)

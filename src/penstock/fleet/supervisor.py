@@ -305,7 +305,7 @@ async def await_ready(link: Link) -> EngineInfo:
 
 
 async def _receive_ready(link: Link) -> Ready:
-    """Wait for `Ready`; logs what the engine tells of its progress before."""
+    """Wait for `Ready`; logs the `Loading` messages that precede it."""
     while isinstance(message := await link.receive(), Loading):
         read, total = message.num_bytes >> 20, message.total_bytes >> 20
         logger.info("engine process %d has read %d of %d MiB of weights", link.pid, read, total)

@@ -45,7 +45,7 @@ class GrammarChecks:
             # Released when the check ends, not when the caller is cancelled: the worker continues.
             self._validator.submit(structured).add_done_callback(lambda _: loop.call_soon_threadsafe(self._leave))
         found = asyncio.wrap_future(self._validator.submit(structured))
-        # read even if the caller has left by then: asyncio logs errors that nobody has read, with their tracebacks
+        # read even if the caller has left by then: asyncio logs unread errors with their tracebacks
         found.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.shield(found)

@@ -313,7 +313,7 @@ def _publish(file: Path, write: Callable[[Path], object]) -> None:
         draft.touch()
         mode = stat.S_IMODE(draft.stat().st_mode)
         write(draft)
-        draft.chmod(mode)  # as the umask says: safetensors writes files that nobody else can read
+        draft.chmod(mode)  # as the umask says: safetensors makes files that only their owner can read
         with draft.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(draft, file)

@@ -181,7 +181,7 @@ def _neutral(values: tuple[Any, ...]) -> str:
 
 @functools.lru_cache(4096)
 def _close_to(name: str, cls: type[Body]) -> str | None:
-    """The known field of which an unknown name is probably a typo or another spelling (`topK`); never for ids."""
+    """The known field that an unknown name probably misspells (`topK` for `top_k`); None for ids."""
     if re.search(r"_ids?$|Ids?$", name):
         return None
     plain = {_plain(known): known for known in sorted(cls.model_fields.keys() | cls.NOT_OBEYED.keys())}

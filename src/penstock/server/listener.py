@@ -85,7 +85,7 @@ def _bind_unix(path: Path) -> socket.socket:
     _limit_send_buffer(listener)
     try:
         listener.bind(str(path))
-        path.chmod(SOCKET_MODE)  # whatever the umask; nobody can connect yet
+        path.chmod(SOCKET_MODE)  # whatever the umask; it does not listen yet
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on the Unix socket {path}: {error.strerror or error}") from None
@@ -137,7 +137,7 @@ def _lock(path: Path) -> int:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the socket's file if nobody listens on it."""
+    """Remove the socket's file if no process listens on it."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except OSError:

@@ -26,7 +26,7 @@ _THOUSANDS = (r"\p{N}+", r"(?<!\d)\d{1,29}(?=(?>(?:\d{30})+)(?!\d))|\d{30}", r"(
 
 
 def _words(digits: str, letters: str = r"\p{L}", *, ends: str = r"[\r\n]*") -> str:
-    """GPT-4's pattern: words of `letters`, digits, everything else, of which `ends` may follow signs."""
+    """GPT-4's pattern: words of `letters`, digits, and signs, after which `ends` may follow."""
     word = rf"[^\r\n\p{{L}}\p{{N}}]?[{letters}]+"
     return rf"{_CONTRACTIONS}|{word}|{digits}| ?[^\s{letters}\p{{N}}]+{ends}|{_SPACES}"
 

@@ -30,8 +30,8 @@ class Cut:
     """How the work is cut."""
 
     decode_rows: int = 64
-    """Rows of a decode program, of which the query heads of a KV head are used. 64 pads most models' heads, so that
-    decode and prefill use the same matrix instruction of sm_90; 16 takes another, perhaps with other bits."""
+    """Rows of a decode program: the query heads of a KV head, padded. With 64, decode and prefill use the same matrix
+    instruction of sm_90; 16 takes another, perhaps with other bits."""
     prefill_rows: int = 64
     decode_programs: int = 0
     """Programs of the decode kernel for each KV head, which take items in turn; 0: one for each item."""
