@@ -87,8 +87,8 @@ class BodyRoute(APIRoute):
     def _check(self, raw: bytes) -> object:
         """
         Raises:
-            InvalidRequestError: a string in it, outside of its conversation, is not valid Unicode.
-            InvalidRequestError: it has too many lists and objects.
+            InvalidRequestError: it has too many lists and objects, or a string outside of its conversation is not valid
+                Unicode.
             RequestValidationError: it is JSON, but does not match the route's schema.
         """
         assert self.body_field is not None
