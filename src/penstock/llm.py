@@ -460,12 +460,12 @@ class LLM:
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
     """The engine, and the model's tokenizer, which a thread of its own loads beside the weights."""
     model = config.model
-    with startup.starting(config) as imported, ThreadPoolExecutor(1, "tokenizer") as beside:
+    with startup.starting(config) as start, ThreadPoolExecutor(1, "tokenizer") as beside:
         from penstock.engine.build import build
 
-        imported()
+        start.imported()
         tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(model.model, model.revision), chat_template))
-        return build(config), tokenizer
+        return build(config, start), tokenizer
 
 
 def _bar(total: int) -> "tqdm[Any]":
