@@ -55,6 +55,7 @@ from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
 from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
+from penstock.system.start import Start
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
@@ -315,8 +316,11 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
     return head
 
 
-def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
+def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> "Decoder":
     """Load a model with its weights, in the dtype and on the device of `settings`; it computes with `ops`.
+
+    Args:
+        start: what was prepared for loading the model.
 
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or in an unsupported format.
@@ -324,20 +328,21 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decod
     # imported lazily: `engine/startup.py` reads facts before torch is imported, and `penstock simulate` without it
     from penstock.models.decoder import Decoder
 
-    return _load(checkpoint, settings, ops, Decoder)
+    return _load(checkpoint, settings, ops, start or Start(), Decoder)
 
 
-def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> "Encoder":
     """Like `load_model`, for a model that embeds or scores."""
     from penstock.models.encoder import Encoder
 
-    return _load(checkpoint, settings, ops, Encoder)
+    return _load(checkpoint, settings, ops, start or Start(), Encoder)
 
 
 def _load(
     checkpoint: Checkpoint,
     settings: Settings,
     ops: "Ops",
+    start: Start,
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
 ) -> "ModelT":
     from penstock.models.loading.packed_loading import load_through_cache
@@ -352,7 +357,7 @@ def _load(
         keys = ", ".join(checkpoint.unheeded)
         logger.warning("%s: these settings have no effect (docs/model-folders.md has the reasons): %s", file, keys)
     return load_through_cache(
-        checkpoint, settings, ops.collective.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
+        checkpoint, settings, ops, start, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
 
 

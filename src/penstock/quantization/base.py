@@ -21,7 +21,6 @@ from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, 
 from penstock.kernels.lora import LoraTable
 from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
-from penstock.system import reserve
 
 _LARGE_BYTES = 2**16
 """Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""
@@ -422,7 +421,7 @@ class WeightFactory:
         dtype = dtype or self.dtype
         size = math.prod(shape) * dtype.itemsize
         if self.device.type == "cpu" and size >= _LARGE_BYTES:
-            return torch.from_numpy(reserve.zeros(size, for_weights=True)).view(dtype).view(shape)
+            return torch.from_numpy(self.ops.allocator.zeros(size, for_weights=True)).view(dtype).view(shape)
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,7 @@ from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.system.reserve import FIRST_TOKENS
+from penstock.system.allocator import FIRST_TOKENS
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.state_layout import part_elements
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class StateCaches:
     """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
-def new_states(shape: StateShape) -> StateCaches:
+def new_states(shape: StateShape, allocator: Allocator) -> StateCaches:
     """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
     elements = sum(map(part_elements, shape.parts))
     total = shape.num_blocks * shape.num_layers * elements
     if shape.device.type == "cpu":
-        memory = torch.from_numpy(reserve.zeros(4 * total)).view(torch.float32)
+        memory = torch.from_numpy(allocator.zeros(4 * total)).view(torch.float32)
     else:
         memory = torch.zeros(total, dtype=torch.float32, device=shape.device)
     pool = memory.view(shape.num_blocks, shape.num_layers, elements)
