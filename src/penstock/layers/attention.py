@@ -12,7 +12,7 @@ from penstock.config.model_facts import KVSpec, SharedKV, Working
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
 
@@ -140,15 +140,7 @@ class Attention:
         self._all, self._spec, self._ops = spec, spec.shard(factory.ranks.size), factory.ops
         names, hidden = spec.names, spec.hidden_size
         self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        self.output = Linear(
-            (names.output,),
-            spec.query_size,
-            (hidden,),
-            factory,
-            bias=spec.output_bias,
-            gather_input=True,
-            gather_output=True,
-        )
+        self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         own, whole = self._spec, spec.qk_norm_whole
         self._rope = RopeOptions(

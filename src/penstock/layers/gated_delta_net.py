@@ -11,7 +11,7 @@ from penstock.config.model_facts import StateSpec, Working
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece, RowRun
 
@@ -121,16 +121,7 @@ class GatedDeltaNet:
             factory.reorder_rows(names[0], tuple(_by_kind(spec)))
         if spec.together != "none":
             factory.reorder_rows(names[-1], tuple(_by_gate(spec)))
-        self.output = Linear(
-            (spec.output,),
-            values,
-            (spec.hidden_size,),
-            factory,
-            bias=False,
-            gather_input=True,
-            gather_output=True,
-            adaptable=adaptable,
-        )
+        self.output = output_linear(spec.output, values, spec.hidden_size, factory, adaptable=adaptable)
         below = factory.at(spec.prefix)
         self._conv = ConvWeight(below.taps("conv1d", qkv, spec.kernel), None, "silu")
         self._gates = Gates(below.float32("A_log", heads), below.float32("dt_bias", heads))

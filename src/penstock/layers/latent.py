@@ -14,7 +14,7 @@ from penstock.config.model_facts import KVSpec, Working
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import Mixer, StepInputs
 
@@ -144,15 +144,7 @@ class LatentAttention:
         self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias, gather_output=True)
         self._latent_norm = factory.tensor(f"{names.latent_norm}.weight", spec.rank)
         self._heads = HeadMaps(spec, factory)
-        self._output = Linear(
-            (names.output,),
-            spec.num_heads * spec.value_dim,
-            (hidden,),
-            factory,
-            bias=bias,
-            gather_input=True,
-            gather_output=True,
-        )
+        self._output = output_linear(names.output, spec.num_heads * spec.value_dim, hidden, factory, bias=bias)
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         """The attention output over cache entries: [num_tokens, num_heads * width]."""

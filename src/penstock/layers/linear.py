@@ -72,3 +72,26 @@ class Linear:
         update = None if self._lora is None or adapters is None else self._lora.update(x, adapters)
         y = self.weight.linear(x, self.bias, self._dtype, update)
         return y if self._gathered_output is None else self._collective.columns(y, self._gathered_output)
+
+
+def output_linear(
+    name: str,
+    in_size: int,
+    out_size: int,
+    factory: WeightFactory,
+    *,
+    bias: bool = False,
+    gather_input: bool = True,
+    adaptable: bool = True,
+) -> Linear:
+    """The last linear layer of a part: its input is usually sharded by columns, and its output is all-gathered."""
+    return Linear(
+        (name,),
+        in_size,
+        (out_size,),
+        factory,
+        bias=bias,
+        gather_input=gather_input,
+        gather_output=True,
+        adaptable=adaptable,
+    )

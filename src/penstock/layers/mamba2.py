@@ -11,7 +11,7 @@ from penstock.config.state_layout import matrix_state
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates, ScanShape
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece
 
@@ -110,14 +110,8 @@ class Mamba2:
         # each norm group lies on one rank; otherwise all columns are gathered first
         self._norm_all = spec.norm_groups % factory.ranks.size != 0
         self._inner = spec.inner_size
-        self.output = Linear(
-            ("out_proj",),
-            spec.inner_size,
-            (spec.hidden_size,),
-            below,
-            bias=spec.bias,
-            gather_input=not self._norm_all,
-            gather_output=True,
+        self.output = output_linear(
+            "out_proj", spec.inner_size, spec.hidden_size, below, bias=spec.bias, gather_input=not self._norm_all
         )
         bias = below.float32("conv1d.bias", *conv) if spec.conv_bias else None
         self._conv = ConvWeight(below.taps("conv1d", conv, spec.kernel), bias, "silu")

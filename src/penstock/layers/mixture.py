@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation, Routing
 from penstock.config.model_facts import Working
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.mlp import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.norm import Norm
 from penstock.layers.spec import FeedForward, NormSpec
@@ -145,16 +145,7 @@ class Mixture:
             self._narrow = Linear(
                 (names.narrow,), hidden, (spec.latent,), factory, bias=bias, gather_output=True, adaptable=False
             )
-            self._widen = Linear(
-                (names.widen,),
-                spec.latent,
-                (hidden,),
-                factory,
-                bias=bias,
-                gather_input=True,
-                gather_output=True,
-                adaptable=False,
-            )
+            self._widen = output_linear(names.widen, spec.latent, hidden, factory, bias=bias, adaptable=False)
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         routed = x

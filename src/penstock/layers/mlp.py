@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import Working
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ class GatedMLP:
         self.gate_up = Linear(
             spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
         )
-        self.down = Linear(
-            (spec.down,), inner, (hidden,), factory, bias=spec.bias, gather_input=True, gather_output=True
-        )
+        self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         return self.down(self.gate_up(x, adapters), adapters)
@@ -92,9 +90,7 @@ class PlainMLP:
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
-        self.down = Linear(
-            (spec.down,), inner, (hidden,), factory, bias=spec.bias, gather_input=True, gather_output=True
-        )
+        self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         return self.down(self.up(x, adapters), adapters)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import Working
 from penstock.layers.embedding import OwnLookup
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import PerLayerInput
 from penstock.quantization.rows import Piece
 
@@ -103,16 +103,7 @@ class GatedPerLayerInput:
 
     def __init__(self, spec: GatedPerLayerInputSpec, factory: WeightFactory) -> None:
         self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False, adaptable=False)
-        self._projection = Linear(
-            (spec.projection,),
-            spec.size,
-            (spec.hidden_size,),
-            factory,
-            bias=False,
-            gather_input=True,
-            gather_output=True,
-            adaptable=False,
-        )
+        self._projection = output_linear(spec.projection, spec.size, spec.hidden_size, factory, adaptable=False)
         self._first = spec.first + factory.ranks.own(spec.size).start
         self._spec, self._ops = spec, factory.ops
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.config.model_facts import StateSpec, Working
 from penstock.kernels.recurrent import ConvColumns, ConvWeight
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece
 
@@ -69,9 +69,7 @@ class ShortConv:
     def __init__(self, spec: ShortConvSpec, factory: WeightFactory) -> None:
         hidden = spec.hidden_size
         self._input = Linear((spec.input,), hidden, (hidden,) * 3, factory, bias=spec.bias)
-        self.output = Linear(
-            (spec.output,), hidden, (hidden,), factory, bias=spec.bias, gather_input=True, gather_output=True
-        )
+        self.output = output_linear(spec.output, hidden, hidden, factory, bias=spec.bias)
         bias = factory.float32(f"{spec.conv}.bias", hidden) if spec.bias else None
         self._weight = ConvWeight(factory.taps(spec.conv, (Piece(hidden),), spec.kernel), bias, None)
         own = len(factory.ranks.own(hidden))

@@ -39,6 +39,10 @@ class SubLayer(Generic[PartT]):
         """The norms of the sub-layer."""
         yield from (norm for norm in (self.norm, self.norm_after, self.norm_of_sum) if norm is not None)
 
+    def shard(self, tp_size: int) -> "SubLayer[PartT]":
+        """The sub-layer with one rank's shard of its part."""
+        return replace(self, part=self.part.shard(tp_size))
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -65,14 +69,12 @@ class LayerSpec:
 
     def shard(self, tp_size: int) -> "LayerSpec":
         """The spec of one rank's shard of the layer."""
-        mixer, feed_forward, per_layer = self.mixer, self.feed_forward, self.per_layer
-        if mixer is not None:
-            mixer = replace(mixer, part=mixer.part.shard(tp_size))
-        if feed_forward is not None:
-            feed_forward = replace(feed_forward, part=feed_forward.part.shard(tp_size))
-        if per_layer is not None:
-            per_layer = replace(per_layer, part=per_layer.part.shard(tp_size))
-        return replace(self, mixer=mixer, feed_forward=feed_forward, per_layer=per_layer)
+        return replace(
+            self,
+            mixer=self.mixer and self.mixer.shard(tp_size),
+            feed_forward=self.feed_forward and self.feed_forward.shard(tp_size),
+            per_layer=self.per_layer and self.per_layer.shard(tp_size),
+        )
 
     @property
     def facts(self) -> LayerFacts:
