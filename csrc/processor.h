@@ -1,4 +1,4 @@
-// The instruction sets of this machine.
+// The instruction sets of this machine. PENSTOCK_PROCESSOR_SETS lists those of its kind of processor.
 #pragma once
 
 #if defined(__x86_64__)
@@ -55,6 +55,7 @@ private:
 
     uint32_t base_ = 0, saved_ = 0, extended_b_ = 0, extended_c_ = 0, extended_d_ = 0, more_ = 0;
 };
+#define PENSTOCK_PROCESSOR_SETS(SET) SET(generic) SET(avx2) SET(avx512) SET(avx512_vnni) SET(avx512_bf16) SET(amx)
 
 #elif defined(__aarch64__)
 
@@ -82,6 +83,7 @@ private:
     const bool dotprod_ = false, i8mm_ = false, bf16_ = false;
 #endif
 };
+#define PENSTOCK_PROCESSOR_SETS(SET) SET(neon) SET(neon_dotprod) SET(neon_bf16)
 
 #else
 
@@ -89,6 +91,7 @@ class Processor {
 public:
     bool generic() const { return true; }
 };
+#define PENSTOCK_PROCESSOR_SETS(SET) SET(generic)
 
 #endif
 

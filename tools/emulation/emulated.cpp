@@ -80,15 +80,13 @@ void write_back() {
 int64_t call(void* library, const Request& request) {
     using Function = int64_t (*)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
     const int64_t(&a)[kMostArguments] = request.arguments;
-    if (std::strcmp(request.name, "choose") == 0) {
-        const auto choose = reinterpret_cast<const char* (*)(const char*)>(dlsym(library, "penstock_choose"));
-        const char* chosen = choose(reinterpret_cast<const char*>(a[0]));
-        if (chosen) std::strcpy(reinterpret_cast<char*>(a[1]), chosen);
-        return chosen != nullptr;
-    }
     const auto function = reinterpret_cast<Function>(dlsym(library, request.name));
     if (!function) _exit(2);
-    return function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]);
+    const int64_t result = function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]);
+    for (const char* name : {"penstock_headers", "penstock_choose", "penstock_built"})
+        if (result && std::strcmp(request.name, name) == 0)  // a text, to copy to where the caller wants it
+            std::strcpy(reinterpret_cast<char*>(a[1]), reinterpret_cast<const char*>(result));
+    return result;
 }
 
 }  // namespace

@@ -111,13 +111,16 @@ FORWARD(penstock_topk_logprobs)
 FORWARD(penstock_apply_bitmask)
 FORWARD(penstock_penalize)
 
-// Texts are in the emulated process's memory: this process has its own.
-EXPORT const char* penstock_headers() { return PENSTOCK_HEADERS; }
-
+// Texts are in the emulated process's memory: it copies them to this one's.
+EXPORT const char* penstock_headers() {
+    static char text[256];
+    return call("penstock_headers", {0, reinterpret_cast<int64_t>(text)}) ? text : nullptr;
+}
 EXPORT const char* penstock_choose(const char* name) {
-    static std::string chosen;
-    char text[64] = {};
-    const int64_t found = call("choose", {reinterpret_cast<int64_t>(name), reinterpret_cast<int64_t>(text)});
-    chosen = text;
-    return found ? chosen.c_str() : nullptr;
+    static char text[256];
+    return call("penstock_choose", {reinterpret_cast<int64_t>(name), reinterpret_cast<int64_t>(text)}) ? text : nullptr;
+}
+EXPORT const char* penstock_built(int64_t index) {
+    static char text[256];
+    return call("penstock_built", {index, reinterpret_cast<int64_t>(text)}) ? text : nullptr;
 }

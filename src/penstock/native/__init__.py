@@ -9,6 +9,7 @@ The library shares torch's OpenMP runtime and its threads, so `torch.set_num_thr
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -25,12 +26,14 @@ from penstock.native.structs import HEADERS, Segment
 log = logging.getLogger(__name__)
 
 INSTRUCTION_SETS = (
-    *("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
-    *("neon", "neon_dotprod", "neon_bf16"),  # of ARM
+    ("neon", "neon_dotprod", "neon_bf16")
+    if platform.machine() in ("aarch64", "arm64")
+    else ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 )
 LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
+_ALL_SETS = "pip install -C cmake.define.PENSTOCK_SETS=all builds all"
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -57,8 +60,14 @@ class Library:
         """Whether the kernels multiply in bfloat16, which requires a different weight layout."""
         return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated", "neon_bf16")
 
+    @property
+    def built(self) -> list[str]:
+        """The instruction sets that it was built with."""
+        name_at = self.function("penstock_built", "l", ctypes.c_char_p)
+        return [name.decode() for name in itertools.takewhile(bool, map(name_at, itertools.count()))]
+
     def choose(self, wanted: str) -> bool:
-        """Select an instruction set, or the best one if `wanted` is empty; False if this machine lacks it."""
+        """Select an instruction set, or the best one if `wanted` is empty; False if the library or machine lacks it."""
         chosen = self.function("penstock_choose", "s", restype=ctypes.c_char_p)(wanted.encode())
         if chosen is not None:
             self.instruction_set = chosen.decode()
@@ -109,7 +118,8 @@ def library() -> Library | None:
     PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
-        ConfigError: PENSTOCK_ISA names an instruction set that this machine lacks, or PENSTOCK_LIBRARY no library.
+        ConfigError: PENSTOCK_ISA names an instruction set that the library or the machine lacks, or PENSTOCK_LIBRARY no
+            library.
         NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
@@ -127,10 +137,10 @@ def library() -> Library | None:
         return found
     if wanted:
         names = ", ".join([*filter(found.choose, INSTRUCTION_SETS), "reference"])
-        raise ConfigError(
-            f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from {names}"
-        )
-    _warn_of_reference("the native ones were built for other processors: reinstall Penstock on this one")
+        is_missing = wanted in INSTRUCTION_SETS and wanted not in found.built
+        reason = f"the library was built without it ({_ALL_SETS})" if is_missing else "this machine does not have it"
+        raise ConfigError(f"PENSTOCK_ISA={wanted}: {reason}; leave it unset, or choose from {names}")
+    _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
 
 
