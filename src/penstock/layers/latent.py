@@ -5,7 +5,9 @@ cache entry         [rotated key | latent], one per token for all heads         
 output of a head    the latent columns of the attention output times the head's value part of `kv_b_proj`
 """
 
-import torch
+from typing import Any
+
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionOptions, RopeOptions
@@ -38,12 +40,12 @@ class HeadMaps:
         self._load_into = factory.load_into
         factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
-    def _fill(self, whole: Tensor) -> None:
+    def _fill(self, whole: NDArray[Any]) -> None:
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
-        heads = torch.split(whole, self._each)
+        heads = whole.reshape(-1, self._each, whole.shape[1])
         for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
-            self._load_into(keys, heads[head][: self._key_dim].T.contiguous())
-            self._load_into(values, heads[head][self._key_dim :])
+            self._load_into(keys, heads[head, : self._key_dim].T)
+            self._load_into(values, heads[head, self._key_dim :])
 
 
 class LatentAttention:

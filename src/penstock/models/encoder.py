@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
+from penstock.kernels.memory import Store
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, TokenScoreHead
 from penstock.layers.linear import Linear
@@ -145,14 +147,14 @@ def _activated(x: Tensor, activation: HeadActivation) -> Tensor:
 class _SomeRows:
     """A parameter that loads a few rows of a large checkpoint tensor."""
 
-    def __init__(self, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
+    def __init__(self, store: Store, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._target, self._rows = target, rows
+        self._store, self._target, self._rows = store, target, rows
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, row in enumerate(self._rows):
             if first <= row < first + len(rows):
-                self._target[place].copy_(rows[row - first])
+                self._store(self._target, place, rows[row - first : row - first + 1])
 
 
 class _TokenScoreHead:
@@ -165,7 +167,7 @@ class _TokenScoreHead:
         if spec.output is not None:
             shape = (embedding.vocab_size, ends.hidden_size)
             self._rows = factory.empty(len(tokens), ends.hidden_size)
-            factory.add_parameter(spec.output, _SomeRows(self._rows, tokens, shape))
+            factory.add_parameter(spec.output, _SomeRows(factory.ops.store, self._rows, tokens, shape))
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = (self._embedding(self._ids) if self._rows is None else self._rows).float()

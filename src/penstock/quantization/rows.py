@@ -1,9 +1,9 @@
 """Selects and reorders rows of checkpoint tensors on loading, such as the shard of a rank."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
+from numpy.typing import NDArray
 
 from penstock.config.ranks import Ranks
 from penstock.config.weight_formats import WeightFormat
@@ -76,7 +76,7 @@ class PickedRows:
         self.shape: tuple[int, ...] = (rows if count is None else count, *rest)
         self._parameter, self._runs = parameter, runs
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, part in _met(self._runs, first, len(rows)):
             self._parameter.load(place, rows[part])
 
@@ -88,7 +88,7 @@ class Fillable(Protocol):
     columns: int
     format: WeightFormat
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         """See `Weight.load`."""
         ...
 
@@ -104,7 +104,7 @@ class OwnRows:
         self.rows, self.columns, self.format = given.num_rows, weight.columns, weight.format
         self._weight, self._first, self._runs = weight, first, given.runs
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         count = len(rows.values) if isinstance(rows, Quantized) else len(rows)
         for place, part in _met(self._runs, first, count):
             self._weight.load(self._first + place, rows[part])
