@@ -4,6 +4,7 @@
 // each process, as the engine's step loop is; each calling thread has scratch memory of its own.
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 #include "ops.h"
@@ -217,6 +218,11 @@ EXPORT const char* penstock_choose(const char* name) {
         }
     }
     return nullptr;
+}
+
+// Name of the instruction set at `index` among those that are built, best first; null: there are fewer.
+EXPORT const char* penstock_built(int64_t index) {
+    return index < static_cast<int64_t>(std::size(kSets)) ? kSets[index].name : nullptr;
 }
 
 // Prefault the bytes `from` to `to` of `memory`, on all threads. Their content is kept.

@@ -33,5 +33,5 @@ class LosingRunner(TorchRunner):
         return super().execute(plan)
 
 
-def build_losing_engine(config: EngineConfig, start: Start) -> EngineCore:
+def build_losing_engine(config: EngineConfig, start: Start | None = None) -> EngineCore:
     return build_engine(config, make_runner=LosingRunner, start=start)

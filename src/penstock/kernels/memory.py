@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.config.model_facts import DType
 from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, Weight
@@ -44,7 +43,7 @@ class NewTensor(Protocol):
     """Allocates a tensor, without content unless `packed` has it in this shape and dtype: then in that memory."""
 
     def __call__(
-        self, shape: tuple[int, ...], dtype: torch.dtype | DType, device: torch.device, packed: Packed | None = None
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, packed: Packed | None = None
     ) -> ModelTensor: ...
 
 
@@ -59,14 +58,13 @@ class Store(Protocol):
 
 def new_tensor(
     shape: tuple[int, ...],
-    dtype: torch.dtype | DType,
+    dtype: torch.dtype,
     device: torch.device,
     packed: Packed | None = None,
     *,
     allocator: Allocator,
 ) -> ModelTensor:
     """See `NewTensor`."""
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     mapped = None if packed is None else _unpacked(packed, shape, dtype)
     if mapped is not None:
         return ModelTensor(mapped, is_filled=True)
@@ -75,6 +73,17 @@ def new_tensor(
         memory = torch.from_numpy(allocator.zeros(size, for_weights=True))
         return ModelTensor(memory.view(dtype).view(shape))
     return ModelTensor(torch.empty(shape, dtype=dtype, device=device))
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype with this name, which numpy, `ml_dtypes` and torch share."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def constant(values: NDArray[Any], dtype: torch.dtype | None, device: torch.device) -> Tensor:
+    """A tensor with these values; `dtype` None: of theirs."""
+    return tensor_of(values).to(device, dtype)
 
 
 def store(target: Weight | Tensor, first: int, rows: NDArray[Any] | Quantized) -> None:

@@ -45,7 +45,7 @@ from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.lora import NewLora
 from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.lora.reference import ReferenceLora
-from penstock.kernels.memory import NewTensor, Store, new_tensor, store
+from penstock.kernels.memory import NewTensor, Store, constant, dtype_of, new_tensor, store
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.ranks import Alone, Collective
@@ -57,6 +57,7 @@ from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
 from penstock.native import Library
+from penstock.native.program import empty_rows
 from penstock.system.allocator import Allocator
 
 
@@ -125,6 +126,9 @@ class Ops:
     scale: Callable[[Tensor, float], Tensor]
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
 
+    empty_rows: Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
+    """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
+
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
     argmax: Callable[[Tensor], Tensor]
     """(logits) -> [rows] int64: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
@@ -141,8 +145,12 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """Lays a step's plan out as the columns of a `Batch`."""
+    dtype: Callable[[str], torch.dtype]
+    """(name, as numpy has it) -> the dtype of tensors."""
     new_tensor: NewTensor
     """Allocates a tensor of the model."""
+    constant: Callable[[NDArray[Any], torch.dtype | None, torch.device], Tensor]
+    """(values, dtype, device) -> a tensor with these values; None: of their dtype."""
     store: Store
     """Stores rows of a checkpoint, which are numpy arrays, in a weight or a tensor."""
     quantize: Callable[[NDArray[Any], WeightFormat], Quantized | None]
@@ -205,13 +213,16 @@ def reference_ops(
         gather=gather,
         copy_columns=copy_columns,
         scale=scale,
+        empty_rows=empty_rows,
         argmax=argmax,
         sample=sample,
         topk_logprobs=topk_logprobs,
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
+        dtype=dtype_of,
         new_tensor=partial(new_tensor, allocator=allocator),
+        constant=constant,
         store=store,
         quantize=quantize,
         collective=collective,

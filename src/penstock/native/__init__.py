@@ -9,6 +9,7 @@ The library shares torch's OpenMP runtime and its threads, so `torch.set_num_thr
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -31,6 +32,7 @@ INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
+_ALL_SETS = "pip install -C cmake.define.PENSTOCK_SETS=all builds all"
 _DTYPES: dict[torch.dtype | np.dtype[Any], int] = {
     torch.float32: 0,
     torch.bfloat16: 1,
@@ -64,8 +66,14 @@ class Library:
         """Whether the kernels multiply in bfloat16, which requires a different weight layout."""
         return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
 
+    @property
+    def built(self) -> list[str]:
+        """The instruction sets that it was built with."""
+        name_at = self.function("penstock_built", "l", ctypes.c_char_p)
+        return [name.decode() for name in itertools.takewhile(bool, map(name_at, itertools.count()))]
+
     def choose(self, wanted: str) -> bool:
-        """Select an instruction set, or the best one if `wanted` is empty; False if this machine lacks it."""
+        """Select an instruction set, or the best one if `wanted` is empty; False if the library or machine lacks it."""
         chosen = self.function("penstock_choose", "s", restype=ctypes.c_char_p)(wanted.encode())
         if chosen is not None:
             self.instruction_set = chosen.decode()
@@ -116,7 +124,8 @@ def library() -> Library | None:
     PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
-        ConfigError: PENSTOCK_ISA names an instruction set that this machine lacks, or PENSTOCK_LIBRARY no library.
+        ConfigError: PENSTOCK_ISA names an instruction set that the library or the machine lacks, or PENSTOCK_LIBRARY no
+            library.
         NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
@@ -134,10 +143,13 @@ def library() -> Library | None:
         return found
     if wanted:
         names = ", ".join([*filter(found.choose, INSTRUCTION_SETS), "reference"])
-        raise ConfigError(
-            f"PENSTOCK_ISA={wanted}: this machine does not have it; leave it unset, or choose from {names}"
-        )
-    _warn_of_reference("the native ones need AVX2, which this processor has not")
+        is_missing = wanted in INSTRUCTION_SETS and wanted not in found.built
+        reason = f"the library was built without it ({_ALL_SETS})" if is_missing else "this machine does not have it"
+        raise ConfigError(f"PENSTOCK_ISA={wanted}: {reason}; leave it unset, or choose from {names}")
+    if "avx2" in found.built:
+        _warn_of_reference("the native ones need AVX2, which this processor has not")
+    else:
+        _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
 
 

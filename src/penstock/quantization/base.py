@@ -1,5 +1,7 @@
 """Allocates a model's weights, and maps the checkpoint's tensors to them."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.feed_forward import Activation
-from penstock.config.model_facts import DType
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.kernels.lora import LoraTable
-from penstock.kernels.memory import ModelTensor, Store
-from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
 
 if TYPE_CHECKING:  # what computes may be torch; what is loaded is numpy
     import torch
     from torch import Tensor
+
+    from penstock.kernels.memory import ModelTensor, Store
+    from penstock.kernels.ops import Ops
 
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
@@ -47,7 +49,7 @@ class Parameter(Protocol):
 class TensorParameter:
     """A tensor that is converted to the target's dtype, optionally scaled by `factor` and shifted by `offset`."""
 
-    def __init__(self, store: Store, target: "Tensor", offset: float = 0.0, factor: float = 1.0) -> None:
+    def __init__(self, store: Store, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
         self._store, self._target, self._offset, self._factor = store, target, offset, factor
 
@@ -60,7 +62,7 @@ class TensorParameter:
 class TapsParameter:
     """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
-    def __init__(self, store: Store, target: "Tensor") -> None:
+    def __init__(self, store: Store, target: Tensor) -> None:
         """`target` [kernel, channels]."""
         kernel, channels = target.shape
         self.shape: tuple[int, ...] = (channels, 1, kernel)
@@ -167,11 +169,11 @@ class WeightFactory:
         self,
         method: Method,
         ops: Ops,
-        dtype: "torch.dtype",
-        device: "torch.device",
+        dtype: torch.dtype,
+        device: torch.device,
         lookup: Callable[[str], Packed | None] = lambda name: None,
         *,
-        stored: "torch.dtype | None" = None,
+        stored: torch.dtype | None = None,
         takes_adapters: bool = False,
     ) -> None:
         """
@@ -181,6 +183,8 @@ class WeightFactory:
             lookup: returns the packed form of a name in `made` from the cache of packed weights; None on a miss.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
+        self._float32 = ops.dtype("float32")
+        self.logits_dtype = self._float32  # of the output projection's results, and of a router's
         self._stored = stored
         self.ranks = ops.collective.ranks
         self.parameters: dict[str, Parameter] = {}
@@ -197,7 +201,7 @@ class WeightFactory:
         self._above = ""
         self._precise_bits: int | None = None
 
-    def precise(self, *, least_bits: int = 0) -> "WeightFactory":
+    def precise(self, *, least_bits: int = 0) -> WeightFactory:
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
         For weights of fewer than `least_bits` bits, activations keep 8 bits, in groups of `ACTIVATION_GROUP` columns.
@@ -210,7 +214,7 @@ class WeightFactory:
     def _is_precise(self, format: WeightFormat) -> bool:
         return self._precise_bits is not None and format.bits >= self._precise_bits
 
-    def at(self, name: str) -> "WeightFactory":
+    def at(self, name: str) -> WeightFactory:
         """A copy of this factory whose names have the prefix `name`."""
         below = copy.copy(self)
         below._above = f"{self._above}{name}."
@@ -339,29 +343,29 @@ class WeightFactory:
         self,
         names: tuple[str, ...],
         sizes: tuple[int, ...],
-        dtype: "torch.dtype",
+        dtype: torch.dtype,
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
-    ) -> "Tensor":
+    ) -> Tensor:
         """Allocate the concatenated biases of linear layers; names and sizes as in `linear`."""
         maps = self._named(names, sizes, pieces, whole)
         made = self.empty(sum(rows.kept for rows in maps), dtype=dtype)
         self._fill_bias(maps, made)
         return made
 
-    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: "Tensor") -> None:
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
         """Load the biases of these linear layers into `bias`, concatenated."""
         self._fill_bias(self._named(names, sizes), bias)
 
-    def _fill_bias(self, maps: Sequence[MapRows], bias: "Tensor") -> None:
+    def _fill_bias(self, maps: Sequence[MapRows], bias: Tensor) -> None:
         first = 0
         for rows in maps:
             target = TensorParameter(self.ops.store, bias[first : first + rows.kept])
             self.parameters[f"{rows.name}.bias"] = self._of_rows(target, rows)
             first += rows.kept
 
-    def embedding(self, name: str, rows: int, columns: int) -> "Callable[[Tensor], Tensor]":
+    def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
         """Allocate an embedding table; returns its lookup: row_ids [n] int64 -> [n, columns].
 
         The ids index this rank's rows.
@@ -375,11 +379,11 @@ class WeightFactory:
         self,
         name: str,
         *shape: int,
-        dtype: "torch.dtype | DType | None" = None,
+        dtype: torch.dtype | None = None,
         offset: float = 0.0,
         factor: float = 1.0,
         pieces: tuple[Piece, ...] | None = None,
-    ) -> "Tensor":
+    ) -> Tensor:
         """Allocate the checkpoint tensor `name`, filled on a cache hit.
 
         Args:
@@ -393,27 +397,36 @@ class WeightFactory:
         self.parameters[rows.name] = self._of_rows(TensorParameter(self.ops.store, made, offset, factor), rows)
         return made
 
-    def norm(self, name: str, size: int, offset: float = 0.0) -> "Tensor":
+    def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
         """Allocate the weight of a norm: in float32 if it has an offset, which would lose low bits in 16 bits."""
-        return self.tensor(f"{name}.weight", size, dtype="float32" if offset else None, offset=offset)
+        return self.tensor(f"{name}.weight", size, dtype=self._float32 if offset else None, offset=offset)
 
-    def float32(self, name: str, *pieces: Piece | int) -> "Tensor":
-        """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens."""
+    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> Tensor:
+        """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens.
+
+        Args:
+            factor: as in `tensor`.
+        """
         divided = tuple(piece if isinstance(piece, Piece) else Piece(piece) for piece in pieces)
-        return self.tensor(name, sum(piece.rows for piece in divided), dtype="float32", pieces=divided)
+        total = sum(piece.rows for piece in divided)
+        return self.tensor(name, total, dtype=self._float32, factor=factor, pieces=divided)
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> "Tensor":
+    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
         rows = self._rows(f"{name}.weight", pieces)
-        made = self._tensor(f"{name}.weight", (kernel, rows.kept), "float32")
+        made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
         self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made), rows)
         return made
 
-    def empty(self, *shape: int, dtype: "torch.dtype | None" = None) -> "Tensor":
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a tensor on the factory's device that no checkpoint tensor fills; `dtype` defaults to its dtype."""
         return self.ops.new_tensor(shape, dtype or self.dtype, self.device).tensor
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: "torch.dtype | DType") -> "Tensor":
+    def constant(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
+        return self.ops.constant(values, dtype, self.device)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate the tensor of the parameter `name`, filled on a cache hit."""
         full = f"{self._above}{name}"
         made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(full))
