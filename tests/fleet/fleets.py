@@ -20,7 +20,7 @@ PREFILL, DECODE = (
 def dispatcher(*capacities, router="least-loaded", policy="fair"):
     made = Dispatcher(ROUTERS[router](), policy)
     for number, capacity in enumerate(capacities):
-        made.add_place(number, capacity)
+        made.add_replica(number, capacity)
     return made
 
 
@@ -38,7 +38,7 @@ def token(name):
     return SequenceOutput(name, 0, [1], first_scheduled=0.0)
 
 
-def prove(fleet, place, *names):
+def prove(fleet, replica, *names):
     for step in (1, 2):
         for name in names:
-            assert fleet.record_output(place, token(name), step)
+            assert fleet.record_output(replica, token(name), step)

@@ -114,7 +114,7 @@ def test_a_lost_machine_makes_suspects_that_need_not_be_alone_but_counts():
     assert blame.died(None, fault=False, lost=True) == "a"
 
 
-def test_a_suspect_takes_its_case_to_another_place():
+def test_a_suspect_takes_its_case_to_another_replica():
     blame, other = handed_over("a", "poison", proven=["a"]), handed_over("b")
     assert blame.died([0, 1], fault=True) is None
     assert blame.remove_request("a") is None, "it is no suspect"
@@ -154,14 +154,14 @@ class EngineThatDies(RuleBasedStateMachine):
         self.left = {}  # tokens to go, of each live request
         self.deadly = {}  # at how many to go it kills
         self.engine = []  # in the order of being handed over, as a list of [request, steps in this engine]
-        self.places = {}
+        self.indices = {}
         self.steps = self.names = self.deaths = 0
         self.convicted = set()
         self.outside = False
 
     def hand_over(self):
         for request_id in self.blame.due():
-            self.places[request_id] = len(self.places)
+            self.indices[request_id] = len(self.indices)
             self.engine.append([request_id, 0])
 
     def run_step(self):
@@ -169,7 +169,7 @@ class EngineThatDies(RuleBasedStateMachine):
         batch = self.engine[: self.SLOTS]
         for request_id, _ in batch:
             if self.deadly[request_id] == self.left[request_id]:
-                self.die([self.places[one] for one, _ in batch], fault=True)
+                self.die([self.indices[one] for one, _ in batch], fault=True)
                 return
         for entry in batch:
             entry[1] += 1
@@ -181,7 +181,7 @@ class EngineThatDies(RuleBasedStateMachine):
 
     def die(self, request_indices, fault):
         convict = self.blame.died(request_indices, fault=fault)
-        self.engine, self.places, self.steps = [], {}, 0
+        self.engine, self.indices, self.steps = [], {}, 0
         self.deaths += 1
         if convict is not None:
             assert self.outside or self.deadly[convict] == self.left[convict], "an innocent is convicted"
@@ -212,7 +212,9 @@ class EngineThatDies(RuleBasedStateMachine):
     @rule(in_step=st.booleans())
     def kill(self, in_step):
         self.outside = True
-        self.die([self.places[one] for one, _ in self.engine[: self.SLOTS]] if in_step and self.engine else None, False)
+        self.die(
+            [self.indices[one] for one, _ in self.engine[: self.SLOTS]] if in_step and self.engine else None, False
+        )
 
     @precondition(lambda self: self.left)
     @rule(data=st.data())

@@ -303,7 +303,7 @@ def test_an_idle_engine_is_not_blamed_for_a_delay_of_the_event_loop(tmp_path, mo
 def test_an_engine_in_the_step_of_an_aborted_request_may_take_as_long_as_any_step(tmp_path):
     async def talk(engine):
         aborted = open_one(engine, HANG)
-        await until(lambda: engine.fleet.places[0].supervisor._link.in_flight.num_tokens())
+        await until(lambda: engine.fleet.replicas[0].supervisor._link.in_flight.num_tokens())
         aborted.abort()
         assert await engine.trouble() is None
         assert "does not answer" in await engine.trouble()

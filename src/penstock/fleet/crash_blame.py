@@ -13,7 +13,7 @@ itself. So when the engine dies again, at most one request is under suspicion, a
 handed over first to the next engine, and runs alone there until it is proven: it is convicted only by a death that no
 other request can have caused.
 
-Losing the engine's machine gives no such mark, but is counted. A suspect may be moved to the engines of another place
+Losing the engine's machine gives no such mark, but is counted. A suspect may be moved to the engines of another replica
 with its case, and is tried there in the same way.
 """
 
@@ -68,13 +68,13 @@ class CrashBlame:
         return request_id in self._engine
 
     def add_request(self, request_id: str, case: Case | None = None) -> None:
-        """Add an accepted request, or a suspect from another place with its case."""
+        """Add an accepted request, or a suspect from another replica with its case."""
         assert request_id not in self._waiting, f"request id {request_id!r} waits already"
         assert request_id not in self._engine, f"request id {request_id!r} is in the engine"
         self._waiting[request_id] = case or Case()
 
     def remove_request(self, request_id: str) -> Case | None:
-        """Remove a request that ended or moves to another place; returns its case, if it is a suspect."""
+        """Remove a request that ended or moves to another replica; returns its case, if it is a suspect."""
         case = self._waiting.pop(request_id, None)
         if request_id in self._engine:
             case = self._engine.pop(request_id)

@@ -1,14 +1,14 @@
 """The queue of a fleet: which request is handed over next, and what moves when an engine dies or drains.
 
-    add_request ──> queue ──due──> at a place ──record_output──> ... remove_request
+    add_request ──> queue ──due──> at a replica ──record_output──> ... remove_request
                       ▲                │
                       └─ died, drained ┘
 
-A place is an engine and its successors; `placement.py` chooses it. When an engine dies, all its requests are queued
-again but the suspects, which wait for the place's next engine, unless that takes too long (`release`).
+A replica is an engine and its successors; `placement.py` chooses it. When an engine dies, all its requests are queued
+again but the suspects, which wait for the replica's next engine, unless that takes too long (`release`).
 
-With one place all requests go to it at once, and its engine's queue is the queue. With several they wait here until an
-engine could soon run them. Engines with the same arithmetic (`Capacity.arithmetic`) continue each other's requests.
+With one replica all requests go to it at once, and its engine's queue is the queue. With several they wait here until
+an engine could soon run them. Engines with the same arithmetic (`Capacity.arithmetic`) continue each other's requests.
 Pure: no I/O and no clock.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from penstock.api.request import BlockSource, Request, SequenceOutput
 from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
 from penstock.fleet.crash_blame import CrashBlame
-from penstock.fleet.placement import Capacity, FleetRequest, Placement, PlaceStatus
-from penstock.fleet.router import PlaceLoad, Router
+from penstock.fleet.placement import Capacity, FleetRequest, Placement, ReplicaStatus
+from penstock.fleet.router import ReplicaLoad, Router
 
 
 class Dispatcher:
@@ -31,7 +31,7 @@ class Dispatcher:
             policy: of the queue, as the engine's: fair, fcfs or priority.
         """
         self._placement = Placement(router)
-        self._places = self._placement.places
+        self._replicas = self._placement.replicas
         self._policy = policy
         self._requests: dict[str, FleetRequest] = {}
         self._queue = _Queue()
@@ -40,27 +40,27 @@ class Dispatcher:
         self._begun: dict[
             int, dict[str, None]
         ] = {}  # by prefill engine: had an output since `take_leaving` was last called
-        self._touched: set[int] = set()  # places with requests to hand over, or with a suspect on trial
-        self._overdue: set[int] = set()  # places whose next engine takes long
+        self._touched: set[int] = set()  # replicas with requests to hand over, or with a suspect on trial
+        self._overdue: set[int] = set()  # replicas whose next engine takes long
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def num_queued(self) -> int:
-        """Requests that are at no place."""
+        """Requests that are at no replica."""
         return len(self._queue)
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of all requests, queued or at a place."""
+        """Sequences of all requests, queued or at a replica."""
         return sum(entry.num_sequences for entry in self._requests.values())
 
     @property
     def is_behind(self) -> bool:
-        """Whether requests wait for an engine: in the queue or, with a single place, for prompts before theirs."""
-        if len(self._places) != 1:
+        """Whether requests wait for an engine: in the queue or, with a single replica, for prompts before theirs."""
+        if len(self._replicas) != 1:
             return len(self._queue) > 0
-        (only,) = self._places.values()
+        (only,) = self._replicas.values()
         return only.has_backlog
 
     @property
@@ -68,23 +68,23 @@ class Dispatcher:
         """Whether `due` may yield a request."""
         return len(self._queue) > 0 or any(self._blame[number].num_waiting for number in self._touched)
 
-    def num_in_engine(self, place: int) -> int:
-        """Requests that the place's engine has now."""
-        return self._blame[place].num_in_engine
+    def num_in_engine(self, replica: int) -> int:
+        """Requests that the replica's engine has now."""
+        return self._blame[replica].num_in_engine
 
-    def num_at(self, place: int) -> int:
-        """Requests that are at the place, in its engine or waiting for the next one."""
-        return self.num_in_engine(place) + self._blame[place].num_waiting
+    def num_at(self, replica: int) -> int:
+        """Requests that are at the replica, in its engine or waiting for the next one."""
+        return self.num_in_engine(replica) + self._blame[replica].num_waiting
 
-    def place_of(self, request_id: str) -> int | None:
-        """The place of a request; None if it is queued or unknown."""
+    def replica_of(self, request_id: str) -> int | None:
+        """The replica of a request; None if it is queued or unknown."""
         entry = self._requests.get(request_id)
-        return None if entry is None else entry.place
+        return None if entry is None else entry.replica
 
     def is_in_engine(self, request_id: str) -> bool:
-        """Whether an engine has the request: it is neither queued nor waiting at its place for the next engine."""
-        place = self.place_of(request_id)
-        return place is not None and self._blame[place].has_handed_over(request_id)
+        """Whether an engine has the request: it is neither queued nor waiting at its replica for the next engine."""
+        replica = self.replica_of(request_id)
+        return replica is not None and self._blame[replica].has_handed_over(request_id)
 
     def has_begun(self, request_id: str) -> bool:
         """Whether a request has had outputs."""
@@ -95,8 +95,8 @@ class Dispatcher:
         return self._requests[request_id].arithmetic
 
     def has_arithmetic(self, arithmetic: str) -> bool:
-        """Whether any place has this arithmetic."""
-        return any(place.capacity.arithmetic == arithmetic for place in self._places.values())
+        """Whether any replica has this arithmetic."""
+        return any(replica.capacity.arithmetic == arithmetic for replica in self._replicas.values())
 
     def add_request(self, request: Request, arithmetic: str | None = None) -> None:
         """Queue an accepted request.
@@ -116,69 +116,74 @@ class Dispatcher:
         """Forget a request that has ended, for any reason; `answers` are its tokens if its engine ended it."""
         entry = self._requests.pop(request_id, None)
         if entry is not None:
-            if entry.place is None:
+            if entry.replica is None:
                 self._queue.remove(entry)
             else:
                 self._leave(entry)
             self._placement.forget_route(entry, answers)
 
-    def record_output(self, place: int, output: SequenceOutput, step: int) -> bool:
-        """Record an output of a place's engine in its step of this number.
+    def record_output(self, replica: int, output: SequenceOutput, step: int) -> bool:
+        """Record an output of a replica's engine in its step of this number.
 
-        Returns whether it counts: False if the request has ended or left this place.
+        Returns whether it counts: False if the request has ended or left this replica.
         """
         entry = self._requests.get(output.request_id)
-        if entry is None or entry.place != place:  # sent before the request moved: its new engine computes it again
+        if entry is None or entry.replica != replica:  # sent before the request moved: its new engine computes it again
             return False
-        at = self._places[place]
+        at = self._replicas[replica]
         self._placement.has_output(at, entry, output.num_cached_tokens)
         if output.token_ids or output.is_sign_of_life:
             entry.arithmetic = at.capacity.arithmetic
-            self._blame[place].progressed(output.request_id, step)
+            self._blame[replica].progressed(output.request_id, step)
             if at.capacity.role == "prefill":
-                self._begun[place][output.request_id] = None
-            if len(self._places) > 1:  # a single engine's own queue has the counters
+                self._begun[replica][output.request_id] = None
+            if len(self._replicas) > 1:  # a single engine's own queue has the counters
                 self._queue.charge(entry, ANSWER_WEIGHT * len(output.token_ids))
         return True
 
     def due(self) -> Iterator[tuple[int, str]]:
-        """Yield the requests to hand over now, in order, each with its place; from then on the engine has it."""
+        """Yield the requests to hand over now, in order, each with its replica; from then on the engine has it."""
         if len(self._queue):
             # Engines that try a suspect get nothing else: a request would wait there until the suspect is proven.
             on_trial = {number for number in self._touched if self._blame[number].is_trying}
-            for place, entry in self._placement.assign(self._queue.in_order(), on_trial):
+            for replica, entry in self._placement.assign(self._queue.in_order(), on_trial):
                 self._queue.remove(entry)
-                self._enter(place, entry)
+                self._enter(replica, entry)
         for number in sorted(self._touched):
-            place, blame = self._places[number], self._blame[number]
-            if place.is_up:
+            replica, blame = self._replicas[number], self._blame[number]
+            if replica.is_up:
                 for request_id in blame.due():
-                    self._count(place, self._requests[request_id])
+                    self._count(replica, self._requests[request_id])
                     yield number, request_id
             if not blame.is_trying:
                 self._touched.discard(number)
 
-    def take_leaving(self, place: int) -> list[str]:
-        """Requests whose prompt a prefill engine has computed and that another place continues; each once."""
-        at = self._places[place]
+    def take_leaving(self, replica: int) -> list[str]:
+        """Requests whose prompt a prefill engine has computed and that another replica continues; each once."""
+        at = self._replicas[replica]
         if at.capacity.role != "prefill":
             return []
         leaving = []
-        for request_id in self._begun[place]:
+        for request_id in self._begun[replica]:
             entry = self._requests.get(request_id)
-            if entry is None or entry.place != place or entry.is_leaving or request_id in self._blame[place].suspects:
+            if (
+                entry is None
+                or entry.replica != replica
+                or entry.is_leaving
+                or request_id in self._blame[replica].suspects
+            ):
                 continue
-            takers = self._placement.takers(entry, besides=place)
+            takers = self._placement.takers(entry, besides=replica)
             if any(taker.is_up and taker.capacity.role != "prefill" for taker in takers):
                 entry.is_leaving = True
                 leaving.append(request_id)
-        self._begun[place].clear()
+        self._begun[replica].clear()
         return leaving
 
-    def handed_over(self, place: int, request_id: str, source: BlockSource | None) -> bool:
-        """Queue a request that its place has given up as asked; False if it has ended or left the place before."""
+    def handed_over(self, replica: int, request_id: str, source: BlockSource | None) -> bool:
+        """Queue a request that its replica has given up as asked; False if it has ended or left the replica before."""
         entry = self._requests.get(request_id)
-        if entry is None or entry.place != place or not entry.is_leaving:
+        if entry is None or entry.replica != replica or not entry.is_leaving:
             return False
         self._requeue(entry)
         entry.source = source
@@ -191,139 +196,139 @@ class Dispatcher:
         return source
 
     def unservable(self) -> list[str]:
-        """Queued requests that no place can take: too long for all, or begun with an arithmetic that none has now."""
+        """Queued requests that no replica can take: too long for all, or begun with an arithmetic that none has now."""
         return [
             entry.request.request_id
             for entry in self._queue.in_order()
-            if not any(place.takes(entry) for place in self._places.values())
+            if not any(replica.takes(entry) for replica in self._replicas.values())
         ]
 
-    # ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_place(self, place: int, capacity: Capacity) -> None:
-        """Add a place whose engine is up; numbers are not used again."""
-        self._blame[place], self._begun[place] = CrashBlame(), {}
-        self._placement.add_place(place, capacity)
+    def add_replica(self, replica: int, capacity: Capacity) -> None:
+        """Add a replica whose engine is up; numbers are not used again."""
+        self._blame[replica], self._begun[replica] = CrashBlame(), {}
+        self._placement.add_replica(replica, capacity)
         self._move_stranded()
 
     def engine_died(
-        self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False
+        self, replica: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False
     ) -> str | None:
-        """Note that a place's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
+        """Note that a replica's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
 
         Returns the request that is convicted, if one is; the caller removes it.
         """
-        blame, here = self._blame[place], self._at(place)
-        self._placement.place_down(place, here)
-        self._begun[place].clear()
+        blame, here = self._blame[replica], self._at(replica)
+        self._placement.replica_down(replica, here)
+        self._begun[replica].clear()
         for entry in here:
             entry.is_leaving = False  # the dead engine cannot answer `HandOver` any more
         convict = blame.died(request_indices, fault=fault, lost=lost)
-        self._touched.add(place)
-        self._move_from(place)
+        self._touched.add(replica)
+        self._move_from(replica)
         return convict
 
-    def release(self, place: int) -> None:
-        """Queue the suspects of a place whose next engine takes long, as soon as another place can continue them.
+    def release(self, replica: int) -> None:
+        """Queue the suspects of a replica whose next engine takes long, as soon as another replica can continue them.
 
-        The place that gets one tries it alone, as the next engine here would have done.
+        The replica that gets one tries it alone, as the next engine here would have done.
         """
-        if not self._places[place].is_up:
-            self._overdue.add(place)
-            self._move_from(place)
+        if not self._replicas[replica].is_up:
+            self._overdue.add(replica)
+            self._move_from(replica)
 
-    def _move_from(self, place: int) -> None:
-        """Queue the requests of a place that is down, suspects if it is overdue, that another place can continue."""
-        for request_id in self._blame[place].waiting(with_suspects=place in self._overdue):
+    def _move_from(self, replica: int) -> None:
+        """Queue the requests of a replica that is down that another can continue; suspects only if it is overdue."""
+        for request_id in self._blame[replica].waiting(with_suspects=replica in self._overdue):
             entry = self._requests[request_id]
-            if self._placement.takers(entry, besides=place):
+            if self._placement.takers(entry, besides=replica):
                 self._requeue(entry)
 
     def _move_stranded(self) -> None:
-        """Queue the requests of places that are down, after a change of the engines that could continue them."""
-        for number, place in self._places.items():
-            if not place.is_up:
+        """Queue the requests of replicas that are down, after a change of the engines that could continue them."""
+        for number, replica in self._replicas.items():
+            if not replica.is_up:
                 self._move_from(number)
 
-    def engine_up(self, place: int, capacity: Capacity) -> None:
-        """Note that a new engine is up at a place; requests that it cannot continue are queued."""
-        self._overdue.discard(place)
-        self._placement.place_up(place, capacity)
-        for entry in self._at(place):
-            if not self._places[place].takes(entry):
+    def engine_up(self, replica: int, capacity: Capacity) -> None:
+        """Note that a new engine is up at a replica; requests that it cannot continue are queued."""
+        self._overdue.discard(replica)
+        self._placement.replica_up(replica, capacity)
+        for entry in self._at(replica):
+            if not self._replicas[replica].takes(entry):
                 self._requeue(entry)
         self._move_stranded()
 
-    def drain(self, place: int) -> list[str]:
-        """Start nothing more at a place. Returns the requests that move to other places; the rest has to end here."""
-        self._placement.drain_place(place)
+    def drain(self, replica: int) -> list[str]:
+        """Start nothing more at a replica. Returns the requests that move to others; the rest has to end here."""
+        self._placement.drain_replica(replica)
         moved = []
-        for entry in self._at(place):
-            if entry.request.request_id in self._blame[place].suspects:
+        for entry in self._at(replica):
+            if entry.request.request_id in self._blame[replica].suspects:
                 continue
-            if any(taker.is_up for taker in self._placement.takers(entry, besides=place)):
+            if any(taker.is_up for taker in self._placement.takers(entry, besides=replica)):
                 self._requeue(entry)
                 moved.append(entry.request.request_id)
         return moved
 
-    def is_needed(self, place: int) -> bool:
-        """Whether a request is at the place, or no other place can take it."""
-        if self._at(place):
+    def is_needed(self, replica: int) -> bool:
+        """Whether a request is at the replica, or no other replica can take it."""
+        if self._at(replica):
             return True
         return any(
-            self._places[place].takes(entry) and not self._placement.takers(entry, besides=place)
+            self._replicas[replica].takes(entry) and not self._placement.takers(entry, besides=replica)
             for entry in self._queue.in_order()
         )
 
-    def remove_place(self, place: int) -> None:
-        """Forget a place, and queue its requests."""
-        for entry in self._at(place):
+    def remove_replica(self, replica: int) -> None:
+        """Forget a replica, and queue its requests."""
+        for entry in self._at(replica):
             self._requeue(entry)
-        self._touched.discard(place)
-        self._overdue.discard(place)
-        self._placement.remove_place(place)
-        del self._blame[place], self._begun[place]
+        self._touched.discard(replica)
+        self._overdue.discard(replica)
+        self._placement.remove_replica(replica)
+        del self._blame[replica], self._begun[replica]
 
-    def load_of(self, place: int) -> PlaceLoad:
-        """The load of a place."""
-        return self._places[place].load
+    def load_of(self, replica: int) -> ReplicaLoad:
+        """The load of a replica."""
+        return self._replicas[replica].load
 
     # ── moves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _at(self, place: int) -> list[FleetRequest]:
-        """The requests of a place, in the order they came."""
-        return [entry for entry in self._requests.values() if entry.place == place]
+    def _at(self, replica: int) -> list[FleetRequest]:
+        """The requests of a replica, in the order they came."""
+        return [entry for entry in self._requests.values() if entry.replica == replica]
 
-    def _enter(self, place: PlaceStatus, entry: FleetRequest) -> None:
-        entry.place = place.number
-        self._blame[place.number].add_request(entry.request.request_id, entry.case)
+    def _enter(self, replica: ReplicaStatus, entry: FleetRequest) -> None:
+        entry.replica = replica.number
+        self._blame[replica.number].add_request(entry.request.request_id, entry.case)
         entry.case = None
-        self._touched.add(place.number)
-        self._count(place, entry)
+        self._touched.add(replica.number)
+        self._count(replica, entry)
 
-    def _count(self, place: PlaceStatus, entry: FleetRequest) -> None:
-        """Make a request part of its place's load, and charge its tenant for a prompt that is still to be computed."""
-        if self._placement.count(place, entry) and entry.arithmetic is None and len(self._places) > 1:
+    def _count(self, replica: ReplicaStatus, entry: FleetRequest) -> None:
+        """Make a request part of its replica's load, and charge its tenant for a prompt still to be computed."""
+        if self._placement.count(replica, entry) and entry.arithmetic is None and len(self._replicas) > 1:
             self._queue.charge(entry, PROMPT_WEIGHT * entry.pending)
 
     def _leave(self, entry: FleetRequest) -> None:
-        assert entry.place is not None
-        entry.case = self._blame[entry.place].remove_request(entry.request.request_id)
-        self._placement.leave(self._places[entry.place], entry)
+        assert entry.replica is not None
+        entry.case = self._blame[entry.replica].remove_request(entry.request.request_id)
+        self._placement.leave(self._replicas[entry.replica], entry)
 
     def _requeue(self, entry: FleetRequest) -> None:
-        """Move a request from its place to the queue, before all that were never handed over."""
+        """Move a request from its replica to the queue, before all that were never handed over."""
         self._leave(entry)
         self._placement.forget_route(entry)
-        entry.place, entry.is_leaving, entry.source = None, False, None
+        entry.replica, entry.is_leaving, entry.source = None, False, None
         self._queue.push_back(entry)
 
 
 class _Queue:
     """Requests in the order in which they are to be handed over.
 
-    Requests that return from a place come first, by arrival; then the others, by their tenant's counter of service (as
-    `FairQueue` in `core/fairness.py`, without its part for running requests), priority and arrival.
+    Requests that return from a replica come first, by arrival; then the others, by their tenant's counter of service
+    (as `FairQueue` in `core/fairness.py`, without its part for running requests), priority and arrival.
     """
 
     def __init__(self) -> None:

@@ -165,20 +165,20 @@ class AsyncEngine:
         self.history = History(config.scheduler.policy)
         self.admission = Admission(limits, fleet.max_num_seqs, lambda request_id: self._requests.expire(request_id))
         self._meter = Meter(self.metrics)
-        for place in fleet.places.values():
-            self._meter.set_engine_info(place.info, place.number)
+        for replica in fleet.replicas.values():
+            self._meter.set_engine_info(replica.info, replica.number)
         self._requests = OpenRequests(fleet, self._meter, self.history, self.admission, journal, reconnect_seconds)
         self._replay = RequestReplay(journal, tokenizer, self._requests.output_processor)
 
     @property
     def pid(self) -> int:
-        """Process id of the current engine; of several, the oldest place's."""
+        """Process id of the current engine; of several, the oldest replica's."""
         return self.pids[0]
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the current engines."""
-        return [place.supervisor.pid for place in self.fleet.places.values()]
+        return [replica.supervisor.pid for replica in self.fleet.replicas.values()]
 
     def adapter_use(self) -> AdapterUse:
         """The adapters of open requests."""
@@ -419,48 +419,48 @@ class AsyncEngine:
 
     # ── calls by the fleet ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def engine_said(self, place: int, message: FromEngine) -> None:
+    def engine_said(self, replica: int, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self._meter.record_stats(message.stats, place)
+            self._meter.record_stats(message.stats, replica)
             if message.step is not None:
-                message.step.place = place
+                message.step.replica = replica
                 self._meter.record_step(message.step)
                 self.history.record_step(message.step)
-            self._requests.deliver_outputs(place, message.outputs, message.stats.steps)
+            self._requests.deliver_outputs(replica, message.outputs, message.stats.steps)
         elif isinstance(message, HandedOver):
-            self._meter.record_stats(message.stats, place)
-            self.metrics.fleet_handed_on.add(self._requests.handed_over(place, message))
+            self._meter.record_stats(message.stats, replica)
+            self.metrics.fleet_handed_on.add(self._requests.handed_over(replica, message))
         elif isinstance(message, Pong):
-            self._meter.record_stats(message.stats, place)
+            self._meter.record_stats(message.stats, replica)
 
-    def engine_died(self, place: int, death: Death) -> None:
-        self._meter.engine_is_down(place)
-        self.metrics.fleet_moved.add(self._requests.engine_died(place, death))
+    def engine_died(self, replica: int, death: Death) -> None:
+        self._meter.engine_is_down(replica)
+        self.metrics.fleet_moved.add(self._requests.engine_died(replica, death))
 
-    def place_stays_down(self, place: int) -> None:
-        self.metrics.fleet_moved.add(self._requests.place_stays_down(place))
+    def replica_stays_down(self, replica: int) -> None:
+        self.metrics.fleet_moved.add(self._requests.replica_stays_down(replica))
 
-    def engine_is_up(self, place: int, info: EngineInfo) -> None:
-        self._meter.set_engine_info(info, place)
-        self._places_changed()
+    def engine_is_up(self, replica: int, info: EngineInfo) -> None:
+        self._meter.set_engine_info(info, replica)
+        self._replicas_changed()
 
-    def place_drains(self, place: int, moved: Sequence[str]) -> None:
+    def replica_drains(self, replica: int, moved: Sequence[str]) -> None:
         self.metrics.fleet_moved.add(len(moved))
-        self._places_changed()
+        self._replicas_changed()
 
-    def place_is_gone(self, place: int) -> None:
-        self._meter.forget_place(place)
-        self._places_changed()
+    def replica_is_gone(self, replica: int) -> None:
+        self._meter.forget_replica(replica)
+        self._replicas_changed()
 
     async def wait_for_departure(self) -> None:
         await self._requests.wait_for_departure()
 
-    def _places_changed(self) -> None:
+    def _replicas_changed(self) -> None:
         self.info = self.fleet.info
         self._input_processor.engine_changed(self.info)
         self.texts = TextEncoder(self.tokenizer, self.info)
         self.admission.resize(self.fleet.max_num_seqs)
-        self._requests.places_changed()
+        self._requests.replicas_changed()
 
     def engine_given_up(self, error: EngineDeadError) -> None:
         self.lose(error)

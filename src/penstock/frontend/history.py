@@ -44,12 +44,12 @@ class RequestRecord:
     first_token: float | None = None
     ended: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
-    places: list[tuple[float, int]] = field(default_factory=list)
-    """(time, place) of each handover to an engine."""
+    replicas: list[tuple[float, int]] = field(default_factory=list)
+    """(time, replica) of each handover to an engine."""
 
-    def place_at(self, time: float) -> int | None:
-        """The engine's place at this time; None while the request waited for one."""
-        return next((place for since, place in reversed(self.places) if since <= time), None)
+    def replica_at(self, time: float) -> int | None:
+        """The engine's replica at this time; None while the request waited for one."""
+        return next((replica for since, replica in reversed(self.replicas) if since <= time), None)
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class TimelineEvent:
     why: str | None = None
     """Reason for waiting; if behind another request, that request and its reason."""
     place: int | None = None
-    """The engine's place; None while the request had no engine."""
+    """Number of the engine's replica, as the API names it; None while the request had no engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class History:
             request.arrival,
         )
 
-    def handed_over(self, request_id: str, place: int, now: float) -> None:
-        """Record that the request was sent to the engine of this place."""
+    def handed_over(self, request_id: str, replica: int, now: float) -> None:
+        """Record that the request was sent to the engine of this replica."""
         record = self._records.get(request_id)
         if record is not None:
-            record.places.append((now, place))
+            record.replicas.append((now, replica))
 
     def record_step(self, step: StepRecord) -> None:
         self._latest.append(step)
@@ -176,32 +176,36 @@ class History:
     def _events(self, record: RequestRecord) -> Iterator[TimelineEvent]:
         request_id, arrival = record.request_id, record.arrival
         running = False
-        handed_over = record.places[0][0] if record.places else self._clock() if record.ended is None else record.ended
+        handed_over = (
+            record.replicas[0][0] if record.replicas else self._clock() if record.ended is None else record.ended
+        )
         if handed_over - arrival > QUEUED_SECONDS:
             yield TimelineEvent("waited", 0.0, round(handed_over - arrival, 6), 0, why="fleet: no engine has room")
         for step in self._steps_between(arrival, math.inf if record.ended is None else record.ended):
             if step.began + step.seconds < arrival or (record.ended is not None and step.began > record.ended):
                 continue
-            place = record.place_at(step.began + step.seconds)
-            if step.place != place:
+            replica = record.replica_at(step.began + step.seconds)
+            if step.replica != replica:
                 continue
             trace = step.trace
             at, seconds = round(step.began - arrival, 6), round(step.seconds, 6)
             chunk = sum(count for name, count in trace.chunks if name == request_id)
             if request_id in trace.preempted:
                 running = False
-                yield TimelineEvent("preempted", at, seconds, 1, place=place)
+                yield TimelineEvent("preempted", at, seconds, 1, place=replica)
             for name, cached in trace.admitted:
                 if name == request_id:
                     running = True
-                    yield TimelineEvent("admitted", at, 0.0, 1, cached, place=place)
+                    yield TimelineEvent("admitted", at, 0.0, 1, cached, place=replica)
             if chunk:
                 running = True
-                yield TimelineEvent("computed", at, seconds, 1, chunk, place=place)
+                yield TimelineEvent("computed", at, seconds, 1, chunk, place=replica)
             elif running:
-                yield TimelineEvent("generated", at, seconds, 1, place=place)
+                yield TimelineEvent("generated", at, seconds, 1, place=replica)
             elif trace.blocked is not None and request_id not in trace.preempted and at + seconds > 0:
-                yield TimelineEvent("waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked), place=place)
+                yield TimelineEvent(
+                    "waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked), place=replica
+                )
 
     def _reason(self, request_id: str, head: str, obstacle: str) -> str:
         return obstacle if head == request_id else f"{self._order}: behind {head}, which waits for {obstacle}"
@@ -213,9 +217,11 @@ def chrome_trace(steps: list[StepRecord], records: list[RequestRecord]) -> dict[
     Format: "Trace Event Format", Google, the JSON object form. Times are microseconds of `time.monotonic()`.
     """
     events: list[dict[str, Any]] = []
-    for place in sorted({step.place for step in steps} | {0}):
-        for row, name in enumerate((f"engine {place}: steps", f"engine {place}: schedule, execute, update")):
-            events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": 2 * place + row, "args": {"name": name}})
+    for replica in sorted({step.replica for step in steps} | {0}):
+        for row, name in enumerate((f"engine {replica}: steps", f"engine {replica}: schedule, execute, update")):
+            events.append(
+                {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2 * replica + row, "args": {"name": name}}
+            )
     for step in steps:
         events += _slices(step)
     since = steps[0].began if steps else 0.0
@@ -237,7 +243,7 @@ def _slices(step: StepRecord) -> Iterator[dict[str, Any]]:
         "blocked": trace.blocked and f"{trace.blocked[0]}: {trace.blocked[1]}",
     }
     name = f"{trace.num_tokens} tokens of {trace.num_sequences}"
-    row = 2 * step.place
+    row = 2 * step.replica
     yield {"ph": "X", "name": name, "pid": 1, "tid": row, "ts": at * 1e6, "dur": step.seconds * 1e6, "args": args}
     for part in ("schedule", "execute", "update"):
         seconds = getattr(step, part)
@@ -311,27 +317,27 @@ class Meter:
         for reason in FinishReason:
             metrics.success.add(0, reason.value)
 
-    def set_engine_info(self, info: EngineInfo, place: int) -> None:
+    def set_engine_info(self, info: EngineInfo, replica: int) -> None:
         """Reset the previous counters to zero, as a new engine's counters start there."""
-        self._counted[place] = dict.fromkeys(_COUNTERS, 0)
-        self._transfers[place] = TierStats()
-        self._metrics.place_up.set(1, str(place))
-        self._metrics.place_restarts.add(0, str(place))
-        self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0), place)
+        self._counted[replica] = dict.fromkeys(_COUNTERS, 0)
+        self._transfers[replica] = TierStats()
+        self._metrics.replica_up.set(1, str(replica))
+        self._metrics.replica_restarts.add(0, str(replica))
+        self.record_stats(EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0), replica)
 
-    def engine_is_down(self, place: int) -> None:
+    def engine_is_down(self, replica: int) -> None:
         """Record that an engine died and is being replaced."""
         self._metrics.restarts.add(1)
-        self._metrics.place_restarts.add(1, str(place))
-        self._metrics.place_up.set(0, str(place))
+        self._metrics.replica_restarts.add(1, str(replica))
+        self._metrics.replica_up.set(0, str(replica))
 
-    def forget_place(self, place: int) -> None:
-        """Remove a place for good. What its engines counted stays in the totals."""
-        metrics, label = self._metrics, str(place)
-        self._stats.pop(place, None)
-        self._counted.pop(place, None)
-        self._transfers.pop(place, None)
-        for gauge in (metrics.place_up, metrics.place_running, metrics.place_waiting, metrics.place_kv_usage):
+    def forget_replica(self, replica: int) -> None:
+        """Remove a replica for good. What its engines counted stays in the totals."""
+        metrics, label = self._metrics, str(replica)
+        self._stats.pop(replica, None)
+        self._counted.pop(replica, None)
+        self._transfers.pop(replica, None)
+        for gauge in (metrics.replica_up, metrics.replica_running, metrics.replica_waiting, metrics.replica_kv_usage):
             gauge.forget(label)
         self._set_totals()
 
@@ -342,18 +348,18 @@ class Meter:
             self._metrics.fleet_queued.set(num_queued)
             self._set_totals()
 
-    def record_stats(self, stats: EngineStats, place: int) -> None:
-        """Update the metrics from the counters that a place's engine reports after a step."""
-        metrics, label, counted = self._metrics, str(place), self._counted[place]
-        self._stats[place] = stats
+    def record_stats(self, stats: EngineStats, replica: int) -> None:
+        """Update the metrics from the counters that a replica's engine reports after a step."""
+        metrics, label, counted = self._metrics, str(replica), self._counted[replica]
+        self._stats[replica] = stats
         self._set_totals()
         blocks = stats.blocks_held + stats.blocks_cached + stats.blocks_free
-        metrics.place_running.set(stats.num_running, label)
-        metrics.place_waiting.set(stats.num_waiting, label)
-        metrics.place_kv_usage.set(stats.blocks_held / blocks if blocks else 0.0, label)
-        metrics.place_steps.add(stats.steps - counted["steps"], label)
-        metrics.place_prefix_queries.add(stats.prefix_queried_tokens - counted["prefix_queried_tokens"], label)
-        metrics.place_prefix_hits.add(stats.prefix_hit_tokens - counted["prefix_hit_tokens"], label)
+        metrics.replica_running.set(stats.num_running, label)
+        metrics.replica_waiting.set(stats.num_waiting, label)
+        metrics.replica_kv_usage.set(stats.blocks_held / blocks if blocks else 0.0, label)
+        metrics.replica_steps.add(stats.steps - counted["steps"], label)
+        metrics.replica_prefix_queries.add(stats.prefix_queried_tokens - counted["prefix_queried_tokens"], label)
+        metrics.replica_prefix_hits.add(stats.prefix_hit_tokens - counted["prefix_hit_tokens"], label)
         for name, counter in zip(
             _COUNTERS,
             (
@@ -371,10 +377,10 @@ class Meter:
             counter.add(count - counted[name])
             counted[name] = count
         if stats.tier is not None:
-            self._record_transfers(stats.tier, place)
+            self._record_transfers(stats.tier, replica)
 
-    def _record_transfers(self, stats: TierStats, place: int) -> None:
-        before, self._transfers[place] = self._transfers[place], stats
+    def _record_transfers(self, stats: TierStats, replica: int) -> None:
+        before, self._transfers[replica] = self._transfers[replica], stats
         for name in _TRANSFERS:
             self._metrics.block_transfers.add(getattr(stats, name) - getattr(before, name), name)
 

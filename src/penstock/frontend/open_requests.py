@@ -222,11 +222,11 @@ class OpenRequests:
     def send_due(self) -> None:
         """Send the requests that are due to engines."""
         now = time.monotonic()
-        for place, request_id in self._dispatcher.due():
+        for replica, request_id in self._dispatcher.due():
             live = self._live[request_id]
-            self._history.handed_over(request_id, place, now)
+            self._history.handed_over(request_id, replica, now)
             source = self._dispatcher.take_source(request_id)
-            self._fleet.send_to(place, Add(live.request, live.output_processor.resume_point(), source))
+            self._fleet.send_to(replica, Add(live.request, live.output_processor.resume_point(), source))
         self._meter.set_queued(self._dispatcher.num_queued)
 
     def output_processor(self, request_id: str) -> OutputProcessor | None:
@@ -249,14 +249,14 @@ class OpenRequests:
             await self.wait_for_departure()
 
     async def wait_for_departure(self) -> None:
-        """Wait until a request has ended or left its place, or a place was removed."""
+        """Wait until a request has ended or left its replica, or a replica was removed."""
         self._one_less.clear()
         await self._one_less.wait()
 
     def expire(self, request_id: str) -> None:
         """End a request whose time in the queue is over, unless it has run.
 
-        While it waits for the next engine of its place, no engine can end it.
+        While it waits for the next engine of its replica, no engine can end it.
         """
         if request_id in self._live and not self._dispatcher.is_in_engine(request_id):
             if not self._dispatcher.has_begun(request_id):
@@ -266,34 +266,34 @@ class OpenRequests:
 
     # ── what the engine did ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def deliver_outputs(self, place: int, outputs: Sequence[SequenceOutput], step: int) -> None:
-        """Process the outputs of a step of a place's engine; `step` is the engine's count of steps."""
+    def deliver_outputs(self, replica: int, outputs: Sequence[SequenceOutput], step: int) -> None:
+        """Process the outputs of a step of a replica's engine; `step` is the engine's count of steps."""
         for output in outputs:
             live = self._live.get(output.request_id)
-            if live is not None and self._dispatcher.record_output(place, output, step):
+            if live is not None and self._dispatcher.record_output(replica, output, step):
                 live.output_processor.arithmetic = self._dispatcher.arithmetic_of(output.request_id) or ""
                 for part in single_tokens(output) if live.by_token else (output,):
                     self._feed_or_drop(live, part)
-        for request_id in self._dispatcher.take_leaving(place):
-            self._fleet.send_to(place, HandOver(request_id))
+        for request_id in self._dispatcher.take_leaving(replica):
+            self._fleet.send_to(replica, HandOver(request_id))
         if self._dispatcher.has_waiting:
             self.send_due()
 
-    def handed_over(self, place: int, message: HandedOver) -> bool:
+    def handed_over(self, replica: int, message: HandedOver) -> bool:
         """Queue a request that a prefill engine gave up after its prompt; False if it was no longer the engine's."""
-        goes_on = self._dispatcher.handed_over(place, message.request_id, message.source)
+        goes_on = self._dispatcher.handed_over(replica, message.request_id, message.source)
         self._after_move()
         return goes_on
 
-    def engine_died(self, place: int, death: Death) -> int:
-        """Keep a dead engine's requests for the place's next engine or for other places; end a convicted one.
+    def engine_died(self, replica: int, death: Death) -> int:
+        """Keep a dead engine's requests for the replica's next engine or for other replicas; end a convicted one.
 
-        Returns how many move to other places.
+        Returns how many move to other replicas.
         """
         queued = self._dispatcher.num_queued
-        convict = self._dispatcher.engine_died(place, death.request_indices, fault=death.fault, lost=death.lost)
+        convict = self._dispatcher.engine_died(replica, death.request_indices, fault=death.fault, lost=death.lost)
         if death.lost:  # a new engine on another machine may take long: suspects move at once, too
-            self._dispatcher.release(place)
+            self._dispatcher.release(replica)
         num_moved = self._dispatcher.num_queued - queued
         if convict is not None:
             logger.error("request %s is ended: it ran alone when the engine %s", convict, death.reason)
@@ -303,23 +303,23 @@ class OpenRequests:
         self._after_move()
         return num_moved
 
-    def place_stays_down(self, place: int) -> int:
-        """Move requests that wait for a place's next engine to other places. Returns how many move."""
+    def replica_stays_down(self, replica: int) -> int:
+        """Move requests that wait for a replica's next engine to other replicas. Returns how many move."""
         queued = self._dispatcher.num_queued
-        self._dispatcher.release(place)
+        self._dispatcher.release(replica)
         num_moved = self._dispatcher.num_queued - queued
         self._after_move()
         return num_moved
 
-    def places_changed(self) -> None:
-        """After a change of places: end requests that no place can continue, and hand over those that can run."""
+    def replicas_changed(self) -> None:
+        """After a change of replicas: end requests that no replica can continue, and hand over those that can run."""
         for request_id in self._dispatcher.unservable():
             begun = self._dispatcher.has_begun(request_id)
             self._end(self._live[request_id], FinishReason.ERROR, ANOTHER_ARITHMETIC if begun else TOO_LONG_NOW)
         self._after_move()
 
     def _after_move(self) -> None:
-        """Hand over requests that have left a place, and let a drained place be looked at again."""
+        """Hand over requests that have left a replica, and let a drained replica be looked at again."""
         self.send_due()
         self._one_less.set()
 
@@ -429,8 +429,10 @@ def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
     if len(output.token_ids) < 2:
         return [output]
     parts = [
-        SequenceOutput(output.request_id, output.index, [token], output.logprobs and output.logprobs[place : place + 1])
-        for place, token in enumerate(output.token_ids)
+        SequenceOutput(
+            output.request_id, output.index, [token], output.logprobs and output.logprobs[position : position + 1]
+        )
+        for position, token in enumerate(output.token_ids)
     ]
     first, last = parts[0], parts[-1]
     first.first_scheduled, first.num_cached_tokens = output.first_scheduled, output.num_cached_tokens

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.fleet.fleet import PlaceState
+from penstock.fleet.fleet import ReplicaState
 from penstock.frontend.client import AsyncEngine
 from penstock.server.pages import home_page, wants_page
 
@@ -77,10 +77,10 @@ def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
         return answer("draining", str(engine.refusal)) if engine.refusal else answer("ok")
 
 
-def _answer(status: Status, reason: str | None, code: int | None, states: list[PlaceState]) -> Response:
+def _answer(status: Status, reason: str | None, code: int | None, states: list[ReplicaState]) -> Response:
     body: Health = {"status": status, "reason": reason}
     if len(states) > 1:
-        body["engines"] = [{"place": one.place, "state": one.state, "reason": one.reason} for one in states]
+        body["engines"] = [{"place": one.replica, "state": one.state, "reason": one.reason} for one in states]
     if status == "unhealthy":
         body["error"], body["error_type"] = "unhealthy", "healthcheck"
     code = code or (200 if status == "ok" else 503)

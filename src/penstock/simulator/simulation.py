@@ -40,7 +40,7 @@ class Failure:
     """The death of an engine."""
 
     time: float
-    place: int
+    replica: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Fleet:
         if self.router not in ROUTERS:
             raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {self.router!r}")
         for failure in self.failures:
-            if not 0 <= failure.place < self.num_engines or failure.time < 0:
+            if not 0 <= failure.replica < self.num_engines or failure.time < 0:
                 raise ConfigError(
-                    f"no engine {failure.place} can fail at {failure.time:g} s: they are 0 to {self.num_engines - 1}"
+                    f"no engine {failure.replica} can fail at {failure.time:g} s: they are 0 to {self.num_engines - 1}"
                 )
 
 
@@ -148,17 +148,17 @@ class Simulation:
         )
         self._engines = [
             SimulatedEngine(
-                place, settings, fleet.costs, self._clock, self._progress, self, self._outcome.latencies, runs=runs
+                replica, settings, fleet.costs, self._clock, self._progress, self, self._outcome.latencies, runs=runs
             )
-            for place in range(fleet.num_engines)
+            for replica in range(fleet.num_engines)
         ]
 
     def run(self) -> Outcome:
         """Run until the last request has ended."""
-        for place in range(len(self._engines)):
-            self._dispatcher.add_place(place, self._capacity)
+        for replica in range(len(self._engines)):
+            self._dispatcher.add_replica(replica, self._capacity)
         for failure in self._fleet.failures:
-            self._clock.at(failure.time, partial(self._die, failure.place))
+            self._clock.at(failure.time, partial(self._die, failure.replica))
         self._await_next()
         collects = gc.isenabled()
         gc.disable()  # a fifth of the time goes into looking at the trees of all engines: none of it is garbage
@@ -225,16 +225,16 @@ class Simulation:
         return None
 
     def _hand_over(self) -> None:
-        for place, request_id in self._dispatcher.due():
+        for replica, request_id in self._dispatcher.due():
             one = self._open[request_id]
-            self._engines[place].add_request(one.request, (one.tokens,) if one.tokens else ())
+            self._engines[replica].add_request(one.request, (one.tokens,) if one.tokens else ())
 
     def _expire(self, request_id: str) -> None:
-        place = self._dispatcher.place_of(request_id)
-        if place is None:
+        replica = self._dispatcher.replica_of(request_id)
+        if replica is None:
             self._end(request_id, "waited too long")
-        elif self._engines[place].is_up:
-            self._engines[place].expire(request_id)
+        elif self._engines[replica].is_up:
+            self._engines[replica].expire(request_id)
 
     def _end(self, request_id: str, refusal: str | None = None) -> None:
         one = self._open.pop(request_id)
@@ -274,7 +274,7 @@ class Simulation:
         is_first, is_last = one.first_token is None, output.finish_reason is not None
         one.steps_reported += 1
         if one.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
-            self._dispatcher.record_output(engine.place, output, engine.counts.steps)
+            self._dispatcher.record_output(engine.replica, output, engine.counts.steps)
         if output.error_reason is ErrorReason.EXPIRED:
             self._end(output.request_id, "waited too long")
             return True
@@ -294,27 +294,27 @@ class Simulation:
             if others_wait or one.steps_reported < REPORTED_STEPS:
                 one.steps_reported += num_steps
                 output = SequenceOutput(seq.request_id, 0, [0] * num_steps)
-                self._dispatcher.record_output(engine.place, output, engine.counts.steps)
+                self._dispatcher.record_output(engine.replica, output, engine.counts.steps)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _die(self, place: int) -> None:
-        engine = self._engines[place]
+    def _die(self, replica: int) -> None:
+        engine = self._engines[replica]
         if not engine.is_up:
             return
         tokens, computing = engine.die()
         for request_id, sampled in tokens.items():
             self._open[request_id].tokens = sampled
             self._open[request_id].steps_reported = 0
-        convict = self._dispatcher.engine_died(place, computing, fault=False)
+        convict = self._dispatcher.engine_died(replica, computing, fault=False)
         if convict is not None:
             self._end(convict, "its engine died again and again")
-        self._outcome.moved += sum(self._dispatcher.place_of(one) is None for one in tokens if one in self._open)
+        self._outcome.moved += sum(self._dispatcher.replica_of(one) is None for one in tokens if one in self._open)
         self._is_recovering = True
-        self._clock.call_later(self._fleet.restart_seconds, lambda: self._restart(place))
+        self._clock.call_later(self._fleet.restart_seconds, lambda: self._restart(replica))
         self._hand_over()
 
-    def _restart(self, place: int) -> None:
-        self._engines[place].start()
-        self._dispatcher.engine_up(place, self._capacity)
+    def _restart(self, replica: int) -> None:
+        self._engines[replica].start()
+        self._dispatcher.engine_up(replica, self._capacity)
         self._hand_over()
