@@ -143,7 +143,6 @@ def test_an_added_engine_tries_the_suspects_of_a_replica_that_has_been_down_for_
 
 def test_a_request_waiting_for_its_replicas_next_engine_is_in_no_engine():
     fleet = dispatcher(ROOM)
-    assert not fleet.is_in_engine("a")
     add(fleet, "a")
     assert not fleet.is_in_engine("a")
     due(fleet)

@@ -8,10 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.api.request import BlockSource, SequenceOutput
 from penstock.fleet.crash_blame import FAULTS
-from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.router import ROUTERS
 from tests.core.fakes import make_request
-from tests.fleet.fleets import ROOM, token
+from tests.fleet.fleets import ROOM, NamedFleet, token
 
 
 class FleetThatDies(RuleBasedStateMachine):
@@ -38,7 +37,7 @@ class FleetThatDies(RuleBasedStateMachine):
 
     @initialize(router=st.sampled_from(sorted(ROUTERS)), policy=st.sampled_from(["fair", "fcfs", "priority"]))
     def begin(self, router, policy):
-        self.fleet = Dispatcher(ROUTERS[router](), policy)
+        self.fleet = NamedFleet(router, policy)
         self.add_replica("one", "any")
         self.add_replica("one", "any")
 

@@ -10,9 +10,10 @@ from penstock.api.request import FinishReason
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueTimeoutError
-from penstock.fleet import fleet, link
+from penstock.fleet import link
+from penstock.fleet import replica as replica_module
 from penstock.fleet.link import EngineLink
-from penstock.fleet.supervisor import DEFAULT_RESTARTS, RestartPolicy
+from penstock.fleet.replica import DEFAULT_RESTARTS, RestartPolicy
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.recovery.journal import Journal
 from tests.engine.rule_core import CRASH, HANG, RULE_CORE, SLOW
@@ -36,11 +37,11 @@ def with_fleet(talk, model, kinds=(EngineLink, EngineLink), step_deadline=30.0, 
 
 
 def replica_of(engine, request_id):
-    return engine.fleet.dispatcher.replica_of(request_id)
+    return engine.open_requests.find(request_id).replica
 
 
 def pid_of(engine, replica):
-    return engine.fleet.replicas[replica].supervisor.pid
+    return engine.fleet.replicas[replica].pid
 
 
 async def several_steps(request_stream):
@@ -74,14 +75,14 @@ def test_the_streams_of_a_killed_engine_go_on_at_once_and_it_comes_back(tmp_path
         await asyncio.gather(*(several_steps(one) for one in streams.values()))
         os.kill(pid_of(engine, 1), number)
         await until(lambda: replica_of(engine, "b") == 0)
-        assert engine.fleet.replicas[1].supervisor.down, "they did not wait for its successor"
+        assert engine.fleet.replicas[1].down, "they did not wait for its successor"
         assert engine.metrics.fleet_moved.values[""] == 2
-        assert await engine.trouble() is None
+        assert await engine.health_error() is None
         assert not engine.restarting
         for one in streams.values():
             results = await one.results()
             assert [answer.token_ids for answer in results[0].outputs] == [slow_tokens(30)] * 2
-        await until(lambda: engine.fleet.replicas[1].supervisor.down is None)
+        await until(lambda: engine.fleet.replicas[1].down is None)
         again = [open_one(engine, 10, request_id=f"again {i}") for i in range(2)]
         assert {replica_of(engine, "again 0"), replica_of(engine, "again 1")} == {0, 1}
         assert [tokens_of(await drain(one)) for one in again] == [[11, 12, 13, 14]] * 2
@@ -140,7 +141,7 @@ class LostLink(LinkWithoutAnother):
 @pytest.mark.parametrize("kind", [LinkWithoutAnother, LostLink])
 def test_whoever_is_under_suspicion_does_not_wait_for_a_machine_that_does_not_come(tmp_path, monkeypatch, kind):
     if kind is LinkWithoutAnother:
-        monkeypatch.setattr(fleet, "restart_patience", lambda first_start: 0.5)
+        monkeypatch.setattr(replica_module, "restart_patience", lambda first_start: 0.5)
 
     async def talk(engine):
         others = [open_one(engine, SLOW, request_id=str(i), max_tokens=200) for i in range(2)]
@@ -149,7 +150,7 @@ def test_whoever_is_under_suspicion_does_not_wait_for_a_machine_that_does_not_co
         assert replica_of(engine, "doubted") == 0
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         assert tokens_of(await drain(doubted)) == slow_tokens(5)
-        assert engine.fleet.replicas[0].supervisor.down
+        assert engine.fleet.replicas[0].down
         assert engine.metrics.fleet_moved.values[""] == 2
         for one in others:
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(200)
@@ -175,30 +176,30 @@ def test_the_streams_of_an_engine_that_cannot_be_killed_go_on(tmp_path, monkeypa
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=100) for i in range(2)]
         await asyncio.gather(*(several_steps(one) for one in streams))
         assert replica_of(engine, "0") == 0
-        stuck = engine.fleet.replicas[0].supervisor._link
+        stuck = engine.fleet.replicas[0]._link
         hanging = open_one(engine, HANG, request_id="hangs")
         assert replica_of(engine, "hangs") == 0
         for one in streams:
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(100)
         (end,) = await drain(hanging)
         assert end.finish_reason is FinishReason.ERROR
-        await until(lambda: engine.fleet.replicas[0].supervisor.down is None)
+        await until(lambda: engine.fleet.replicas[0].down is None)
         await until(lambda: not stuck._process.runs)  # by the end of its standard input, as it only sleeps
 
     with_fleet(talk, tmp_path, kinds=(StuckLink, EngineLink), step_deadline=1.0)
 
 
 def test_an_added_engine_takes_over_from_one_that_does_not_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet, "restart_patience", lambda first_start: 0.0)
+    monkeypatch.setattr(replica_module, "restart_patience", lambda first_start: 0.0)
 
     async def talk(engine):
         begun = open_one(engine, SLOW, request_id="begun", max_tokens=50)
         await several_steps(begun)
         os.kill(pid_of(engine, 0), signal.SIGKILL)
-        await until(lambda: engine.fleet.replicas[0].supervisor.down)
+        await until(lambda: engine.fleet.replicas[0].down)
         await engine.fleet.grow()
         assert (await begun.results())[0].outputs[0].token_ids == slow_tokens(50)
-        assert engine.fleet.replicas[0].supervisor.down
+        assert engine.fleet.replicas[0].down
 
     with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother,))
 
@@ -207,11 +208,11 @@ def test_a_request_waiting_for_a_machine_that_does_not_come_expires(tmp_path):
     async def talk(engine):
         accepted = engine.accept_request([HANG], SamplingParams(max_tokens=4), request_id="late")
         late = engine.open([accepted], stream=False, queue_timeout=0.5)
-        await until(lambda: engine.fleet.dispatcher.is_in_engine("late"))
+        await until(lambda: engine.open_requests.find("late").is_in_engine)
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         with pytest.raises(QueueTimeoutError, match="waited"):
             await late.results()
-        assert engine.fleet.dispatcher.num_at(0) == 0
+        assert engine.fleet.replicas[0].status.num_requests == 0
 
     with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother,))
 
@@ -219,11 +220,11 @@ def test_a_request_waiting_for_a_machine_that_does_not_come_expires(tmp_path):
 def test_a_drained_engine_that_dies_is_gone_once_its_requests_have_moved(tmp_path):
     async def talk(engine):
         os.kill(pid_of(engine, 1), signal.SIGKILL)
-        await until(lambda: engine.fleet.replicas[1].supervisor.down)
+        await until(lambda: engine.fleet.replicas[1].down)
         begun = open_one(engine, SLOW, request_id="begun", max_tokens=400)
         await several_steps(begun)
         retiring = asyncio.ensure_future(engine.fleet.retire(0))  # the request ends there, as no other engine is up
-        await until(lambda: engine.fleet.replicas[1].supervisor.down is None)
+        await until(lambda: engine.fleet.replicas[1].down is None)
         assert replica_of(engine, "begun") == 0
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         await retiring
@@ -238,7 +239,7 @@ def test_all_engines_down_is_trouble_and_what_comes_meanwhile_waits(tmp_path):
         for replica in (0, 1):
             os.kill(pid_of(engine, replica), signal.SIGKILL)
         await until(lambda: engine.restarting)
-        assert "restarted" in await engine.trouble()
+        assert "restarted" in await engine.health_error()
         assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_fleet(talk, tmp_path)
@@ -360,7 +361,7 @@ def test_what_a_journal_holds_is_taken_up_by_all_engines(tmp_path):
         try:
             await asyncio.wait_for(talk(engine), 120)
         finally:
-            engine.lose(EngineDeadError("killed"))
+            engine.fail_all(EngineDeadError("killed"))
             await engine.close()
 
     async def first(engine):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.fleet.request import Route
 from penstock.fleet.router import MAX_SCANNED, ROUTERS, LeastLoaded, PrefixRouter, ReplicaLoad, RoundRobin
 from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step
 
@@ -13,7 +14,7 @@ BLOCK = 4
 
 
 def request(name, *tokens, namespace=""):
-    return replace(make_request(name, list(tokens)), namespace=namespace)
+    return Route(replace(make_request(name, list(tokens)), namespace=namespace))
 
 
 def prefix_router(*replicas, num_blocks=100):
@@ -26,8 +27,8 @@ def prefix_router(*replicas, num_blocks=100):
 def run(router, one, replica, cached=0, answers=()):
     """A whole life: sent, first output, end."""
     router.sent(one, replica)
-    router.found(one.request_id, cached)
-    router.ended(one.request_id, answers)
+    router.found(one, cached)
+    router.ended(one, answers)
 
 
 def idle(*replicas):
@@ -108,8 +109,8 @@ def test_a_miss_tells_that_all_that_is_older_is_gone_too():
         run(router, request(name, *range(start, start + 8)), 0)
     again = request("again", *range(12))
     router.sent(again, 0)
-    router.found("again", 4)  # its second block was given up, so what is older than that was before
-    router.ended("again")
+    router.found(again, 4)  # its second block was given up, so what is older than that was before
+    router.ended(again)
     assert router.missing(request("b", *range(100, 112)), 0) == 12
     assert router.missing(request("c", *range(200, 212)), 0) == 4
     assert router.missing(request("d", *range(16)), 0) == 4
@@ -119,8 +120,9 @@ def test_a_miss_of_what_is_still_being_computed_tells_nothing():
     router = prefix_router(0)
     run(router, request("old", *range(100, 108)), 0)
     router.sent(request("first", *range(8)), 0)
-    router.sent(request("second", *range(8)), 0)
-    router.found("second", 0)
+    second = request("second", *range(8))
+    router.sent(second, 0)
+    router.found(second, 0)
     assert router.missing(request("b", *range(100, 112)), 0) == 4
 
 
@@ -161,8 +163,8 @@ def test_round_robin_takes_each_in_turn_and_least_loaded_the_fewest_open():
 def test_every_router_takes_calls_of_unknown_requests(name):
     router = ROUTERS[name]()
     router.add_replica(0, 10, BLOCK)
-    router.found("never", 3)
-    router.ended("never", [[1]])
+    router.found(request("never", 1), 3)
+    router.ended(request("never", 1), [[1]])
     assert router.choose(request("a", 1, 2), idle(0)) == 0
 
 
@@ -172,11 +174,12 @@ def test_a_real_cache_never_has_more_than_its_shadow_and_seldom_less(lives):
     scheduler, runner = make_scheduler(num_blocks=12, block_size=BLOCK, budget=64), FakeRunner(12, BLOCK)
     router = prefix_router(0, num_blocks=12)
     for i, (root, length) in enumerate(lives):
-        one = make_request(str(i), [root, *range(length)], max_tokens=1)
-        expected = len(one.prompt_token_ids) - router.missing(one, 0)
-        scheduler.add_request(one)
+        sent = make_request(str(i), [root, *range(length)], max_tokens=1)
+        one = Route(sent)
+        expected = len(sent.prompt_token_ids) - router.missing(one, 0)
+        scheduler.add_request(sent)
         (output,) = run_step(scheduler, runner)
         assert output.num_cached_tokens <= max(expected, 0)
         run(router, one, 0, output.num_cached_tokens)
-        again = len(one.prompt_token_ids) // BLOCK * BLOCK
-        assert len(one.prompt_token_ids) - router.missing(one, 0) == min(again, len(one.prompt_token_ids) - 1)
+        again = len(sent.prompt_token_ids) // BLOCK * BLOCK
+        assert len(sent.prompt_token_ids) - router.missing(one, 0) == min(again, len(sent.prompt_token_ids) - 1)

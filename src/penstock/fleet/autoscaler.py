@@ -126,11 +126,11 @@ class FleetScaler:
 
     def _lasting(self) -> list[int]:
         """The replicas that are not draining."""
-        return [number for number, replica in self._fleet.replicas.items() if not replica.is_draining]
+        return [number for number, replica in self._fleet.replicas.items() if not replica.status.is_draining]
 
     def _idlest(self) -> int:
         """The replica with the fewest requests; of equal ones, the newest."""
-        return min(self._lasting(), key=lambda number: (self._fleet.dispatcher.num_at(number), -number))
+        return min(self._lasting(), key=lambda number: (self._fleet.replicas[number].status.num_requests, -number))
 
     async def _grow(self) -> None:
         try:

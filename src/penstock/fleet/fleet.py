@@ -1,10 +1,10 @@
-"""The engines of a server, each with its supervisor. The `Dispatcher` decides which engine has which request.
+"""The replicas of a server: engines and their successors. The `Dispatcher` decides which engine has which request.
 
-    OpenRequests ──Add, Finish──> Replica 0: Supervisor ── Link ── engine process
-                                  Replica 1: Supervisor ── Link ── engine process ...  grow, retire, reload
+    OpenRequests ──Add, Finish──> Replica 0 ── Link ── engine process
+                                  Replica 1 ── Link ── engine process ...   grow, retire, reload while serving
 
 A replica is an engine and its successors, which take up its requests when it dies. The owner handles requests: the
-fleet calls it with each message, death and new engine, and the number of the replica.
+fleet calls it with each message, death and new engine, and the replica.
 """
 
 import asyncio
@@ -22,16 +22,9 @@ from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
 from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.link import Link
 from penstock.fleet.placement import Capacity
+from penstock.fleet.replica import DEFAULT_RESTARTS, Death, Replica, RestartPolicy, await_ready
+from penstock.fleet.request import FleetRequest
 from penstock.fleet.router import ROUTERS
-from penstock.fleet.supervisor import (
-    DEFAULT_RESTARTS,
-    Death,
-    RestartPolicy,
-    Supervisor,
-    await_ready,
-    restart_patience,
-    start_limit,
-)
 
 logger = logging.getLogger("penstock.engine")
 
@@ -49,20 +42,20 @@ class FleetOptions:
 class FleetOwner(Protocol):
     """Callbacks of the fleet."""
 
-    def engine_said(self, replica: int, message: FromEngine) -> None: ...
+    def on_message(self, replica: Replica, message: FromEngine) -> None: ...
 
-    def engine_died(self, replica: int, death: Death) -> None: ...
+    def engine_died(self, replica: Replica, death: Death) -> None: ...
 
-    def replica_stays_down(self, replica: int) -> None:
+    def replica_stays_down(self, replica: Replica) -> None:
         """A replica's next engine takes longer to start than expected."""
 
-    def engine_is_up(self, replica: int, info: EngineInfo) -> None:
+    def engine_is_up(self, replica: Replica) -> None:
         """A new engine is up, at a new replica or at a replica whose engine died."""
 
-    def replica_drains(self, replica: int, moved: Sequence[str]) -> None:
-        """A replica starts no more requests, and the requests `moved` continue at other replicas."""
+    def replica_drains(self, num_moved: int) -> None:
+        """A replica starts no more requests, and this many continue at other replicas."""
 
-    def replica_is_gone(self, replica: int) -> None:
+    def replica_is_gone(self, replica: Replica) -> None:
         """A replica was removed; others are left."""
 
     async def wait_for_departure(self) -> None:
@@ -70,48 +63,6 @@ class FleetOwner(Protocol):
 
     def engine_given_up(self, error: EngineDeadError) -> None:
         """The engine of the last replica cannot be restarted."""
-
-
-class Replica:
-    """An engine and its successors; the supervisor's owner."""
-
-    def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo, patience: float) -> None:
-        """
-        Args:
-            patience: seconds that requests wait for the replica's next engine before they move to other replicas.
-        """
-        self.number = number
-        self._patience = patience
-        self._waiting: asyncio.TimerHandle | None = None
-        self.supervisor = supervisor
-        self.info = info
-        self.is_draining = False
-        self._fleet = fleet
-
-    @property
-    def engine_is_busy(self) -> bool:
-        return self._fleet.dispatcher.num_in_engine(self.number) > 0
-
-    def engine_said(self, message: FromEngine) -> None:
-        self._fleet.owner.engine_said(self.number, message)
-
-    def engine_died(self, death: Death) -> None:
-        self._fleet.owner.engine_died(self.number, death)
-        self._waiting = asyncio.get_running_loop().call_later(self._patience, self._stays_down)
-
-    def _stays_down(self) -> None:
-        if self._fleet.replicas.get(self.number) is self:
-            self._fleet.owner.replica_stays_down(self.number)
-
-    def engine_is_up(self, info: EngineInfo) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self.info = info
-        self._fleet.dispatcher.engine_up(self.number, capacity_of(info))
-        self._fleet.owner.engine_is_up(self.number, info)
-
-    def engine_given_up(self, error: EngineDeadError) -> None:
-        self._fleet.give_up(self, error)
 
 
 State = Literal["up", "restarting", "draining"]
@@ -170,18 +121,23 @@ class Fleet:
 
     def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Replica:
         """Make a replica for a ready engine, whose start took `seconds`."""
-        supervisor = Supervisor(link, self._options.step_deadline, start_limit(seconds), self._options.restarts)
-        replica = Replica(self, self._num_replicas, supervisor, info, restart_patience(seconds))
+        status = self.dispatcher.add_replica(self._num_replicas, capacity_of(info))
         self._num_replicas += 1
-        self.replicas[replica.number] = replica
-        self.dispatcher.add_replica(replica.number, capacity_of(info))
+        replica = self.replicas[status.number] = Replica(
+            status,
+            link,
+            info,
+            step_deadline=self._options.step_deadline,
+            start_seconds=seconds,
+            restarts=self._options.restarts,
+        )
         return replica
 
     def supervise(self, owner: FleetOwner) -> None:
         """Keep all engines running from now on, and call the owner with each event."""
         self._owner = owner
         for replica in self.replicas.values():
-            replica.supervisor.supervise(replica)
+            replica.supervise(self)
 
     @property
     def owner(self) -> FleetOwner:
@@ -191,7 +147,7 @@ class Fleet:
     @property
     def down(self) -> str | None:
         """Why no engine is up; None while one is."""
-        reasons = [replica.supervisor.down for replica in self.replicas.values()]
+        reasons = [replica.down for replica in self.replicas.values()]
         return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
@@ -207,23 +163,20 @@ class Fleet:
     @property
     def max_num_seqs(self) -> int:
         """Sequences that can run at the same time, in all engines together."""
-        return sum(replica.info.max_num_seqs for replica in self.replicas.values() if not replica.is_draining)
+        return sum(replica.info.max_num_seqs for replica in self.replicas.values() if not replica.status.is_draining)
 
-    def send(self, message: Finish | Expire) -> None:
+    def send(self, entry: FleetRequest, message: Finish | Expire) -> None:
         """Send a message to the engine that has the request; without one it is not needed, and dropped."""
-        number = self.dispatcher.replica_of(message.request_id)
-        if number is not None:
-            self.send_to(number, message)
+        if entry.replica is not None:
+            self.send_to(entry.replica, message)
 
     def send_to(self, replica: int, message: ToEngine) -> None:
         """Send a message to the engine of a replica; lost while no engine is up there."""
-        self.replicas[replica].supervisor.send(message)
+        self.replicas[replica].send(message)
 
-    async def trouble(self) -> str | None:
+    async def health_error(self) -> str | None:
         """What is wrong with the engines; None if at least one is healthy."""
-        reasons = await asyncio.gather(
-            *(replica.supervisor.trouble(replica.engine_is_busy) for replica in list(self.replicas.values()))
-        )
+        reasons = await asyncio.gather(*(replica.health_error() for replica in list(self.replicas.values())))
         if not reasons:
             return "there is no engine any more"
         return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
@@ -232,32 +185,47 @@ class Fleet:
         """State of each replica, for operators."""
         states = []
         for replica in self.replicas.values():
-            down = replica.supervisor.down
-            state: State = "restarting" if down else "draining" if replica.is_draining else "up"
-            num_requests = self.dispatcher.num_at(replica.number)
-            facts = (replica.supervisor.node, replica.supervisor.pid, replica.info.model_path, replica.info.arithmetic)
-            states.append(ReplicaState(replica.number, state, down, *facts, num_requests, replica.info.role))
+            info, status = replica.info, replica.status
+            state: State = "restarting" if replica.down else "draining" if status.is_draining else "up"
+            facts = (replica.node, replica.pid, info.model_path, info.arithmetic, status.num_requests, info.role)
+            states.append(ReplicaState(replica.number, state, replica.down, *facts))
         return states
 
     async def close(self) -> None:
         """End all engine processes."""
-        await asyncio.gather(*(replica.supervisor.close() for replica in self.replicas.values()), *self._closing)
+        await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._closing)
 
-    # ── changes while serving ────────────────────────────────────────────────────────────────────────────────────────
+    # ── events of replicas ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def give_up(self, replica: Replica, error: EngineDeadError) -> None:
+    def on_message(self, replica: Replica, message: FromEngine) -> None:
+        self.owner.on_message(replica, message)
+
+    def engine_died(self, replica: Replica, death: Death) -> None:
+        self.owner.engine_died(replica, death)
+
+    def replica_stays_down(self, replica: Replica) -> None:
+        if self.replicas.get(replica.number) is replica:
+            self.owner.replica_stays_down(replica)
+
+    def engine_is_up(self, replica: Replica) -> None:
+        self.dispatcher.engine_up(replica.number, capacity_of(replica.info))
+        self.owner.engine_is_up(replica)
+
+    def engine_given_up(self, replica: Replica, error: EngineDeadError) -> None:
         """Remove a replica whose engine cannot be restarted."""
         if len(self.replicas) == 1:
             self.owner.engine_given_up(error)
             return
         self._end(replica)
 
+    # ── changes while serving ────────────────────────────────────────────────────────────────────────────────────────
+
     def _end(self, replica: Replica) -> "asyncio.Task[None]":
         """Remove a replica; returns the task that ends its engine, which runs whether it is awaited or not."""
         del self.replicas[replica.number]
         self.dispatcher.remove_replica(replica.number)
-        self.owner.replica_is_gone(replica.number)
-        closing = asyncio.ensure_future(replica.supervisor.close())
+        self.owner.replica_is_gone(replica)
+        closing = asyncio.ensure_future(replica.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         return closing
@@ -276,7 +244,7 @@ class Fleet:
         """
         like = self._replica(beside if beside is not None else min(self.replicas))
         began = time.monotonic()
-        link = like.supervisor.link_again(model, revision)
+        link = like.link_again(model, revision)
         try:
             info = await await_ready(link)
             _check_alike(like.info, info)
@@ -284,8 +252,8 @@ class Fleet:
             await link.close(grace=0.0)
             raise
         replica = self._settle(link, info, time.monotonic() - began)
-        replica.supervisor.supervise(replica)
-        self.owner.engine_is_up(replica.number, info)
+        replica.supervise(self)
+        self.owner.engine_is_up(replica)
         logger.info("engine %d is up", replica.number)
         return replica
 
@@ -296,14 +264,13 @@ class Fleet:
             InvalidRequestError: there is no such replica, or no other replica.
         """
         replica = self._replica(number)
-        if all(other.is_draining for other in self.replicas.values() if other is not replica):
+        if all(other.status.is_draining for other in self.replicas.values() if other is not replica):
             raise InvalidRequestError(f"engine {number} is the only one: add another first, or stop the server")
         logger.info("engine %d drains", number)
-        replica.is_draining = True
         moved = self.dispatcher.drain(number)
-        for request_id in moved:
-            self.send_to(number, Finish(request_id, None, FinishReason.ABORT))
-        self.owner.replica_drains(number, moved)
+        for entry in moved:
+            self.send_to(number, Finish(entry.request_id, None, FinishReason.ABORT))
+        self.owner.replica_drains(len(moved))
         while number in self.replicas and self.dispatcher.is_needed(number):
             await self.owner.wait_for_departure()
         if number in self.replicas:  # otherwise its engine died meanwhile and could not be restarted
@@ -327,7 +294,7 @@ class Fleet:
         self.is_reloading = True
         try:
             for number in list(self.replicas):
-                if number in self.replicas and not self.replicas[number].is_draining:
+                if number in self.replicas and not self.replicas[number].status.is_draining:
                     await self.grow(number, model, revision)
                     await self.retire(number)
         finally:

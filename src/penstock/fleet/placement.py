@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from penstock.api.request import BlockSource, Request
+from penstock.api.request import Request
 from penstock.config.engine_config import Role
-from penstock.fleet.crash_blame import Case
+from penstock.fleet.crash_blame import CrashBlame
+from penstock.fleet.request import FleetRequest, Route
 from penstock.fleet.router import ReplicaLoad, Router
 
 MAX_CONSIDERED = 64
@@ -45,48 +46,29 @@ class Capacity:
 
 
 @dataclass(slots=True, eq=False)
-class FleetRequest:
-    """One request of the fleet, queued or at a replica."""
-
-    request: Request
-    account: tuple[str, int]
-    """Tenant and priority, as far as the queue's policy uses them."""
-    ordinal: int
-    replica: int | None = None
-    arithmetic: str | None = None
-    """The arithmetic of the engine that computed its first tokens; None before the first output."""
-    is_counted: bool = False
-    """Whether it is part of its replica's load."""
-    is_routed: bool = False
-    """Whether the router knows it; a single replica is chosen without the router."""
-    is_leaving: bool = False
-    """Whether its replica was asked to hand it over."""
-    source: BlockSource | None = None
-    """Where its last replica left the KV blocks of its tokens."""
-    pending: int = 0
-    """Its share of the replica's pending prompt tokens."""
-    case: Case | None = None
-    """Record of a suspect that left its replica, for its next replica."""
-
-    @property
-    def num_sequences(self) -> int:
-        return self.request.params.num_sequences
-
-
-@dataclass(slots=True, eq=False)
 class ReplicaStatus:
-    """The current engine of a replica: its limits, state and load."""
+    """A replica as dispatch sees it: its engine's limits, state and load, and the requests that it has."""
 
     capacity: Capacity
     load: ReplicaLoad
+    blame: CrashBlame = field(default_factory=CrashBlame)
     is_up: bool = True
+    is_overdue: bool = False
+    """Whether its next engine takes long."""
     is_draining: bool = False
+    begun: dict[FleetRequest, None] = field(default_factory=dict)
+    """Of a prefill engine: the requests with an output since `Dispatcher.take_leaving`, an ordered set."""
     pending: dict[tuple[str, int], int] = field(default_factory=dict)
     """`load.pending` by account."""
 
     @property
     def number(self) -> int:
         return self.load.replica
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in its engine, or waiting for the next one."""
+        return self.blame.num_in_engine + self.blame.num_waiting
 
     @property
     def is_half_idle(self) -> bool:
@@ -127,29 +109,32 @@ class Placement:
 
     # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_replica(self, number: int, capacity: Capacity) -> None:
+    def add_replica(self, number: int, capacity: Capacity) -> ReplicaStatus:
         """Add a replica whose engine is up."""
-        self.replicas[number] = ReplicaStatus(capacity, ReplicaLoad(number))
+        replica = self.replicas[number] = ReplicaStatus(capacity, ReplicaLoad(number))
         self._router.add_replica(number, capacity.num_blocks, capacity.block_size)
         self._note_replicas()
+        return replica
 
     def replica_up(self, number: int, capacity: Capacity) -> None:
         """Note that a new engine is up at a replica, with nothing cached."""
         replica = self.replicas[number]
-        replica.capacity, replica.is_up = capacity, True
+        replica.capacity, replica.is_up, replica.is_overdue = capacity, True, False
         self._router.add_replica(number, capacity.num_blocks, capacity.block_size)
         self._note_replicas()
 
-    def replica_down(self, number: int, requests: Iterable[FleetRequest]) -> None:
-        """Note that a replica's engine died, and with it all load; `requests` are those at the replica."""
+    def replica_down(self, number: int) -> None:
+        """Note that a replica's engine died, and with it all load."""
         replica = self.replicas[number]
         replica.is_up = False
         self._note_replicas()
         self._router.lost(number)
         replica.load.num_open = replica.load.pending = 0
         replica.pending.clear()
-        for entry in requests:
+        replica.begun.clear()
+        for entry in replica.blame.requests():
             entry.is_counted, entry.pending = False, 0
+            entry.is_leaving = False  # the dead engine cannot answer `HandOver` any more
 
     def drain_replica(self, number: int) -> None:
         """Assign no more requests to a replica, unless no other takes them."""
@@ -206,7 +191,7 @@ class Placement:
             if chosen.has_room(entry):
                 yield chosen, entry
             else:  # it waits for this replica, and is ahead of the requests behind it in the queue
-                reserved.append((chosen.load, self._router.missing(entry.request, chosen.number), entry.num_sequences))
+                reserved.append((chosen.load, self._missing(entry, chosen), entry.num_sequences))
                 chosen.load.pending += reserved[-1][1]
                 chosen.load.num_open += entry.num_sequences
         for load, tokens, sequences in reserved:  # reservations last for one call: the next one chooses again
@@ -226,7 +211,6 @@ class Placement:
             suitable = [replica for replica in suitable if replica.has_room(entry)]
         if not suitable:
             return None
-        entry.is_routed = True
         chosen = self._ask_router(entry, suitable)
         if not chosen.has_room(None):  # a slot may take long to become free: an engine that is half idle is better
             idle = [replica for replica in suitable if replica.is_half_idle and replica.has_room(entry)]
@@ -239,14 +223,16 @@ class Placement:
             return replicas
         others = [replica for replica in replicas if replica.capacity.role != "prefill"]
         unwanted: Role = "prefill"
-        if entry.arithmetic is None:
-            entry.is_routed = True
-            if not any(self._router.missing(entry.request, replica.number) <= SHORT_PROMPT for replica in others):
-                unwanted = "decode"
+        if not entry.has_begun and not any(self._missing(entry, replica) <= SHORT_PROMPT for replica in others):
+            unwanted = "decode"
         return [replica for replica in replicas if replica.capacity.role != unwanted] or replicas
 
     def _ask_router(self, entry: FleetRequest, replicas: Sequence[ReplicaStatus]) -> ReplicaStatus:
-        return self.replicas[self._router.choose(entry.request, [replica.load for replica in replicas])]
+        return self.replicas[self._router.choose(_route_of(entry), [replica.load for replica in replicas])]
+
+    def _missing(self, entry: FleetRequest, replica: ReplicaStatus) -> int:
+        """Estimate of the prompt tokens that the replica would have to compute."""
+        return self._router.missing(_route_of(entry), replica.number)
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,21 +244,19 @@ class Placement:
         if len(self.replicas) == 1:  # the router has no choice to make
             entry.pending = len(entry.request.prompt_token_ids)
         else:
-            entry.is_routed = True
             # With a source, the engine loads the prompt's blocks, and about one token is left to compute.
-            entry.pending = 1 if entry.source is not None else self._router.missing(entry.request, replica.number)
-            self._router.sent(entry.request, replica.number)
+            entry.pending = 1 if entry.source is not None else self._missing(entry, replica)
+            self._router.sent(_route_of(entry), replica.number)
         replica.load.num_open += entry.num_sequences
         replica.load.pending += entry.pending
         replica.pending[entry.account] = replica.pending.get(entry.account, 0) + entry.pending
         return True
 
-    def has_output(self, replica: ReplicaStatus, entry: FleetRequest, num_cached_tokens: int) -> None:
-        """Note a request's output; the first one says how many tokens of its prompt were cached."""
-        if entry.pending:
-            if entry.is_routed:
-                self._router.found(entry.request.request_id, num_cached_tokens)
-            self._settle(replica, entry)
+    def prompt_computed(self, replica: ReplicaStatus, entry: FleetRequest, num_cached_tokens: int) -> None:
+        """Note a request's first output at its replica, which says how many tokens of its prompt were cached."""
+        if entry.route is not None:
+            self._router.found(entry.route, num_cached_tokens)
+        self._settle(replica, entry)
 
     def _settle(self, replica: ReplicaStatus, entry: FleetRequest) -> None:
         """Take a prompt that is computed, or will not be, out of its replica's load."""
@@ -294,6 +278,12 @@ class Placement:
 
     def forget_route(self, entry: FleetRequest, answers: Sequence[Sequence[int]] = ()) -> None:
         """Have the router forget a request; `answers` are its tokens if it ended at its replica."""
-        if entry.is_routed:
-            self._router.ended(entry.request.request_id, answers)
-            entry.is_routed = False
+        if entry.route is not None:
+            self._router.ended(entry.route, answers)
+            entry.route = None
+
+
+def _route_of(entry: FleetRequest) -> Route:
+    if entry.route is None:
+        entry.route = Route(entry.request)
+    return entry.route

@@ -1,6 +1,6 @@
 """Routers, which choose the engine for a request. Pure: no I/O, no clock; equal calls give equal results.
 
-    choose(request, loads) ──> replica     sent(request, replica)     found(request_id, ...)     ended(request_id, ...)
+    choose(route, loads) ──> replica        sent(route, replica)        found(route, ...)        ended(route, ...)
 
 `PrefixRouter` estimates which blocks each replica has cached. It keeps a shadow of each prefix cache: hashes of the
 blocks of all requests sent there, as many as the engine has blocks, evicted least recently used first. `found` corrects
@@ -14,8 +14,8 @@ from random import Random
 from typing import Protocol
 from zlib import crc32
 
-from penstock.api.request import Request
 from penstock.core.prefix_cache import cache_namespace
+from penstock.fleet.request import Route
 
 MAX_SCANNED = 16
 """Maximum replicas to compare. Of more, half of this many with the longest cached prefixes, and random others."""
@@ -47,19 +47,19 @@ class Router(Protocol):
     def lost(self, replica: int) -> None:
         """Note that a replica's engine died, and its cache with it."""
 
-    def choose(self, request: Request, loads: Sequence[ReplicaLoad]) -> int:
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
         """The best replica for the request now; `loads` has at least one."""
 
-    def missing(self, request: Request, replica: int) -> int:
+    def missing(self, route: Route, replica: int) -> int:
         """Estimate of the prompt tokens that the replica would have to compute; at least 1."""
 
-    def sent(self, request: Request, replica: int) -> None:
+    def sent(self, route: Route, replica: int) -> None:
         """Note that a request was handed over to a replica."""
 
-    def found(self, request_id: str, num_cached_tokens: int) -> None:
+    def found(self, route: Route, num_cached_tokens: int) -> None:
         """Note how many tokens of a request's prompt were cached, from its first output."""
 
-    def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
+    def ended(self, route: Route, answers: Sequence[Sequence[int]] = ()) -> None:
         """Note that a request has left its replica or the queue; `answers` are its tokens if it ended there."""
 
 
@@ -80,26 +80,26 @@ class RoundRobin:
     def lost(self, replica: int) -> None:
         return None
 
-    def choose(self, request: Request, loads: Sequence[ReplicaLoad]) -> int:
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
         return min((load.replica <= self._last, load.replica) for load in loads)[1]
 
-    def missing(self, request: Request, replica: int) -> int:
-        return len(request.prompt_token_ids)
+    def missing(self, route: Route, replica: int) -> int:
+        return len(route.request.prompt_token_ids)
 
-    def sent(self, request: Request, replica: int) -> None:
+    def sent(self, route: Route, replica: int) -> None:
         self._last = replica
 
-    def found(self, request_id: str, num_cached_tokens: int) -> None:
+    def found(self, route: Route, num_cached_tokens: int) -> None:
         return None
 
-    def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
+    def ended(self, route: Route, answers: Sequence[Sequence[int]] = ()) -> None:
         return None
 
 
 class LeastLoaded(RoundRobin):
     """The replica with the fewest open sequences; equal replicas take turns."""
 
-    def choose(self, request: Request, loads: Sequence[ReplicaLoad]) -> int:
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
         return min((load.num_open, load.replica <= self._last, load.replica) for load in loads)[2]
 
 
@@ -110,19 +110,6 @@ class _Shadow:
     num_blocks: int
     block_size: int
     blocks: OrderedDict[int, int] = field(default_factory=OrderedDict)
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A request that the router knows: its blocks' keys and, once sent, the blocks that were expected to be cached."""
-
-    request: Request
-    chains: dict[int, list[int]] = field(default_factory=dict)
-    """Keys of its prompt's full blocks, by block size."""
-    replica: int | None = None
-    ticket: int = 0
-    touched: list[int] = field(default_factory=list)
-    """Ticket of the last request that touched each block that was expected to be cached."""
 
 
 class PrefixRouter:
@@ -143,10 +130,7 @@ class PrefixRouter:
         self._shadows: dict[int, _Shadow] = {}
         self._block_sizes: set[int] = set()
         self._holders: dict[int, int] = {}  # block key -> bit set of the replicas that have the block
-        self._sent: dict[str, _Sent] = {}
-        self._unconfirmed: set[int] = (
-            set()
-        )  # tickets of requests without an output, whose blocks may not be computed yet
+        self._unconfirmed: set[int] = set()  # tickets of requests without an output: blocks may not be computed yet
         self._num_tickets = 0
         self._random = Random(seed)
 
@@ -167,11 +151,11 @@ class PrefixRouter:
                 self._drop_holder(key, replica)
             shadow.blocks.clear()
 
-    def choose(self, request: Request, loads: Sequence[ReplicaLoad]) -> int:
-        cached = self._cached(request)
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
+        cached = self._cached(route)
         if len(loads) > MAX_SCANNED:
             loads = self._candidates(cached, loads)
-        length = len(request.prompt_token_ids)
+        length = len(route.request.prompt_token_ids)
 
         def cost(load: ReplicaLoad) -> tuple[int, int, int, int]:
             tokens = max(1, length - cached.get(load.replica, 0)) + load.pending
@@ -194,16 +178,15 @@ class PrefixRouter:
             chosen |= {load.replica: load for load in loads if load.replica in wanted}
         return list(chosen.values())
 
-    def missing(self, request: Request, replica: int) -> int:
-        return max(1, len(request.prompt_token_ids) - self._cached(request).get(replica, 0))
+    def missing(self, route: Route, replica: int) -> int:
+        return max(1, len(route.request.prompt_token_ids) - self._cached(route).get(replica, 0))
 
-    def _cached(self, request: Request) -> dict[int, int]:
+    def _cached(self, route: Route) -> dict[int, int]:
         """Estimate of cached prompt tokens, for the replicas that have any."""
-        known = self._known(request)
         cached: dict[int, int] = {}
         for block_size in self._block_sizes:
             alive = -1
-            for depth, key in enumerate(self._chain(known, block_size)):
+            for depth, key in enumerate(self._chain(route, block_size)):
                 holders = alive & self._holders.get(key, 0)
                 if depth:
                     _note(cached, alive & ~holders, depth * block_size)
@@ -211,36 +194,29 @@ class PrefixRouter:
                 if not alive:
                     break
             else:
-                depth = len(self._chain(known, block_size))
+                depth = len(self._chain(route, block_size))
                 _note(cached, alive if depth else 0, depth * block_size)
         return cached
 
-    def _known(self, request: Request) -> _Sent:
-        known = self._sent.get(request.request_id)
-        if known is None:
-            known = self._sent[request.request_id] = _Sent(request)
-        return known
-
-    def _chain(self, known: _Sent, block_size: int) -> list[int]:
-        chain = known.chains.get(block_size)
+    def _chain(self, route: Route, block_size: int) -> list[int]:
+        chain = route.chains.get(block_size)
         if chain is None:
-            first = hash((crc32(cache_namespace(known.request).encode()), block_size))
-            chain = known.chains[block_size] = list(_keys(first, known.request.prompt_token_ids, block_size))
+            first = hash((crc32(cache_namespace(route.request).encode()), block_size))
+            chain = route.chains[block_size] = list(_keys(first, route.request.prompt_token_ids, block_size))
         return chain
 
-    def sent(self, request: Request, replica: int) -> None:
-        shadow, known = self._shadows[replica], self._known(request)
-        chain = self._chain(known, shadow.block_size)
-        known.replica, known.ticket, known.touched = replica, self._num_tickets, []
-        for key in chain[
-            : (len(request.prompt_token_ids) - 1) // shadow.block_size
-        ]:  # the last token is always computed
+    def sent(self, route: Route, replica: int) -> None:
+        shadow = self._shadows[replica]
+        chain = self._chain(route, shadow.block_size)
+        route.replica, route.ticket, route.touched = replica, self._num_tickets, []
+        num_prompt_tokens = len(route.request.prompt_token_ids)
+        for key in chain[: (num_prompt_tokens - 1) // shadow.block_size]:  # the last token is always computed
             if key not in shadow.blocks:
                 break
-            known.touched.append(shadow.blocks[key])
+            route.touched.append(shadow.blocks[key])
         self._num_tickets += 1
-        self._unconfirmed.add(known.ticket)
-        self._touch(replica, shadow, chain, known.ticket)
+        self._unconfirmed.add(route.ticket)
+        self._touch(replica, shadow, chain, route.ticket)
 
     def _touch(self, replica: int, shadow: _Shadow, chain: Sequence[int], ticket: int) -> None:
         for key in reversed(chain):  # the deepest blocks are evicted first, as in the engine
@@ -258,38 +234,36 @@ class PrefixRouter:
         else:
             del self._holders[key]
 
-    def found(self, request_id: str, num_cached_tokens: int) -> None:
+    def found(self, route: Route, num_cached_tokens: int) -> None:
         """Evict from the shadow the blocks that were not found, and all older ones: the engine evicts oldest first."""
-        known = self._sent.get(request_id)
-        if known is None or known.replica is None or known.ticket not in self._unconfirmed:
+        if route.replica is None or route.ticket not in self._unconfirmed:
             return
-        self._unconfirmed.remove(known.ticket)
-        shadow = self._shadows.get(known.replica)
+        self._unconfirmed.remove(route.ticket)
+        shadow = self._shadows.get(route.replica)
         if shadow is None:
             return
         num_found = num_cached_tokens // shadow.block_size
-        if num_found >= len(known.touched) or known.touched[num_found] in self._unconfirmed:
+        if num_found >= len(route.touched) or route.touched[num_found] in self._unconfirmed:
             return
-        oldest_left = known.touched[num_found]
+        oldest_left = route.touched[num_found]
         while shadow.blocks and next(iter(shadow.blocks.values())) <= oldest_left:
-            self._drop_holder(shadow.blocks.popitem(last=False)[0], known.replica)
+            self._drop_holder(shadow.blocks.popitem(last=False)[0], route.replica)
 
-    def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
-        known = self._sent.pop(request_id, None)
-        if known is None or known.replica is None:
+    def ended(self, route: Route, answers: Sequence[Sequence[int]] = ()) -> None:
+        if route.replica is None:
             return
-        self._unconfirmed.discard(known.ticket)
-        shadow = self._shadows.get(known.replica)
+        self._unconfirmed.discard(route.ticket)
+        shadow = self._shadows.get(route.replica)
         if shadow is None:
             return
-        prompt, size = known.request.prompt_token_ids, shadow.block_size
-        chain = self._chain(known, size)
+        prompt, size = route.request.prompt_token_ids, shadow.block_size
+        chain = self._chain(route, size)
         for answer in answers:
-            last = chain[-1] if chain else hash((crc32(cache_namespace(known.request).encode()), size))
+            last = chain[-1] if chain else hash((crc32(cache_namespace(route.request).encode()), size))
             rest = (*prompt[len(chain) * size :], *answer[:-1])  # the last token is never computed
             keys = list(_keys(last, rest, size))
             if keys:
-                self._touch(known.replica, shadow, [*chain, *keys], self._num_tickets)
+                self._touch(route.replica, shadow, [*chain, *keys], self._num_tickets)
                 self._num_tickets += 1
 
 

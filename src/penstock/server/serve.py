@@ -283,7 +283,7 @@ async def _answer_http(
         )
         await _first_of(serving, stop.at_once.wait(), engine.drained(), timeout=drain_timeout)
     if stop.at_once.is_set():
-        engine.lose(EngineDeadError(SHUTTING_DOWN))
+        engine.fail_all(EngineDeadError(SHUTTING_DOWN))
     else:
         engine.abort_all(SHUTTING_DOWN)
     server.should_exit = True
