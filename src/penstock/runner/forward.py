@@ -28,7 +28,7 @@ from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.system.reserve import FIRST_TOKENS
+from penstock.system.allocator import FIRST_TOKENS
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
@@ -48,7 +48,7 @@ class KVCache:
         """
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
-        own = spec.share(settings.tensor_parallel_size)
+        own = spec.shard(settings.tensor_parallel_size)
         kept = [layer.facts.cache for layer in own.layers]
         self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
         self.layers: list[AnyCache | None] = [None] * len(kept)
