@@ -25,9 +25,9 @@ from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_spec import TokenScoreHead
-from penstock.models.adaptable import adaptable
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
+from penstock.models.sizes import adaptable
 from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine

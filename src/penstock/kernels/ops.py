@@ -56,6 +56,7 @@ from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
 from penstock.native import Library
+from penstock.native.program import empty_rows
 from penstock.system.allocator import Allocator
 
 
@@ -123,6 +124,9 @@ class Ops:
     """(x [rows, any], out [rows, any], which): copies columns of `x` to columns of `out`."""
     scale: Callable[[Tensor, float], Tensor]
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
+
+    empty_rows: Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
+    """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
 
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
     argmax: Callable[[Tensor], Tensor]
@@ -200,6 +204,7 @@ def reference_ops(
         gather=gather,
         copy_columns=copy_columns,
         scale=scale,
+        empty_rows=empty_rows,
         argmax=argmax,
         sample=sample,
         topk_logprobs=topk_logprobs,

@@ -43,7 +43,7 @@ class KVCache:
     def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops) -> None:
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
-        own = spec.share(settings.tensor_parallel_size)
+        own = spec.shard(settings.tensor_parallel_size)
         kept = [layer.facts.cache for layer in own.layers]
         self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
         self.layers: list[AnyCache | None] = [None] * len(kept)

@@ -14,9 +14,9 @@ from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, Step
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops, make_ops
-from penstock.models.adaptable import adaptable
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
+from penstock.models.sizes import adaptable
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
