@@ -96,7 +96,15 @@ class TorchRunner:
         if settings.speculation is None or not settings.speculation.mtp:
             return None
         memory, dtype = settings.memory, getattr(torch, settings.dtype)
-        return HiddenStates(memory.num_blocks, memory.block_size, self._model.spec.hidden_size, dtype, self._device)
+        return HiddenStates(
+            self._ops,
+            memory.num_blocks,
+            memory.block_size,
+            settings.max_num_seqs,
+            self._model.spec.hidden_size,
+            dtype,
+            self._device,
+        )
 
     @property
     def model(self) -> Decoder:
