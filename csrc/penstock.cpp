@@ -4,6 +4,7 @@
 // each process, as the engine's step loop is; each calling thread has scratch memory of its own.
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <type_traits>
 
 #include "ops.h"
@@ -15,6 +16,10 @@
 
 namespace penstock {
 
+namespace generic { extern const Ops table; }
+namespace neon { extern const Ops table; }
+namespace neon_dotprod { extern const Ops table; }
+namespace neon_bf16 { extern const Ops table; }
 namespace avx2 { extern const Ops table; }
 namespace avx512 { extern const Ops table; }
 namespace avx512_vnni { extern const Ops table; }
@@ -46,6 +51,18 @@ const InstructionSet kSets[] = {
 #endif
 #if defined(PENSTOCK_HAS_avx2)
     {"avx2", &avx2::table, &Processor::avx2},
+#endif
+#if defined(PENSTOCK_HAS_neon_bf16)
+    {"neon_bf16", &neon_bf16::table, &Processor::neon_bf16},
+#endif
+#if defined(PENSTOCK_HAS_neon_dotprod)
+    {"neon_dotprod", &neon_dotprod::table, &Processor::neon_dotprod},
+#endif
+#if defined(PENSTOCK_HAS_neon)
+    {"neon", &neon::table, &Processor::neon},
+#endif
+#if defined(PENSTOCK_HAS_generic)
+    {"generic", &generic::table, &Processor::generic},
 #endif
 #if defined(PENSTOCK_HAS_amx_emulated)
     {"amx_emulated", &amx_emulated::table, &Processor::avx512_vnni},
@@ -218,6 +235,11 @@ EXPORT const char* penstock_choose(const char* name) {
         }
     }
     return nullptr;
+}
+
+// Name of the instruction set at `index` among those that are built, best first; null: there are fewer.
+EXPORT const char* penstock_built(int64_t index) {
+    return index < static_cast<int64_t>(std::size(kSets)) ? kSets[index].name : nullptr;
 }
 
 // Prefault the bytes `from` to `to` of `memory`, on all threads. Their content is kept.

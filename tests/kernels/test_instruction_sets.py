@@ -67,7 +67,8 @@ def test_products_of_integers_and_wide_floats_and_draws_are_the_same_bits_on_eve
         [sys.executable, "-c", DIGESTS, *NAMES], capture_output=True, text=True, timeout=120, check=True
     )
     digests = json.loads(run.stdout)
-    assert "avx2" in digests["all"]
+    if len(digests["all"]) < 2:
+        pytest.skip(f"the library was built with {', '.join(digests['all'])} alone")
     for group in digests.values():  # all sets, and the sets with tiles: on a machine with AMX, it and its emulation
         assert len({tuple(digest) for digest in group.values()}) == 1, digests
 
@@ -84,5 +85,5 @@ def test_products_by_emulated_tiles_pass_the_tests_of_the_linear_map() -> None:
         check=False,
     )
     if "this machine does not have it" in run.stdout:
-        pytest.skip("this machine has no AVX-512, or the library was built as a wheel")
+        pytest.skip("this machine has no AVX-512, or the library was built without amx_emulated")
     assert run.returncode == 0, run.stdout

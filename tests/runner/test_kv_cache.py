@@ -12,7 +12,7 @@ from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.ops import make_ops
 from penstock.models.registry import read_spec
 from penstock.runner.forward import KVCache
-from penstock.system.reserve import FIRST_TOKENS
+from penstock.system.allocator import FIRST_TOKENS
 from tests.kernels.versions import needs_native
 from tests.support.pages import backed_bytes
 from tests.support.stepping import kept, settings_for, spying

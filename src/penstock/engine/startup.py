@@ -1,12 +1,13 @@
 """Start-up work concurrent with the import of torch, which occupies one core for a second or two.
 
-Another core pre-faults the memory for packed weights and for the first part of the KV pool (`reserve`).
+If the cache has the model's packed weights, their pages are verified. If not, the memory that packed weights will fill,
+and the first part of the KV pool, are pre-faulted (`Allocator`).
 """
 
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,26 +20,27 @@ from penstock.config.settings import Settings, resolve
 from penstock.errors import PenstockError
 from penstock.models.loading import packed_key
 from penstock.models.registry import read_facts
-from penstock.system import packed_cache
+from penstock.system.allocator import FIRST_TOKENS, Allocator, Arena
 from penstock.system.host import free_memory, physical_cores, trim_heaps
-from penstock.system.reserve import FIRST_TOKENS, Arena, Reserve, opened
+from penstock.system.packed_cache import PackedFile, PackedFileWriter
+from penstock.system.start import Start
 
 
 @contextmanager
-def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
-    """Context for importing torch and loading the model; call the yielded function between the two.
+def starting(config: EngineConfig) -> Iterator[Start]:
+    """Import torch and load the model with the yielded start within this context; call `imported` between the two.
 
-    Until that call garbage collection is off, and an idle core pre-faults memory if the model is a local folder.
+    Until that call garbage collection is off, and an idle core works for the model if it is a local folder. At the end
+    of the context the unused memory is returned.
     """
     collecting = gc.isenabled()
     settings = None if "torch" in sys.modules else _expected_settings(config)
     with ExitStack() as held:
         found, writer = (None, None) if settings is None else _open_packed(config, settings, held)
-        reserve = None if settings is None else _make_reserve(settings.memory, found, writer)
+        allocator = Allocator() if settings is None or found is not None else _pre_faulting(settings.memory, writer)
 
         def imported() -> None:
-            if reserve is not None:
-                reserve.stop()
+            allocator.stop()
             if collecting and not gc.isenabled():
                 if not gc.get_freeze_count():  # the application froze nothing itself
                     gc.freeze()
@@ -47,18 +49,18 @@ def starting(config: EngineConfig) -> Iterator[Callable[[], None]]:
 
         gc.disable()  # a tenth of the import
         try:
-            with opened(reserve), packed_cache.opened(found, writer):
-                yield imported
+            yield Start(allocator, found, writer, imported)
         finally:
             imported()
+            allocator.give_back_rest()
             trim_heaps()  # some 15 MiB that imports and loading leave in every engine
 
 
 def _open_packed(
     config: EngineConfig, settings: Settings, held: ExitStack
-) -> tuple[packed_cache.PackedFile | None, packed_cache.PackedFileWriter | None]:
-    """Open the model's cached packed weights, which are verified while torch is imported. On a miss, begin a writer,
-    which `held` closes, unless another process is packing them.
+) -> tuple[PackedFile | None, PackedFileWriter | None]:
+    """The model's cached packed weights, verified while torch is imported; on a miss a writer, which `held` closes,
+    unless another process packs them.
     """
     cache = packed_key.packed_cache(settings)
     key = None
@@ -81,17 +83,21 @@ def _open_packed(
         return None, writer
 
 
-def _make_reserve(
-    plan: MemoryPlan, found: packed_cache.PackedFile | None, writer: packed_cache.PackedFileWriter | None
-) -> Reserve | None:
+def _pre_faulting(plan: MemoryPlan, writer: PackedFileWriter | None) -> Allocator:
+    """An allocator that pre-faults the memory of packed weights, in the writer's file if there is one, and the first
+    part of the KV pool.
+
+    Only for weights that will be packed: otherwise it delays the import of torch by more than it saves
+    (docs/architecture.md, "Design decisions").
+    """
     first_tokens = min(FIRST_TOKENS, plan.num_tokens) * plan.kv_cache // plan.num_tokens
-    weights = plan.weights if found is None and writer is None else 0
+    weights = plan.weights if writer is None else 0
     to_back = min(weights + first_tokens, free_memory() // 2)
     try:
         arena = Arena(2 * plan.weights + plan.kv_cache, to_back)  # more than they take, but of addresses only
     except OSError:
-        return None
-    return Reserve(arena, None if writer is None else writer.arena)
+        return Allocator()
+    return Allocator(arena, None if writer is None else writer.arena)
 
 
 def _on_idle_cores(device: str) -> bool:

@@ -9,7 +9,7 @@ reference. Operations on memory in a layout of the backend's own are methods of 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, put, sample, take, topk_logprobs
 from penstock.native import Library
+from penstock.native.program import empty_rows, from_host, on_host
+from penstock.system.allocator import Allocator
 
 
 class Penalize(Protocol):
@@ -132,6 +134,13 @@ class Ops:
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
     activate: ActivateOp
 
+    empty_rows: Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
+    """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
+    from_host: Callable[[NDArray[Any], Tensor], Tensor]
+    """(array, like) -> the array on the device of `like`; without a copy if that is the host."""
+    on_host: Callable[[Tensor], NDArray[Any]]
+    """(x) -> its content; without a copy if it is on the host."""
+
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
     argmax: Callable[[Tensor], NDArray[np.int64]]
     """(logits) -> [rows]: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
@@ -158,33 +167,45 @@ class Ops:
     collective: Collective
     """Gathers the outputs of layers whose rows are divided among ranks."""
 
+    allocator: Allocator
+    """Allocates host memory: of weights, caches and states on a CPU."""
+
     library: Library | None = None
     """The native library, if it computes the layers' operations: then calls can be recorded."""
 
 
-def make_ops(device: torch.device, collective: Collective | None = None, *, widened_weights: bool = False) -> Ops:
+def make_ops(
+    device: torch.device,
+    collective: Collective | None = None,
+    *,
+    widened_weights: bool = False,
+    allocator: Allocator | None = None,
+) -> Ops:
     """The fastest available operations for `device`.
 
     Args:
         collective: of a rank, if there are several.
         widened_weights: see `reference_ops`; the native kernels multiply weights as they are stored.
+        allocator: of host memory; None: the system's.
     """
     library = native.library()
     if library is None:
-        return reference_ops(collective, widened_weights=widened_weights)
+        return reference_ops(collective, widened_weights=widened_weights, allocator=allocator)
     if device.type == "cpu":
-        return native_ops(library, collective)
-    return _quantizing_by(library, reference_ops(collective))
+        return native_ops(library, collective, allocator)
+    return _quantizing_by(library, reference_ops(collective, allocator=allocator))
 
 
-def reference_ops(collective: Collective | None = None, *, widened_weights: bool = False) -> Ops:
+def reference_ops(
+    collective: Collective | None = None, *, widened_weights: bool = False, allocator: Allocator | None = None
+) -> Ops:
     """Operations in plain torch, on any device; `widened_weights`: see `ReferenceWeight`."""
-    collective = collective or Alone()
+    collective, allocator = collective or Alone(), allocator or Allocator()
     return Ops(
         new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
-        new_caches=new_caches,
-        new_states=partial(new_states, copy_rows=copy_rows),
+        new_caches=partial(new_caches, allocator=allocator),
+        new_states=partial(new_states, allocator=allocator, copy_rows=copy_rows),
         causal_conv=causal_conv,
         gated_delta_rule=gated_delta_rule,
         state_space_scan=state_space_scan,
@@ -203,6 +224,9 @@ def reference_ops(collective: Collective | None = None, *, widened_weights: bool
         copy_columns=copy_columns,
         scale=scale,
         activate=activate,
+        empty_rows=empty_rows,
+        from_host=from_host,
+        on_host=on_host,
         argmax=argmax,
         sample=sample,
         topk_logprobs=topk_logprobs,
@@ -213,21 +237,22 @@ def reference_ops(collective: Collective | None = None, *, widened_weights: bool
         lay_out=lay_out,
         quantize=quantize,
         collective=collective,
+        allocator=allocator,
     )
 
 
-def native_ops(library: Library, collective: Collective | None = None) -> Ops:
+def native_ops(library: Library, collective: Collective | None = None, allocator: Allocator | None = None) -> Ops:
     """Operations in C++, on the CPU."""
-    collective = collective or Alone()
+    collective, allocator = collective or Alone(), allocator or Allocator()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent = RecurrentKernels(library)
     mixture = MixtureKernels(library, collective)
     return replace(
-        _quantizing_by(library, reference_ops(collective)),
-        new_weight=LinearKernels(library).new_weight,
+        _quantizing_by(library, reference_ops(collective, allocator=allocator)),
+        new_weight=LinearKernels(library, allocator).new_weight,
         new_lora=LoraKernels(library).new_lora,
-        new_caches=AttentionKernels(library).new_caches,
-        new_states=partial(new_states, copy_rows=elementwise.copy_rows),
+        new_caches=AttentionKernels(library, allocator).new_caches,
+        new_states=partial(new_states, allocator=allocator, copy_rows=elementwise.copy_rows),
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,
         state_space_scan=recurrent.state_space_scan,

@@ -5,18 +5,22 @@ and rounded to float32, an angle is the float32 product of position and frequenc
 cosine and sine are computed in float64 and rounded once (`portable_math.py`).
 """
 
+from __future__ import annotations
+
 import math
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.layers.portable_math import cosines_and_sines, log, power
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.native.program import from_host
-from penstock.quantization.base import WeightFactory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.quantization.base import WeightFactory
 
 Floats = NDArray[np.float64]
 
@@ -32,15 +36,15 @@ class Rotary:
 
     def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
         self._frequencies, self._factor = rope_frequencies(config, max_positions)
-        self._table = torch.empty(max_positions, 2, len(self._frequencies), device=factory.device)
-        self._ops = factory.ops
+        self._num_positions, self._constant, self._ops = max_positions, factory.constant, factory.ops
+        self._table = factory.constant(np.empty((max_positions, 2, len(self._frequencies)), np.float32))
 
     def compute_page(self, page: int) -> None:
         """Compute the rows of the positions from `page * PAGE` on."""
-        positions = np.arange(page * PAGE, min((page + 1) * PAGE, len(self._table)))
+        positions = np.arange(page * PAGE, min((page + 1) * PAGE, self._num_positions))
         angles = positions[:, None].astype(np.float32) * self._frequencies
         rows = (np.stack(cosines_and_sines(angles), 1) * self._factor).astype(np.float32)
-        self._ops.scatter(*(from_host(array, self._table) for array in (rows, positions)), self._table)
+        self._ops.scatter(self._constant(rows), self._constant(positions), self._table)
 
     def angles(self, positions: Tensor) -> Tensor:
         """Cosines and sines of `positions` [num_tokens], all of them computed -> [num_tokens, 2, dim / 2] float32."""
@@ -53,7 +57,7 @@ class Temperatures:
     def __init__(self, config: TemperatureConfig, max_positions: int, factory: WeightFactory) -> None:
         periods = (np.arange(max_positions) + config.first) // config.every
         logs = np.array([log(1 + period) for period in range(periods[-1] + 1)])
-        self._table = torch.from_numpy((1 + config.beta * logs).astype(np.float32)[periods, None]).to(factory.device)
+        self._table = factory.constant((1 + config.beta * logs).astype(np.float32)[periods, None])
         self._gather = factory.ops.gather
 
     def at(self, positions: Tensor) -> Tensor:
@@ -121,7 +125,8 @@ def _yarn(config: RopeConfig, frequencies: Floats) -> Floats:
     if low == high:
         high += 0.001  # as in the original implementation: avoids a ramp of width 0
     kept = 1 - np.clip((np.arange(config.dim // 2) - low) / (high - low), 0, 1)
-    return frequencies / config.factor * (1 - kept) + frequencies * kept
+    scaled: Floats = frequencies / config.factor * (1 - kept) + frequencies * kept
+    return scaled
 
 
 def _yarn_attention_factor(config: RopeConfig) -> float:

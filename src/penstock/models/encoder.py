@@ -1,18 +1,16 @@
 """The encoder: takes the token ids of whole texts, and returns one vector per text."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.checkpoint.encoder_config import Pooling
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
 from penstock.kernels.elementwise import Columns
-from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, TokenScoreHead
 from penstock.layers.linear import Linear
@@ -20,8 +18,15 @@ from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.spec import ModelSpec
-from penstock.native.program import empty_rows, from_host, on_host
-from penstock.quantization.base import WeightFactory
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.kernels.ops import Ops
+    from penstock.quantization.base import WeightFactory
 
 Rows = NDArray[np.float32]
 Span = tuple[int, int]
@@ -37,7 +42,7 @@ class Encoder:
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            max_positions: the maximum model length in tokens.
+            max_positions: see `PositionTables`.
         """
         assert spec.encoder is not None
         self.spec, self.ends = spec, spec.encoder
@@ -72,31 +77,38 @@ class Encoder:
         step = self.positions.inputs(positions)
         for layer in self.layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))
-        return _converted(self._residual.normed(stream, self._final_norm)[0], torch.float32, self._ops)
+        return _wide(self._residual.normed(stream, self._final_norm)[0], self._ops)
 
     def vectors(self, hidden: Tensor, spans: Sequence[Span]) -> Rows:
         """The vectors [texts, vector_size] of the texts whose tokens are at `spans` of `hidden`, a result of `forward`.
 
         Reductions are computed text by text, because the order of numpy's sums may depend on the number of rows.
         """
-        rows = on_host(hidden)
+        rows = self._ops.on_host(hidden)
         pooled = np.stack([_pool(rows[first:last], self.ends.pooling) for first, last in spans])
-        x = _converted(from_host(pooled, hidden), self._dtype, self._ops)
+        x = _converted(self._ops.from_host(pooled, hidden), self._dtype, self._ops)
         for part in self._head:
             x = part(x)
-        vectors: Rows = on_host(_converted(x, torch.float32, self._ops))
+        vectors: Rows = self._ops.on_host(_wide(x, self._ops))
         return vectors
 
-    def ignored_tensors(self) -> "re.Pattern[str]":
+    def ignored_tensors(self) -> re.Pattern[str]:
         """A pattern of the checkpoint tensors that are not loaded."""
         return re.compile("|".join(self.spec.names.ignored))
+
+
+def _wide(x: Tensor, ops: Ops) -> Tensor:
+    """`x` [rows, columns] in float32."""
+    import torch  # not above: a build that records sizes has no torch
+
+    return _converted(x, torch.float32, ops)
 
 
 def _converted(x: Tensor, dtype: torch.dtype, ops: Ops) -> Tensor:
     """`x` [rows, columns] in another dtype, rounded once."""
     if x.dtype == dtype:
         return x
-    out = empty_rows(x, (x.shape[1],), dtype)
+    out = ops.empty_rows(x, (x.shape[1],), dtype)
     ops.copy_columns(x, out, Columns(0, 0, x.shape[1]))
     return out
 
@@ -135,7 +147,7 @@ class _Dense:
     """A linear layer on each vector, with an optional activation."""
 
     def __init__(self, spec: DenseSpec, factory: WeightFactory) -> None:
-        self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias)
+        self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias, adaptable=False)
         self._activation, self._ops = spec.activation, factory.ops
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -161,7 +173,7 @@ class _TokenScoreHead:
 
     def __init__(self, spec: TokenScoreHead, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
         tokens = [spec.true_token] if spec.false_token is None else [spec.true_token, spec.false_token]
-        self._ids, self._ops = np.array(tokens, np.int64), factory.ops
+        self._ids, self._ops = factory.constant(np.array(tokens, np.int64)), factory.ops
         self._embedding, self._rows = embedding, None
         if spec.output is not None:
             shape = (embedding.vocab_size, ends.hidden_size)
@@ -169,12 +181,12 @@ class _TokenScoreHead:
             factory.add_parameter(spec.output, _SomeRows(self._rows, tokens, shape))
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = self._embedding(from_host(self._ids, x)) if self._rows is None else self._rows
-        weights, texts = (on_host(_converted(part, torch.float32, self._ops)).astype(np.float64) for part in (rows, x))
+        rows = self._embedding(self._ids) if self._rows is None else self._rows
+        weights, texts = (self._ops.on_host(_wide(part, self._ops)).astype(np.float64) for part in (rows, x))
         if len(weights) > 1:
             weights = weights[:1] - weights[1:]
         scores = np.array([(weights * one).sum(1) for one in texts])  # one text at a time: see `Encoder.vectors`
-        return from_host(scores.astype(np.float32), x)
+        return self._ops.from_host(scores.astype(np.float32), x)
 
 
 def _head_part(

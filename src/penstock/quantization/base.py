@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.feed_forward import Activation
@@ -21,7 +22,6 @@ from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, 
 from penstock.kernels.lora import LoraTable
 from penstock.kernels.ops import Ops
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
-from penstock.system import reserve
 
 _LARGE_BYTES = 2**16
 """Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""
@@ -190,6 +190,7 @@ class WeightFactory:
             lookup: returns the packed form of a name in `made` from the cache of packed weights; None on a miss.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
+        self.logits_dtype = torch.float32  # of the output projection's results, and of a router's
         self._stored = stored
         self.ranks = ops.collective.ranks
         self.parameters: dict[str, Parameter] = {}
@@ -405,10 +406,15 @@ class WeightFactory:
         """Allocate the weight of a norm: in float32 if it has an offset, which would lose low bits in 16 bits."""
         return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
 
-    def float32(self, name: str, *pieces: Piece | int) -> Tensor:
-        """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens."""
+    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> Tensor:
+        """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens.
+
+        Args:
+            factor: as in `tensor`.
+        """
         divided = tuple(piece if isinstance(piece, Piece) else Piece(piece) for piece in pieces)
-        return self.tensor(name, sum(piece.rows for piece in divided), dtype=torch.float32, pieces=divided)
+        total = sum(piece.rows for piece in divided)
+        return self.tensor(name, total, dtype=torch.float32, factor=factor, pieces=divided)
 
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
@@ -422,8 +428,12 @@ class WeightFactory:
         dtype = dtype or self.dtype
         size = math.prod(shape) * dtype.itemsize
         if self.device.type == "cpu" and size >= _LARGE_BYTES:
-            return torch.from_numpy(reserve.zeros(size, for_weights=True)).view(dtype).view(shape)
+            return torch.from_numpy(self.ops.allocator.zeros(size, for_weights=True)).view(dtype).view(shape)
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def constant(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
+        return torch.from_numpy(values).to(self.device, dtype)
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate the tensor of the parameter `name`, filled on a cache hit."""

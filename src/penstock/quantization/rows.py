@@ -1,15 +1,17 @@
 """Selects and reorders rows of checkpoint tensors on loading, such as the shard of a rank."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from torch import Tensor
-
 from penstock.config.ranks import Ranks
-from penstock.config.weight_formats import WeightFormat
-from penstock.kernels.linear.quantized import Quantized
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.config.weight_formats import WeightFormat
+    from penstock.kernels.linear.quantized import Quantized
     from penstock.quantization.base import Parameter
 
 
@@ -66,7 +68,7 @@ def _met(runs: Sequence[RowRun], first: int, count: int) -> Iterator[tuple[int, 
 class PickedRows:
     """Loads the rows of a tensor into `parameter` in another order, or only some of them."""
 
-    def __init__(self, parameter: "Parameter", runs: Sequence[RowRun], count: int | None = None) -> None:
+    def __init__(self, parameter: Parameter, runs: Sequence[RowRun], count: int | None = None) -> None:
         """
         Args:
             runs: the selected rows, in the checkpoint's order.
@@ -105,6 +107,5 @@ class OwnRows:
         self._weight, self._first, self._runs = weight, first, given.runs
 
     def load(self, first: int, rows: Tensor | Quantized) -> None:
-        count = len(rows.values) if isinstance(rows, Quantized) else len(rows)
-        for place, part in _met(self._runs, first, count):
+        for place, part in _met(self._runs, first, len(rows)):
             self._weight.load(self._first + place, rows[part])

@@ -24,11 +24,11 @@ from penstock.kernels.recurrent.states import StateCaches, StateShape
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
-from penstock.native.program import CannotRecordError, Program, from_host, memory_of
+from penstock.native.program import CannotRecordError, Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.system.reserve import FIRST_TOKENS
+from penstock.system.allocator import FIRST_TOKENS
 
 BACKING_SECONDS = 0.5
 _BLOCKS_AT_ONCE = 16
@@ -48,7 +48,7 @@ class KVCache:
         """
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
-        own = spec.share(settings.tensor_parallel_size)
+        own = spec.shard(settings.tensor_parallel_size)
         kept = [layer.facts.cache for layer in own.layers]
         self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
         self.layers: list[AnyCache | None] = [None] * len(kept)
@@ -226,7 +226,7 @@ class EagerForward:
 
     def logits(self, rows: list[int]) -> Tensor:
         self._adapters.begin_logits(rows)
-        row_ids = from_host(np.array(rows, np.int64), self._hidden[0])
+        row_ids = self._ops.from_host(np.array(rows, np.int64), self._hidden[0])
         return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
 
 
@@ -321,7 +321,7 @@ class RecordedForward:
         if self._holds(rows):
             return self._run_head(rows)
         self._adapters.begin_logits(rows)
-        row_ids = from_host(np.array(rows, np.int64), self._hidden[0])
+        row_ids = self._ops.from_host(np.array(rows, np.int64), self._hidden[0])
         return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
 
     def _holds(self, rows: list[int]) -> bool:

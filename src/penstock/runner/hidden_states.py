@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.kernels.ops import Ops
-from penstock.system import reserve
 
 
 class HiddenStates:
@@ -35,7 +34,7 @@ class HiddenStates:
         self._zeros = num_blocks * block_size
         shape = (self._zeros + 1 + num_own, size)
         if device.type == "cpu":
-            memory = torch.from_numpy(reserve.zeros(shape[0] * size * dtype.itemsize))
+            memory = torch.from_numpy(ops.allocator.zeros(shape[0] * size * dtype.itemsize))
             self.rows = memory.view(dtype).view(shape)
         else:
             self.rows = torch.zeros(shape, dtype=dtype, device=device)

@@ -7,7 +7,6 @@ import torch
 from penstock import native
 from penstock.config.memory import Machine
 from penstock.errors import ConfigError
-from penstock.system import reserve
 from penstock.system.host import free_memory, physical_cores
 
 
@@ -21,10 +20,7 @@ def detect_machine(device: str, measure_free: Callable[[], int] = free_memory) -
         ConfigError: there is no such device.
     """
     device = _settle(device)
-    if device == "cpu":
-        memory = measure_free() + reserve.num_backed()
-    else:
-        memory = int(torch.cuda.mem_get_info(torch.device(device))[0])
+    memory = measure_free() if device == "cpu" else int(torch.cuda.mem_get_info(torch.device(device))[0])
     library = native.library() if device == "cpu" else None
     return Machine(
         device=device,

@@ -17,7 +17,7 @@ from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.models.mtp import MTPHead
 from penstock.native import Library
-from penstock.native.program import CannotRecordError, Program, from_host, memory_of
+from penstock.native.program import CannotRecordError, Program, memory_of
 from penstock.runner.hidden_states import HiddenStates
 
 log = logging.getLogger(__name__)
@@ -67,12 +67,12 @@ class EagerMTP:
     def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> Tensor | None:
         head, ops, table = self._head, self._ops, self._hidden.rows
         head.positions.prepare(batch.positions)
-        hidden = ops.gather(table, from_host(before, table))
+        hidden = ops.gather(table, ops.from_host(before, table))
         mixed = head.mix_tokens(batch.tensor("token_ids"), batch.tensor("positions"), hidden, batch, self._cache)
         if not sampled:
             return None
-        normed = head.finish(mixed, from_host(np.array(sampled, np.int64), table))
-        ops.scatter(normed, from_host(_own_rows(self._hidden, len(sampled)), table), table)
+        normed = head.finish(mixed, ops.from_host(np.array(sampled, np.int64), table))
+        ops.scatter(normed, ops.from_host(_own_rows(self._hidden, len(sampled)), table), table)
         return head.logits(normed)
 
 
@@ -106,10 +106,9 @@ class RecordedMTP:
 
     def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> Tensor | None:
         self._head.positions.prepare(batch.positions)
-        for tensor, content in zip(
-            (self._token_ids, self._positions, self._before), (batch.token_ids, batch.positions, before), strict=True
-        ):
-            tensor.fill(content, batch.num_tokens)
+        self._token_ids.fill(batch.token_ids, batch.num_tokens)
+        self._positions.fill(batch.positions, batch.num_tokens)
+        self._before.fill(before, batch.num_tokens)
         self._batch.become(batch)
         tokens, count = self._tokens.segment(batch.num_tokens), len(sampled)
         if not sampled:

@@ -33,7 +33,6 @@ from penstock.api.request import TokenLogprob
 from penstock.core.plan import Ending, SampleBatch, StepResult
 from penstock.kernels.ops import Ops
 from penstock.kernels.sampling import SCALE, Controls
-from penstock.native.program import from_host
 from penstock.sampling.random import uniforms
 from penstock.sampling.state import BatchState, SlotStates
 
@@ -52,7 +51,7 @@ def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, 
     """
     masked = {*state.masked, *batch.mask.rows} if batch.mask is not None else state.masked
     copied = [row for row, _ in state.logprobs if row in masked] if masked else []
-    row_ids = from_host(np.array(copied, np.int64), logits)
+    row_ids = ops.from_host(np.array(copied, np.int64), logits)
     rows = ops.gather(logits, row_ids) if copied else None
     edits = _Edits(ops, logits)
     _bias(edits, batch, state.biased)
@@ -258,7 +257,7 @@ def _logprobs(ops: Ops, logits: Tensor, tokens: list[int], asked: list[tuple[int
     asking = [(row, count) for row, count in asked if tokens[row] >= 0]
     if asking:
         rows = [row for row, _ in asking]
-        some = logits if len(rows) == len(tokens) else ops.gather(logits, from_host(np.array(rows), logits))
+        some = logits if len(rows) == len(tokens) else ops.gather(logits, ops.from_host(np.array(rows), logits))
         entries = token_logprobs(ops, some, [tokens[row] for row in rows], [count for _, count in asking])
         for row, entry in zip(rows, entries, strict=True):
             logprobs[row] = entry

@@ -28,6 +28,7 @@ from penstock.fleet.launch import launch_engines, with_roles
 from penstock.fleet.link import Link
 from penstock.server.config import ServerConfig
 from penstock.server.listener import address_of, bound, is_open_to_others
+from penstock.system.host import shorten_pauses
 
 if TYPE_CHECKING:
     from penstock.fleet.fleet import Fleet
@@ -243,6 +244,7 @@ async def _serve(
         if engine is None:
             logger.info("stopped before the engines were ready")
             return 0
+        shorten_pauses()
         try:
             with _changing_by_signals(engine.fleet), _scaling(engine.fleet, config):
                 await _answer_http(engine, make_server(engine), listener, stop, config.drain_timeout)

@@ -1,12 +1,15 @@
 """Row-wise operations: gather and scatter, column copies, scaling, activations, sums, gates, normalization."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RMSNormOp(Protocol):
@@ -35,7 +38,7 @@ class AddRMSNormOp(Protocol):
         factor: float,
         *,
         bias: Tensor | None = None,
-        after: "NormWeight | None" = None,
+        after: NormWeight | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).

@@ -16,7 +16,7 @@ from penstock.native import Library
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class PackedWeight:
     def __init__(
         self,
         library: Library,
+        allocator: Allocator,
         rows: int,
         columns: int,
         format: WeightFormat,
@@ -47,7 +48,7 @@ class PackedWeight:
         stored: torch.dtype | None = None,
         precise: bool = False,
     ) -> None:
-        self._library = library
+        self._library, self._allocator = library, allocator
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
         self.activation = activation_of(activation, gated=gated)
         self.bias_dtype = torch.float32
@@ -97,7 +98,7 @@ class PackedWeight:
     def _memory(self) -> tuple[Tensor, Tensor]:
         """The packed weight and its row scales: allocated as zeros on first use, never if a packed form is adopted."""
         if self._data is None or self._row_scales is None:
-            data = torch.from_numpy(reserve.zeros(self._weight_bytes(self._handle), for_weights=True))
+            data = torch.from_numpy(self._allocator.zeros(self._weight_bytes(self._handle), for_weights=True))
             self._hold(data, torch.zeros(self._num_row_scales))
         assert self._data is not None
         assert self._row_scales is not None
@@ -138,7 +139,7 @@ class PackedWeight:
         assert self._row_scales is not None
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
-        data = torch.from_numpy(reserve.zeros(self._weight_bytes(handle), for_weights=True))
+        data = torch.from_numpy(self._allocator.zeros(self._weight_bytes(handle), for_weights=True))
         wide.data = data.data_ptr()
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
@@ -223,8 +224,8 @@ def _describe(format: WeightFormat, weight: WeightStruct) -> None:
 class LinearKernels:
     """Allocates weights in the native layouts."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, allocator: Allocator) -> None:
+        self._library, self._allocator = library, allocator
 
     def new_weight(
         self,
@@ -243,6 +244,7 @@ class LinearKernels:
         assert device.type == "cpu"
         return PackedWeight(
             self._library,
+            self._allocator,
             rows,
             columns,
             format,

@@ -23,6 +23,9 @@ class Quantized:
     super_offsets: Tensor | None = None
     """[rows, supers]: super scales of the minima"""
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     def __getitem__(self, rows: slice) -> "Quantized":
         parts = (self.offsets, self.super_scales, self.super_offsets)
         return Quantized(

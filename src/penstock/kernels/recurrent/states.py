@@ -7,15 +7,19 @@
 `penstock.config.state_layout` defines the layout of matrices in a part.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from penstock.config.state_layout import part_elements
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class StatePart:
     block_size: int
 
 
-CopyRows = Callable[[Tensor, Sequence[tuple[int, int]]], None]
+CopyRows = Callable[["Tensor", Sequence[tuple[int, int]]], None]
 """See `penstock.kernels.ops.Ops.copy_rows`."""
 
 
@@ -70,12 +74,14 @@ class StateCaches:
     """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
-def new_states(shape: StateShape, copy_rows: CopyRows) -> StateCaches:
+def new_states(shape: StateShape, allocator: Allocator, copy_rows: CopyRows) -> StateCaches:
     """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
+    import torch
+
     elements = sum(map(part_elements, shape.parts))
     total = shape.num_blocks * shape.num_layers * elements
     if shape.device.type == "cpu":
-        memory = torch.from_numpy(reserve.zeros(4 * total)).view(torch.float32)
+        memory = torch.from_numpy(allocator.zeros(4 * total)).view(torch.float32)
     else:
         memory = torch.zeros(total, dtype=torch.float32, device=shape.device)
     pool = memory.view(shape.num_blocks, shape.num_layers, elements)

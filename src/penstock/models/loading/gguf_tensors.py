@@ -17,8 +17,8 @@ from torch import Tensor
 
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.latent_spec import LatentAttentionSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.latent import LatentAttentionSpec
 from penstock.models.spec import ModelSpec
 
 _NAMED_OTHERWISE = {

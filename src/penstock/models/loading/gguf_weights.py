@@ -16,7 +16,7 @@ from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.names import stored_names, with_gate_up, without_expert
 from penstock.checkpoint.gguf.rope import IN_CONFIG
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.attention import AttentionSpec
 from penstock.models.loading.gguf_tensors import MadeTensor, made_tensors
 from penstock.models.loading.loader import OpenWeights
 from penstock.models.spec import ModelSpec

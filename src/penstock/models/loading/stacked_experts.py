@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.errors import CheckpointError
-from penstock.layers.mixture_spec import MixtureSpec
-from penstock.layers.sum_spec import SumSpec
+from penstock.layers.mixture import MixtureSpec
+from penstock.layers.sum import SumSpec
 from penstock.models.loading.loader import OpenWeights, WeightFile
 from penstock.models.spec import LayerSpec, ModelSpec
 

@@ -1,8 +1,8 @@
-"""Reserves memory for a model's weights and its KV pool, and pre-faults it before they are allocated.
+"""Allocates the memory of an engine's weights, caches and states, some of it pre-faulted before they are made.
 
-The first access to a page takes time: the kernel clears it, and in a virtual machine the host does so first. `startup`
-opens a reserve while torch is imported; weights and pool are then allocated from it. docs/architecture.md ("Settings")
-states the gain.
+Memory costs time when it is first touched: the system clears it, and where the machine is a virtual one its host does
+first. `startup` makes an allocator that pre-faults memory while torch is imported; weights and pool take from it in the
+order in which they are made. docs/architecture.md ("Settings") says what that gains.
 """
 
 import ctypes
@@ -11,10 +11,9 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a reserve is opened before numpy is imported
+if TYPE_CHECKING:  # an allocator is made before numpy is imported
     import numpy as np
     from numpy.typing import NDArray
 
@@ -105,89 +104,84 @@ class FileArena(Arena):
         _LIBC.memchr(ctypes.c_void_p(address), 1, ctypes.c_size_t(count))
 
 
-class Reserve:
-    """An arena for weights, if given, and one for all else. A thread pre-faults them in this order until it is stopped
-    or memory is allocated. Without their own arena, weights are allocated from the other one.
+class Allocator:
+    """Allocates zeroed memory: from an arena as long as that has any, then from the system.
+
+    A thread pre-faults the arena until it is stopped or memory is allocated.
     """
 
-    def __init__(self, arena: Arena | None, for_weights: FileArena | None = None) -> None:
-        self._arena, self._for_weights = arena, for_weights
+    def __init__(self, arena: Arena | None = None, file_arena: FileArena | None = None) -> None:
+        """`file_arena`: pre-faulted before the arena, for the model whose weights will be allocated `in_file`."""
+        self._arena = arena
+        self._file_arena: FileArena | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._back, name="reserve", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if arena is not None or file_arena is not None:
+            arenas = [each for each in (file_arena, arena) if each is not None]
+            self._thread = threading.Thread(
+                target=_pre_fault, args=(arenas, self._stopped), name="pre-fault", daemon=True
+            )
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop pre-faulting."""
         self._stopped.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     @property
     def num_backed(self) -> int:
         """Pre-faulted bytes, without those of files, which the system counts as free memory."""
         return 0 if self._arena is None else self._arena.backed
 
-    def take(self, size: int, for_weights: bool) -> "NDArray[np.uint8] | None":
-        """See `Arena.take`."""
-        self.stop()
-        taken = self._for_weights.take(size) if for_weights and self._for_weights is not None else None
-        return self._arena.take(size) if taken is None and self._arena is not None else taken
+    @contextmanager
+    def in_file(self, arena: FileArena) -> Iterator[None]:
+        """Context in which weights are allocated from the pages of a file, as long as it has any.
+
+        At its end the unused pages are returned: another model's weights do not belong into the file.
+        """
+        self._file_arena = arena
+        try:
+            yield
+        finally:
+            self.stop()
+            arena.give_back_rest()
+            self._file_arena = None
+
+    def zeros(self, size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
+        """Zeroed bytes, aligned to a cache line.
+
+        Args:
+            for_weights: whether they will hold packed weights, which may lie in a file.
+
+        Raises:
+            MemoryError: the system has no room for them.
+        """
+        import numpy as np
+
+        self.stop()  # it would overwrite what is allocated
+        for arena in (self._file_arena if for_weights else None, self._arena):
+            taken = None if arena is None else arena.take(size)
+            if taken is not None:
+                return taken
+        try:
+            return np.frombuffer(_new_map(size), np.uint8, size)
+        except OSError as error:
+            raise MemoryError(f"the system has no {size} bytes: {error}") from error
 
     def give_back_rest(self) -> None:
-        """Return unused memory to the system. Nothing can be allocated afterwards."""
+        """Return the arena's unused memory to the system, which alone provides memory from then on."""
         self.stop()
-        for arena in (self._for_weights, self._arena):
-            if arena is not None:
-                arena.give_back_rest()
+        if self._arena is not None:
+            self._arena.give_back_rest()
         # Frames of handled errors can keep this object alive until garbage is collected; they must not keep the memory.
-        self._arena = self._for_weights = None
-
-    def _back(self) -> None:
-        for arena in (self._for_weights, self._arena):
-            while arena is not None and not self._stopped.is_set() and arena.back_some():
-                pass
+        self._arena = None
 
 
-_OPEN: ContextVar[Reserve | None] = ContextVar("reserve", default=None)
-"""The reserve of the thread that loads a model, while it does."""
-
-
-@contextmanager
-def opened(reserve: Reserve | None) -> Iterator[None]:
-    """Context in which `zeros` allocates from the reserve; at its end unused memory is returned to the system."""
-    token = _OPEN.set(reserve)
-    try:
-        yield
-    finally:
-        _OPEN.reset(token)
-        if reserve is not None:
-            reserve.give_back_rest()
-
-
-def num_backed() -> int:
-    """Pre-faulted bytes of the open reserve, which the system no longer counts as free."""
-    open_reserve = _OPEN.get()
-    return 0 if open_reserve is None else open_reserve.num_backed
-
-
-def zeros(size: int, *, for_weights: bool = False) -> "NDArray[np.uint8]":
-    """Allocate zeroed bytes, aligned to a cache line, from the open reserve while it has room.
-
-    Args:
-        for_weights: whether they will hold packed weights, which may be allocated in a file.
-
-    Raises:
-        MemoryError: the system has too little memory.
-    """
-    import numpy as np
-
-    open_reserve = _OPEN.get()
-    taken = None if open_reserve is None else open_reserve.take(size, for_weights)
-    if taken is not None:
-        return taken
-    try:
-        return np.frombuffer(_new_map(size), np.uint8, size)
-    except OSError as error:
-        raise MemoryError(f"the system has no {size} bytes: {error}") from error
+def _pre_fault(arenas: list[Arena], stopped: threading.Event) -> None:
+    for arena in arenas:
+        while not stopped.is_set() and arena.back_some():
+            pass
 
 
 def aligned(offset: int, size: int) -> int:
