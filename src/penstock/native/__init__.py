@@ -3,7 +3,7 @@
 The library is built from `csrc/` when the package is installed. Without a compiler, or on an unsupported processor, it
 is absent: `library()` is then None, and the reference kernels are used.
 
-The library shares torch's OpenMP runtime and its threads, so `torch.set_num_threads` holds for both.
+The library has threads of its own, beside torch's: `set_num_threads` holds for both.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import torch  # loads the OpenMP runtime that the library then shares
+import torch
 from torch import Tensor
 
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
@@ -68,6 +68,15 @@ class Library:
         if chosen is not None:
             self.instruction_set = chosen.decode()
         return chosen is not None
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads that compute; by default, one for each processor that the caller may use."""
+        return int(self.function("penstock_threads", "", ctypes.c_int64)())
+
+    def set_num_threads(self, threads: int) -> None:
+        """Set the number of threads that compute, whichever thread calls."""
+        self.function("penstock_set_threads", "l")(threads)
 
     def function(self, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
         """The function `name`; `arguments` has one letter per argument: p address, l int64, i int32, f float, s string.
@@ -141,6 +150,19 @@ def library() -> Library | None:
     else:
         _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
+
+
+def num_threads() -> int:
+    """Number of threads that kernels compute with."""
+    kernels = library()
+    return torch.get_num_threads() if kernels is None else kernels.num_threads
+
+
+def set_num_threads(threads: int) -> None:
+    """Set the number of threads that kernels compute with, native and torch's."""
+    torch.set_num_threads(threads)
+    if (kernels := library()) is not None:
+        kernels.set_num_threads(threads)
 
 
 def _warn_of_reference(reason: str) -> None:

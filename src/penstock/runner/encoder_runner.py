@@ -24,7 +24,7 @@ from penstock.kernels.ops import Ops, make_ops
 from penstock.layers.encoder_spec import TableSpec
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
-from penstock.native import Library
+from penstock.native import Library, set_num_threads
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class EncoderRunner:
         Args:
             ops: operations to compute with; None: the device's fastest.
         """
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights)
         self._block_size = settings.memory.block_size

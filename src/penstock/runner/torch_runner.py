@@ -17,6 +17,7 @@ from penstock.kernels.ops import Ops, make_ops
 from penstock.models.adaptable import adaptable
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
+from penstock.native import set_num_threads
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
@@ -65,7 +66,7 @@ class TorchRunner:
         Args:
             ops: operations to compute with; None: the device's fastest.
         """
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._max_rows = settings.max_num_seqs
         self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights)
