@@ -6,6 +6,7 @@
 int main() {
     const penstock::Processor processor;
     if (processor.avx2()) std::puts("avx2");
+    if (processor.avx_vnni()) std::puts("avx_vnni");
     if (processor.avx512()) std::puts("avx512");
     if (processor.avx512_vnni()) std::puts("avx512_vnni");
     if (processor.avx512_bf16()) std::puts("avx512_bf16");

@@ -17,6 +17,8 @@
 namespace penstock {
 
 namespace avx2 { extern const Ops table; }
+namespace avx_vnni { extern const Ops table; }
+namespace avx_vnni_emulated { extern const Ops table; }
 namespace avx512 { extern const Ops table; }
 namespace avx512_vnni { extern const Ops table; }
 namespace avx512_bf16 { extern const Ops table; }
@@ -45,11 +47,17 @@ const InstructionSet kSets[] = {
 #if defined(PENSTOCK_HAS_avx512)
     {"avx512", &avx512::table, &Processor::avx512},
 #endif
+#if defined(PENSTOCK_HAS_avx_vnni)
+    {"avx_vnni", &avx_vnni::table, &Processor::avx_vnni},
+#endif
 #if defined(PENSTOCK_HAS_avx2)
     {"avx2", &avx2::table, &Processor::avx2},
 #endif
 #if defined(PENSTOCK_HAS_amx_emulated)
     {"amx_emulated", &amx_emulated::table, &Processor::avx512_vnni},
+#endif
+#if defined(PENSTOCK_HAS_avx_vnni_emulated)
+    {"avx_vnni_emulated", &avx_vnni_emulated::table, &Processor::avx512_vnni},
 #endif
 };
 

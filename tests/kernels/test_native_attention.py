@@ -200,9 +200,10 @@ import json, sys
 from penstock import native
 from tests.kernels.test_native_attention import digests
 library = native.library()
+library.set_num_threads(1)
 print(json.dumps({name: digests() for name in sys.argv[1:] if library.choose(name)}))
 """
-INSTRUCTION_SETS = (*native.INSTRUCTION_SETS, "amx_emulated")
+INSTRUCTION_SETS = (*native.INSTRUCTION_SETS, *native.EMULATED_SETS)
 
 
 @pytest.fixture(scope="module")

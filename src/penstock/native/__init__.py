@@ -25,7 +25,9 @@ from penstock.native.structs import HEADERS, Segment
 
 log = logging.getLogger(__name__)
 
-INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+EMULATED_SETS = ("amx_emulated", "avx_vnni_emulated")
+"""For tests on processors without the sets' instructions."""
 LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
@@ -119,8 +121,8 @@ class Library:
 def library() -> Library | None:
     """The native kernels; None if they were not built or this processor cannot run them, which is logged once.
 
-    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, `amx_emulated`;
-    PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
+    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, one of
+    EMULATED_SETS; PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
         ConfigError: PENSTOCK_ISA names an instruction set that the library or the machine lacks, or PENSTOCK_LIBRARY no
