@@ -43,9 +43,10 @@ class Workers {
         if (count == wanted_) return size();
         stop();
         wanted_ = count;
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+        sigset_t blocked, before;  // signals are for the threads of the program, but for those of a worker's own faults
+        sigfillset(&blocked);
+        for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
+        pthread_sigmask(SIG_SETMASK, &blocked, &before);
         starts_.reserve(static_cast<size_t>(count));
         while (size() < count) {
             starts_.push_back({this, size() + 1, epoch_.load(std::memory_order_relaxed)});

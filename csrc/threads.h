@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "relax.h"
+
 namespace penstock {
 
 // Threads in a parallel region, and what they share: a barrier, and the count of loop items taken since the last one.
@@ -32,15 +34,6 @@ int ready_threads();
 
 // Run body(data) on every thread of the calling thread's team, which is ready, itself the first of them.
 void run_team(void (*body)(void*), void* data);
-
-// Tells a processor core that a loop waits.
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // Iterations of a waiting loop, about 100 microseconds, after which a thread yields its processor in each.
 constexpr int kPatience = 2000;

@@ -18,6 +18,7 @@ import penstock
 from penstock.config.engine_config import EngineConfig
 from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
+from penstock.system.start import Start
 
 ROOT = Path(penstock.__file__).parent
 LISTING = "PENSTOCK_REQUEST_PATH"
@@ -67,13 +68,13 @@ class FileTrace:
                 file.write(f"{Path(path).relative_to(ROOT)}\n")
 
 
-def build_traced(config: EngineConfig) -> object:
+def build_traced(config: EngineConfig, start: Start) -> object:
     """An engine whose process notes what the recording of its model runs, and then every step."""
     from penstock.engine.build import build_engine
 
     listing = Path(os.environ[LISTING])
     with FileTrace(listing, within="make_forward"):
-        core = build_engine(config)
+        core = build_engine(config, start=start)
     FileTrace(listing, after=2).__enter__()  # what is done once a process is no part of the path
     return core
 

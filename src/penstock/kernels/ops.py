@@ -9,7 +9,7 @@ reference. Operations on memory in a layout of the backend's own are methods of 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.lora import NewLora
 from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.lora.reference import ReferenceLora
+from penstock.kernels.memory import NewTensor, Store, constant, dtype_of, new_tensor, store
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.ranks import Alone, Collective
@@ -56,6 +57,8 @@ from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
 from penstock.native import Library
+from penstock.native.program import empty_rows
+from penstock.system.allocator import Allocator
 
 
 class Penalize(Protocol):
@@ -123,6 +126,9 @@ class Ops:
     scale: Callable[[Tensor, float], Tensor]
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
 
+    empty_rows: Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
+    """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
+
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
     argmax: Callable[[Tensor], Tensor]
     """(logits) -> [rows] int64: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
@@ -139,39 +145,59 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """Lays a step's plan out as the columns of a `Batch`."""
-    quantize: Callable[[Tensor, WeightFormat], Quantized | None]
-    """(weight [out, in] in host memory, format) -> integers; None if a weight is not finite or too large."""
+    dtype: Callable[[str], torch.dtype]
+    """(name, as numpy has it) -> the dtype of tensors."""
+    new_tensor: NewTensor
+    """Allocates a tensor of the model."""
+    constant: Callable[[NDArray[Any], torch.dtype | None, torch.device], Tensor]
+    """(values, dtype, device) -> a tensor with these values; None: of their dtype."""
+    store: Store
+    """Stores rows of a checkpoint, which are numpy arrays, in a weight or a tensor."""
+    quantize: Callable[[NDArray[Any], WeightFormat], Quantized | None]
+    """(weight [out, in], format) -> integers; None if a weight is not finite or too large."""
 
     collective: Collective
     """Gathers the outputs of layers whose rows are divided among ranks."""
+
+    allocator: Allocator
+    """Allocates host memory: of weights, caches and states on a CPU."""
 
     library: Library | None = None
     """The native library, if it computes the layers' operations: then calls can be recorded."""
 
 
-def make_ops(device: torch.device, collective: Collective | None = None, *, widened_weights: bool = False) -> Ops:
+def make_ops(
+    device: torch.device,
+    collective: Collective | None = None,
+    *,
+    widened_weights: bool = False,
+    allocator: Allocator | None = None,
+) -> Ops:
     """The fastest available operations for `device`.
 
     Args:
         collective: of a rank, if there are several.
         widened_weights: see `reference_ops`; the native kernels multiply weights as they are stored.
+        allocator: of host memory; None: the system's.
     """
     library = native.library()
     if library is None:
-        return reference_ops(collective, widened_weights=widened_weights)
+        return reference_ops(collective, widened_weights=widened_weights, allocator=allocator)
     if device.type == "cpu":
-        return native_ops(library, collective)
-    return _quantizing_by(library, reference_ops(collective))
+        return native_ops(library, collective, allocator)
+    return _quantizing_by(library, reference_ops(collective, allocator=allocator))
 
 
-def reference_ops(collective: Collective | None = None, *, widened_weights: bool = False) -> Ops:
+def reference_ops(
+    collective: Collective | None = None, *, widened_weights: bool = False, allocator: Allocator | None = None
+) -> Ops:
     """Operations in plain torch, on any device; `widened_weights`: see `ReferenceWeight`."""
-    collective = collective or Alone()
+    collective, allocator = collective or Alone(), allocator or Allocator()
     return Ops(
         new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
-        new_caches=new_caches,
-        new_states=new_states,
+        new_caches=partial(new_caches, allocator=allocator),
+        new_states=partial(new_states, allocator=allocator),
         causal_conv=causal_conv,
         gated_delta_rule=gated_delta_rule,
         state_space_scan=state_space_scan,
@@ -187,28 +213,34 @@ def reference_ops(collective: Collective | None = None, *, widened_weights: bool
         gather=gather,
         copy_columns=copy_columns,
         scale=scale,
+        empty_rows=empty_rows,
         argmax=argmax,
         sample=sample,
         topk_logprobs=topk_logprobs,
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
+        dtype=dtype_of,
+        new_tensor=partial(new_tensor, allocator=allocator),
+        constant=constant,
+        store=store,
         quantize=quantize,
         collective=collective,
+        allocator=allocator,
     )
 
 
-def native_ops(library: Library, collective: Collective | None = None) -> Ops:
+def native_ops(library: Library, collective: Collective | None = None, allocator: Allocator | None = None) -> Ops:
     """Operations in C++, on the CPU."""
-    collective = collective or Alone()
+    collective, allocator = collective or Alone(), allocator or Allocator()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent = RecurrentKernels(library)
     mixture = MixtureKernels(library, collective)
     return replace(
-        _quantizing_by(library, reference_ops(collective)),
-        new_weight=LinearKernels(library).new_weight,
+        _quantizing_by(library, reference_ops(collective, allocator=allocator)),
+        new_weight=LinearKernels(library, allocator).new_weight,
         new_lora=LoraKernels(library).new_lora,
-        new_caches=AttentionKernels(library).new_caches,
+        new_caches=AttentionKernels(library, allocator).new_caches,
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,
         state_space_scan=recurrent.state_space_scan,

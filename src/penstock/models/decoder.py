@@ -1,26 +1,32 @@
 """The decoder: runs any model that a `ModelSpec` describes as a list of layers."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
-from penstock.kernels.lora.rows import AdapterRows
-from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
-from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
-from penstock.quantization.base import WeightFactory
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
+from penstock.quantization.rows import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.kernels.lora.rows import AdapterRows
+    from penstock.kernels.ops import Ops
+    from penstock.layers.rope import RopeConfig, TemperatureConfig
+    from penstock.layers.rotary import Rotary, Temperatures
+    from penstock.quantization.base import WeightFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,13 @@ class Residual:
         return self._ops.add_rows(x, stream.residual, self._factor, total=stream.total)
 
 
-class BranchNorms:
+class SubLayerNorms:
     """The norms before and after a part of a layer, and the norm of the residual sum; each is optional."""
 
-    def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
-        self.before = None if branch.norm is None else Norm(branch.norm, factory)
-        self.after = None if branch.norm_after is None else Norm(branch.norm_after, factory)
-        self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
+    def __init__(self, spec: SubLayer[Any], factory: WeightFactory) -> None:
+        self.before = None if spec.norm is None else Norm(spec.norm, factory)
+        self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
+        self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
 
     def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
         """The residual stream after the part with the output `x`."""
@@ -92,15 +98,15 @@ class DecoderLayer:
         self._residual = Residual(factor, factory.ops)
         self._mixer = self._feed_forward = self._per_layer = None
         if spec.mixer is not None:
-            self._mixer_norms = BranchNorms(spec.mixer, factory)
+            self._mixer_norms = SubLayerNorms(spec.mixer, factory)
             self._mixer = spec.mixer.part.build(factory)
         if spec.feed_forward is not None:
-            self._feed_forward_norms = BranchNorms(spec.feed_forward, factory)
+            self._feed_forward_norms = SubLayerNorms(spec.feed_forward, factory)
             self._feed_forward = spec.feed_forward.part.build(factory.precise() if is_last else factory)
         if spec.per_layer is not None:
-            self._per_layer_norms = BranchNorms(spec.per_layer, factory)
+            self._per_layer_norms = SubLayerNorms(spec.per_layer, factory)
             self._per_layer = spec.per_layer.part.build(factory)
-        self._scale = None if spec.scale is None else factory.tensor(spec.scale, 1, dtype=torch.float32)
+        self._scale = None if spec.scale is None else factory.float32(spec.scale, Piece(1, whole=True))
 
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
@@ -151,13 +157,24 @@ class PositionTables:
     """The tables of rotary angles and query factors, from which each step's `StepInputs` are gathered."""
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+        """
+        Args:
+            max_positions: the maximum model length in tokens; 0: no tables, in a build that only records sizes.
+        """
+        self._rotaries: dict[RopeConfig, Rotary] = {}
+        self._temperatures: dict[TemperatureConfig, Temperatures] = {}
+        if not max_positions:
+            return
+        from penstock.layers.rotary import PAGE, Rotary, Temperatures  # not above: computed with torch
+
+        self._page = PAGE
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
         """Compute the pages of the tables that have these positions [num_tokens], which `inputs` may then take."""
-        pages = positions // PAGE
+        pages = positions // self._page
         if self._is_computed[pages].all():  # as in most steps
             return
         for page in np.unique(pages).tolist():
@@ -186,7 +203,7 @@ class Decoder:
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            max_positions: the maximum model length in tokens.
+            max_positions: see `PositionTables`.
         """
         self.spec = spec
         self._ops = factory.ops
@@ -275,7 +292,7 @@ class Decoder:
         cap = self.spec.logits_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def ignored_tensors(self) -> "re.Pattern[str]":
+    def ignored_tensors(self) -> re.Pattern[str]:
         """A pattern of the checkpoint tensors that are not loaded: computed tables, copies of tied weights."""
         names = self.spec.names
         tied = (re.escape(f"{names.output}.weight"),) if self.spec.tie_embeddings else ()

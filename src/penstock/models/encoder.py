@@ -1,17 +1,15 @@
 """The encoder: takes the token ids of whole texts, and returns one vector per text."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
 
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec, TokenScoreHead
 from penstock.layers.linear import Linear
@@ -19,7 +17,14 @@ from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.spec import ModelSpec
-from penstock.quantization.base import WeightFactory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.kernels.memory import Store
+    from penstock.quantization.base import WeightFactory
 
 Rows = NDArray[np.float32]
 Span = tuple[int, int]
@@ -35,7 +40,7 @@ class Encoder:
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            max_positions: the maximum model length in tokens.
+            max_positions: see `PositionTables`.
         """
         assert spec.encoder is not None
         self.spec, self.ends = spec, spec.encoder
@@ -45,7 +50,8 @@ class Encoder:
         self._type_table = _table(ends.token_types, ends.hidden_size, factory)
         self._norm = None if ends.norm is None else Norm(ends.norm, factory)
         self._positions = PositionTables(spec, max_positions, factory)
-        self._positions.prepare(np.arange(max_positions))
+        if max_positions:
+            self._positions.prepare(np.arange(max_positions))
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         self._final_norm = Norm(spec.final_norm, factory)
@@ -77,6 +83,8 @@ class Encoder:
 
         Reductions are computed text by text, because the order of torch's sums may depend on the number of rows.
         """
+        import torch
+
         wide = hidden.float().cpu().numpy()
         pooled = np.stack([_pool(wide[first:last], self.ends.pooling) for first, last in spans])
         x = torch.from_numpy(pooled).to(device=hidden.device, dtype=hidden.dtype)
@@ -84,7 +92,7 @@ class Encoder:
             x = part(x)
         return x.float()
 
-    def ignored_tensors(self) -> "re.Pattern[str]":
+    def ignored_tensors(self) -> re.Pattern[str]:
         """A pattern of the checkpoint tensors that are not loaded."""
         return re.compile("|".join(self.spec.names.ignored))
 
@@ -123,16 +131,21 @@ class _Dense:
     """A linear layer on each vector, with an optional activation."""
 
     def __init__(self, spec: DenseSpec, factory: WeightFactory) -> None:
-        self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias)
+        self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias, adaptable=False)
         self._activation = spec.activation
 
     def __call__(self, x: Tensor) -> Tensor:
+        import torch
+
         x = self._linear(x)
         activation = self._activation
         return x if activation is None else torch.stack([_activated(row.clone(), activation) for row in x])
 
 
 def _activated(x: Tensor, activation: HeadActivation) -> Tensor:
+    import torch
+    from torch.nn import functional as F
+
     if activation == "gelu":
         return F.gelu(x)
     if activation == "silu":
@@ -145,14 +158,14 @@ def _activated(x: Tensor, activation: HeadActivation) -> Tensor:
 class _SomeRows:
     """A parameter that loads a few rows of a large checkpoint tensor."""
 
-    def __init__(self, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
+    def __init__(self, store: Store, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._target, self._rows = target, rows
+        self._store, self._target, self._rows = store, target, rows
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, row in enumerate(self._rows):
             if first <= row < first + len(rows):
-                self._target[place].copy_(rows[row - first])
+                self._store(self._target, place, rows[row - first : row - first + 1])
 
 
 class _TokenScoreHead:
@@ -160,14 +173,16 @@ class _TokenScoreHead:
 
     def __init__(self, spec: TokenScoreHead, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory) -> None:
         tokens = [spec.true_token] if spec.false_token is None else [spec.true_token, spec.false_token]
-        self._ids = torch.tensor(tokens, dtype=torch.int64, device=factory.device)
+        self._ids = factory.constant(np.array(tokens, np.int64))
         self._embedding, self._rows = embedding, None
         if spec.output is not None:
             shape = (embedding.vocab_size, ends.hidden_size)
             self._rows = factory.empty(len(tokens), ends.hidden_size)
-            factory.add_parameter(spec.output, _SomeRows(self._rows, tokens, shape))
+            factory.add_parameter(spec.output, _SomeRows(factory.ops.store, self._rows, tokens, shape))
 
     def __call__(self, x: Tensor) -> Tensor:
+        import torch
+
         rows = (self._embedding(self._ids) if self._rows is None else self._rows).float()
         logits = [(rows * one.float()).sum(1) for one in x]
         return torch.stack([one[:1] if len(one) == 1 else one[:1] - one[1:] for one in logits])

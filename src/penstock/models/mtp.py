@@ -9,16 +9,21 @@ before. The first token of a text has no predecessor, so its hidden state is zer
 embedding and output projection.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
+from typing import TYPE_CHECKING
+
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.models.decoder import Decoder, DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.spec import ModelSpec, MTPSpec
-from penstock.quantization.base import WeightFactory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.quantization.base import WeightFactory
 
 
 class MTPHead:
@@ -34,7 +39,9 @@ class MTPHead:
         self._target, self._ops = target, factory.ops
         self._embedding_norm = Norm(mtp.embedding_norm, factory)
         self._hidden_norm = Norm(mtp.hidden_norm, factory)
-        self._projection = Linear((mtp.projection,), 2 * hidden, (hidden,), factory, bias=False, gives_all=True)
+        self._projection = Linear(
+            (mtp.projection,), 2 * hidden, (hidden,), factory, bias=False, gather_output=True, adaptable=False
+        )
         self._layer = DecoderLayer(mtp.layer, factor, factory)
         self._residual = Residual(factor, factory.ops)
         self._norm = Norm(mtp.norm, factory)
@@ -46,6 +53,8 @@ class MTPHead:
         Args:
             hidden: [num_tokens, hidden_size], for each token the hidden state of its predecessor.
         """
+        import torch
+
         embedded = self._target.embed(batch.tensor("token_ids"))
         both = (self._embedding_norm(embedded), self._hidden_norm(hidden))
         stream = Stream(self._projection(torch.cat(both, 1)))

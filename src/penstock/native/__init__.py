@@ -1,7 +1,7 @@
 """The native CPU kernels: finds the shared library, chooses the instruction set, and calls it.
 
-The library is built from `csrc/` when the package is installed. Without a compiler, or on an unsupported processor, it
-is absent: `library()` is then None, and the reference kernels are used.
+The library is built from `csrc/` when the package is installed. Without a compiler it is absent: `library()` is then
+None, and the reference kernels are used.
 
 The library has threads of its own, beside torch's: `set_num_threads` holds for both.
 """
@@ -17,7 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import ml_dtypes
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
@@ -25,14 +28,25 @@ from penstock.native.structs import HEADERS, Segment
 
 log = logging.getLogger(__name__)
 
-INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+INSTRUCTION_SETS = (
+    ("neon", "neon_dotprod", "neon_bf16")
+    if platform.machine() in ("aarch64", "arm64")
+    else ("generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+)
 EMULATED_SETS = ("amx_emulated", "avx_vnni_emulated")
 """For tests on processors without the sets' instructions."""
 LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
 _ALL_SETS = "pip install -C cmake.define.PENSTOCK_SETS=all builds all"
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DTYPES: dict[torch.dtype | np.dtype[Any], int] = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    np.dtype(np.float32): 0,
+    np.dtype(ml_dtypes.bfloat16): 1,
+    np.dtype(np.float16): 2,
+}
 
 
 class Library:
@@ -56,7 +70,7 @@ class Library:
     @property
     def multiplies_bfloat16(self) -> bool:
         """Whether the kernels multiply in bfloat16, which requires a different weight layout."""
-        return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
+        return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated", "neon_bf16")
 
     @property
     def built(self) -> list[str]:
@@ -119,7 +133,7 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """The native kernels; None if they were not built or this processor cannot run them, which is logged once.
+    """The native kernels; None if they were not built, or only for other processors, which is logged once.
 
     The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, one of
     EMULATED_SETS; PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
@@ -147,10 +161,7 @@ def library() -> Library | None:
         is_missing = wanted in INSTRUCTION_SETS and wanted not in found.built
         reason = f"the library was built without it ({_ALL_SETS})" if is_missing else "this machine does not have it"
         raise ConfigError(f"PENSTOCK_ISA={wanted}: {reason}; leave it unset, or choose from {names}")
-    if "avx2" in found.built:
-        _warn_of_reference("the native ones need AVX2, which this processor has not")
-    else:
-        _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
+    _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
 
 
@@ -173,9 +184,9 @@ def _warn_of_reference(reason: str) -> None:
 
 def _why_not_built() -> str:
     system, processor = platform.system(), platform.machine()
-    if (system, processor) == ("Linux", "x86_64"):
+    if system == "Linux":
         return "the native ones were not built: install a C++ compiler (g++ or clang++) and reinstall Penstock"
-    return f"the native ones exist for Linux on x86-64, not for {system} on {processor}"
+    return f"the native ones exist for Linux, not for {system} on {processor}"
 
 
 def _named_library(path: Path) -> Library:
@@ -204,12 +215,12 @@ def _library_path() -> Path:
     return Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
 
 
-def supports(dtype: torch.dtype) -> bool:
+def supports(dtype: torch.dtype | np.dtype[Any]) -> bool:
     """Whether the kernels support this dtype."""
     return dtype in _DTYPES
 
 
-def dtype_code(dtype: torch.dtype) -> int:
+def dtype_code(dtype: torch.dtype | np.dtype[Any]) -> int:
     """The library's code for a dtype."""
     return _DTYPES[dtype]
 
@@ -217,3 +228,8 @@ def dtype_code(dtype: torch.dtype) -> int:
 def address(tensor: Tensor | None) -> int | None:
     """Address of a tensor's first element."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def array_address(array: NDArray[Any] | None) -> int | None:
+    """Address of an array's first element."""
+    return None if array is None else array.ctypes.data

@@ -20,12 +20,13 @@ from penstock.core.encoder import EncoderPlan
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
-from penstock.kernels.ops import Ops, make_ops
+from penstock.kernels.ops import make_ops
 from penstock.layers.encoder_spec import TableSpec
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
 from penstock.native import Library, set_num_threads
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
+from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +40,18 @@ class EncoderRunner:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> None:
         """
         Args:
-            ops: operations to compute with; None: the device's fastest.
+            start: what was prepared for loading the model.
         """
+        start = start or Start()
         set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
-        self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights)
+        self._ops = make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
         self._block_size = settings.memory.block_size
         with torch.inference_mode():
-            self._model = load_encoder(checkpoint, settings, self._ops)
+            self._model = load_encoder(checkpoint, settings, self._ops, start)
             types = self._model.ends.token_types
             self._num_types = 0 if types is None else types.rows
             self._cache = self._ops.new_caches([self._cache_shape(settings)]).layers[0]

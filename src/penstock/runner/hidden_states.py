@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
 
 
 class HiddenStates:
@@ -14,10 +14,18 @@ class HiddenStates:
     They start as zeros, and are not stored to or loaded from files: only drafts depend on them.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        allocator: Allocator,
+    ) -> None:
         shape = (num_blocks * block_size, size)
         if device.type == "cpu":
-            memory = torch.from_numpy(reserve.zeros(shape[0] * size * dtype.itemsize))
+            memory = torch.from_numpy(allocator.zeros(shape[0] * size * dtype.itemsize))
             self._rows = memory.view(dtype).view(shape)
         else:
             self._rows = torch.zeros(shape, dtype=dtype, device=device)

@@ -1,11 +1,14 @@
 """Row-wise operations: gather, column copies, scaling, sums, gates, normalization."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.config.feed_forward import Activation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class RMSNormOp(Protocol):
@@ -34,7 +37,7 @@ class AddRMSNormOp(Protocol):
         factor: float,
         *,
         bias: Tensor | None = None,
-        after: "NormWeight | None" = None,
+        after: NormWeight | None = None,
         total: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).

@@ -7,15 +7,19 @@
 `penstock.config.state_layout` defines the layout of matrices in a part.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from penstock.config.state_layout import part_elements
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class StateCache:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks simultaneously; each pair is (source, target)."""
+        import torch  # not above: layers import this module, and a build that records sizes has no torch
+
         for part in self.parts:
             sources, targets = torch.tensor(pairs, dtype=torch.int64).to(part.memory.device).unbind(1)
             part.memory.index_copy_(0, targets, part.memory.index_select(0, sources))
@@ -67,12 +73,14 @@ class StateCaches:
     """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
-def new_states(shape: StateShape) -> StateCaches:
+def new_states(shape: StateShape, allocator: Allocator) -> StateCaches:
     """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
+    import torch
+
     elements = sum(map(part_elements, shape.parts))
     total = shape.num_blocks * shape.num_layers * elements
     if shape.device.type == "cpu":
-        memory = torch.from_numpy(reserve.zeros(4 * total)).view(torch.float32)
+        memory = torch.from_numpy(allocator.zeros(4 * total)).view(torch.float32)
     else:
         memory = torch.zeros(total, dtype=torch.float32, device=shape.device)
     pool = memory.view(shape.num_blocks, shape.num_layers, elements)
