@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from penstock import native
 from penstock.core.plan import Ending
 from tests.sampling.batches import batch_of, params, sample, some_logits
 
@@ -72,14 +73,14 @@ def test_a_row_gets_the_same_alone_and_in_any_batch_at_any_place(vocab):
 
 def test_a_row_gets_the_same_whatever_the_number_of_threads():
     logits, wanted = some_logits(32, 5003), mixed_params(32, seed=1)
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
         one = sample(logits, batch_of(wanted))
-        torch.set_num_threads(3)
+        native.set_num_threads(3)
         three = sample(logits, batch_of(wanted))
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
     assert one == three
 
 
