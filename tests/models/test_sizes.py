@@ -50,7 +50,12 @@ class Counting(WeightFactory):
         return self._count(super().weight_of(*args))
 
     def empty(self, *args: Any, **options: Any) -> Any:
-        tensor = super().empty(*args, **options)
+        return self._count_elements(super().empty(*args, **options))
+
+    def _tensor(self, *args: Any) -> Any:
+        return self._count_elements(super()._tensor(*args))
+
+    def _count_elements(self, tensor: torch.Tensor) -> torch.Tensor:
         self.counted.append(tensor.numel())
         return tensor
 

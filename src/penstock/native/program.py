@@ -62,13 +62,10 @@ _PROPERTIES: frozenset[Any] = frozenset(
 
 
 class Program:
-    """Native calls on scratch memory of the program, recorded once and run for any number of rows up to `capacity`.
+    """Native calls on scratch memory of the program, recorded once and run for any number of rows up to `capacity`."""
 
-    `backed` scratch is pre-faulted, so the first large step takes no page faults.
-    """
-
-    def __init__(self, capacity: int, *, backed: bool = False) -> None:
-        self._capacity, self._backed = capacity, backed
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._calls: list[Call] = []
         self._arguments: list[Arguments] = []  # the calls have their addresses
         self._idle: list[Tensor] = []
@@ -82,8 +79,6 @@ class Program:
                 break
         else:
             memory = torch.empty(self._capacity, *shape, dtype=dtype)
-            if self._backed:
-                memory.zero_()
         recorded = memory.as_subclass(RecordedTensor)
         recorded.program, recorded.memory = self, memory
         weakref.finalize(recorded, self._idle.append, memory)

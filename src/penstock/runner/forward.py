@@ -1,7 +1,6 @@
 """A model's forward pass over a step: eager, or recorded once as native programs that run in one call per step."""
 
 import logging
-import time
 from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -28,10 +27,7 @@ from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.system.allocator import FIRST_TOKENS
 
-BACKING_SECONDS = 0.5
-_BLOCKS_AT_ONCE = 16
 _CPU_GATHER_BYTES = 2 * 2**20
 """Maximum bytes of keys gathered at a time, so that they are still in a core's cache when they are read."""
 
@@ -39,13 +35,12 @@ T = TypeVar("T")
 
 
 class KVCache:
-    """The paged caches of all layers; layers of a cache group share block tables and a pool."""
+    """The paged caches of all layers; layers of a cache group share block tables and a pool.
 
-    def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS) -> None:
-        """
-        Args:
-            backing_seconds: extra startup time for touching memory, so that the first steps need not wait for it.
-        """
+    On a CPU, a block takes memory when a step first uses it, so a start waits for none.
+    """
+
+    def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops) -> None:
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
         own = spec.shard(settings.tensor_parallel_size)
@@ -61,21 +56,10 @@ class KVCache:
         for layer, one in enumerate(kept):
             if isinstance(one, SharedKV):
                 self.layers[layer], self._group_of[layer] = self.layers[one.layer], self._group_of[one.layer]
-        self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
         """The value of each layer's group; the main group's for layers that cache nothing."""
         return [of_groups[group] for group in self._group_of]
-
-    def _back_first_blocks(self, settings: Settings, seconds: float) -> None:
-        """Touch the blocks of four full steps; then, until `seconds` have passed, those of the first `FIRST_TOKENS`."""
-        backed = 4 * settings.max_num_batched_tokens // self.block_size
-        last = FIRST_TOKENS // self.block_size
-        deadline = time.monotonic() + seconds
-        self.back([backed] * len(self.groups))
-        while backed < last and time.monotonic() < deadline:
-            backed = min(backed + _BLOCKS_AT_ONCE, last)
-            self.back([backed] * len(self.groups))
 
     def back(self, num_blocks: Sequence[int]) -> None:
         """Touch the memory of the first blocks of each group before the kernels write to them."""
@@ -280,7 +264,7 @@ class RecordedForward:
     ) -> None:
         self._kept = kept
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
-        self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
+        self._layers, self._head = Program(max_tokens), Program(max_rows)
         self._batches = [RecordedBatch() for _ in cache.groups]
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
         self._adapters = PassAdapters(loaded)
