@@ -159,10 +159,9 @@ def _warn_of_reference(reason: str) -> None:
 
 
 def _why_not_built() -> str:
-    system, processor = platform.system(), platform.machine()
-    if system == "Linux":
+    if platform.system() == "Linux":
         return "the native ones were not built: install a C++ compiler (g++ or clang++) and reinstall Penstock"
-    return f"the native ones exist for Linux, not for {system} on {processor}"
+    return f"the native ones exist for Linux, not for {platform.system()}"
 
 
 def _named_library(path: Path) -> Library:
