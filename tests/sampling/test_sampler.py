@@ -8,7 +8,10 @@ import torch
 
 from penstock import native
 from penstock.core.plan import Ending
+from penstock.sampling.sampler import Sampler
+from tests.kernels.versions import native_table, needs_native
 from tests.sampling.batches import batch_of, params, sample, some_logits
+from tests.support.torch_ops import computed_by_torch
 
 
 def mixed_params(count, seed=0):
@@ -42,6 +45,12 @@ def test_temperature_zero_takes_the_likeliest_token_and_the_first_of_equals():
     assert sample(logits, batch_of([params(temperature=0.0)] * 3)).token_ids == [1, 0, 2]
     mixed = [params(temperature=0.0), params(temperature=0.0), params(top_k=1)]
     assert sample(logits, batch_of(mixed)).token_ids == [1, 0, 2]
+
+
+@needs_native
+def test_whatever_the_controls_torch_computes_nothing() -> None:
+    logits, batch, sampler = some_logits(32), batch_of(mixed_params(32)), Sampler(native_table(), 32)
+    assert computed_by_torch(lambda: sampler.sample(logits, batch)) == []
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-300])
