@@ -28,7 +28,7 @@ from penstock.fleet.launch import launch_engines, with_roles
 from penstock.fleet.link import Link
 from penstock.server.config import ServerConfig
 from penstock.server.listener import address_of, bound, is_open_to_others
-from penstock.system.host import shorten_pauses
+from penstock.system.host import importing, shorten_pauses
 
 if TYPE_CHECKING:
     from penstock.fleet.fleet import Fleet
@@ -139,12 +139,13 @@ def _run(
     stop: "_Stop",
 ) -> int:
     # These imports take most of a second, while the launched engine loads its model.
-    from penstock.frontend.client import AsyncEngine
-    from penstock.frontend.recovery.journal import Journal
-    from penstock.server.app import create_app
-    from penstock.server.http import HttpServer
-    from penstock.server.keys import load_keys
-    from penstock.server.logs import logging_to
+    with importing():
+        from penstock.frontend.client import AsyncEngine
+        from penstock.frontend.recovery.journal import Journal
+        from penstock.server.app import create_app
+        from penstock.server.http import HttpServer
+        from penstock.server.keys import load_keys
+        from penstock.server.logs import logging_to
 
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
     warnings = list(_access_warnings(engine_config, config, listener, keys))

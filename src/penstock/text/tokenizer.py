@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as Backend
 from penstock.checkpoint.checkpoint import read_json, read_text
 from penstock.checkpoint.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
 from penstock.errors import CheckpointError, InvalidRequestError, shown
+from penstock.system.worker_process import WorkerProcess
 from penstock.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
 from penstock.text.tokenizer_trial import try_tokenizer
 
@@ -238,6 +239,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Detokenise. Bytes that are not UTF-8 become U+FFFD; unknown ids are left out."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def render_with(self, process: WorkerProcess) -> None:
+        """Have `apply_chat_template` use this process, of `chat_template.start_rendering`."""
+        self._templates.use(process)
 
     def _decode_alone(self, token_id: int) -> str:
         return self.decode([token_id])
