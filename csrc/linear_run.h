@@ -113,7 +113,7 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
                      (end - begin) * of.groups * Kind::kSteps * (kVectors / kWide),
                      of.groups <= Kind::kNearGroups && bytes <= 2 * kWindowBytes);
     };
-    if (Kind::kOutliers) _mm_prefetch(reinterpret_cast<const char*>(beyond_blocks), _MM_HINT_T0);
+    if (Kind::kOutliers) __builtin_prefetch(beyond_blocks);
     Fetch prefetch;
     for (int64_t tile = 0; tile < of.tiles; tile++) {
         const int64_t first_group = of.groups * tile / of.tiles, last_group = of.groups * (tile + 1) / of.tiles;

@@ -5,9 +5,7 @@
 
 int main() {
     const penstock::Processor processor;
-    if (processor.avx2()) std::puts("avx2");
-    if (processor.avx512()) std::puts("avx512");
-    if (processor.avx512_vnni()) std::puts("avx512_vnni");
-    if (processor.avx512_bf16()) std::puts("avx512_bf16");
-    if (processor.amx()) std::puts("amx");
+#define PRINT(name) \
+    if (processor.name()) std::puts(#name);
+    PENSTOCK_PROCESSOR_SETS(PRINT)
 }

@@ -16,6 +16,10 @@
 
 namespace penstock {
 
+namespace generic { extern const Ops table; }
+namespace neon { extern const Ops table; }
+namespace neon_dotprod { extern const Ops table; }
+namespace neon_bf16 { extern const Ops table; }
 namespace avx2 { extern const Ops table; }
 namespace avx512 { extern const Ops table; }
 namespace avx512_vnni { extern const Ops table; }
@@ -47,6 +51,18 @@ const InstructionSet kSets[] = {
 #endif
 #if defined(PENSTOCK_HAS_avx2)
     {"avx2", &avx2::table, &Processor::avx2},
+#endif
+#if defined(PENSTOCK_HAS_neon_bf16)
+    {"neon_bf16", &neon_bf16::table, &Processor::neon_bf16},
+#endif
+#if defined(PENSTOCK_HAS_neon_dotprod)
+    {"neon_dotprod", &neon_dotprod::table, &Processor::neon_dotprod},
+#endif
+#if defined(PENSTOCK_HAS_neon)
+    {"neon", &neon::table, &Processor::neon},
+#endif
+#if defined(PENSTOCK_HAS_generic)
+    {"generic", &generic::table, &Processor::generic},
 #endif
 #if defined(PENSTOCK_HAS_amx_emulated)
     {"amx_emulated", &amx_emulated::table, &Processor::avx512_vnni},
@@ -93,6 +109,7 @@ void fill(Args& args, const Now& now) {
 }
 void fill(UnpackArgs& args, const Now& now) { args.num_rows = now.rows; }
 void fill(GatherArgs& args, const Now& now) { args.num_rows = now.rows; }
+void fill(ScatterArgs& args, const Now& now) { args.num_rows = now.rows; }
 void fill(RouteArgs& args, const Now& now) { args.tokens = now.rows; }
 void fill(AttentionArgs& args, const Now& now) {
     args.threads = now.threads;

@@ -8,7 +8,7 @@ namespace PENSTOCK_ISA {
 namespace {
 
 // Zen 4 and Zen 5, whose hardware prefetcher follows one uninterrupted stream in memory order far ahead.
-#if defined(PENSTOCK_MULTIPLIES_BFLOAT16) && !defined(PENSTOCK_TILES)
+#if defined(__AVX512BF16__) && !defined(PENSTOCK_TILES)
 constexpr bool kRunsAhead = true;
 #else
 constexpr bool kRunsAhead = false;
@@ -48,10 +48,7 @@ class PrefetchThrough {
 // Load the lines from `begin` to `end` now, in memory order. With few instructions between blocks, a processor whose
 // hardware prefetcher runs ahead of loads reads a fifth faster this way; it does not run ahead of software prefetches.
 inline __attribute__((always_inline)) void touch(const uint8_t* begin, const uint8_t* end) {
-    for (; begin < end; begin += 64) {
-        uint64_t unused;
-        asm volatile("movq %1, %0" : "=r"(unused) : "m"(*reinterpret_cast<const uint64_t*>(begin)));
-    }
+    for (; begin < end; begin += 64) static_cast<void>(*static_cast<const volatile uint8_t*>(begin));
 }
 
 // With several pages at a time the hardware prefetcher helps: on Ice Lake a fifth faster than with one.

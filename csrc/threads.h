@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "relax.h"
+
 extern "C" {
 void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
 int omp_get_thread_num();
@@ -49,7 +51,7 @@ inline void barrier() {
     }
     for (int turn = 0; here.count.load(std::memory_order_acquire) == count; turn++) {
         if (turn < kPatience) {
-            __builtin_ia32_pause();
+            relax();
         } else {
             sched_yield();
         }

@@ -104,7 +104,7 @@ def test_a_head_has_its_own_weights_alone(tmp_path: Path) -> None:
     assert spec.mtp is not None
     factory = counting(1)
     MTPHead(spec.mtp, Decoder(spec, 8, counting(1)), 8, factory)
-    assert head_sizes(spec, spec.mtp).num_parameters == sum(factory.counted)
+    assert head_sizes(spec).num_parameters == sum(factory.counted)
 
 
 def test_no_layer_needs_torch_to_state_its_weights() -> None:

@@ -1,7 +1,7 @@
 """The sizes of weights, read off a build over a factory that records their shapes and allocates nothing. No torch."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 else:
     WeightFactory = object  # mypy holds the recorder to its signatures; a base class of today would need torch
 
+Names = tuple[str, ...]
+Sizes = tuple[int, ...]
 Pieces = tuple[tuple[Piece, ...], ...] | None
 
 
@@ -44,7 +46,7 @@ class WeightSizes:
 
 
 class _Nothing:
-    """Stands for each tensor, weight and operation: its attributes and results are itself too, and it has no items."""
+    """Stands for each tensor, weight and operation: its attributes, items and results are itself, too."""
 
     def __getattr__(self, name: str) -> "_Nothing":
         return self
@@ -55,8 +57,7 @@ class _Nothing:
     def __getitem__(self, index: object) -> "_Nothing":
         return self
 
-    def __iter__(self) -> Iterator[object]:
-        return iter(())
+    __iter__ = None  # a loop over it is an error, not endless
 
 
 NOTHING: Any = _Nothing()
@@ -72,8 +73,9 @@ class SizeRecorder(WeightFactory):
             above: prefix of all names.
         """
         self.ranks, self.sizes, self._above = ranks, sizes or WeightSizes(), above
-        self.ops = self.dtype = self.device = self.logits_dtype = NOTHING
-        self.adapted = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return NOTHING  # all else is an operation, or makes what other calls record
 
     def at(self, name: str) -> "SizeRecorder":
         return SizeRecorder(self.ranks, self.sizes, f"{self._above}{name}.")
@@ -82,32 +84,13 @@ class SizeRecorder(WeightFactory):
         return self
 
     def linear(
-        self,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        columns: int,
-        *,
-        gated: bool = False,
-        activation: object = None,
-        pieces: Pieces = None,
-        whole: bool = False,
+        self, names: Names, sizes: Sizes, columns: int, *, pieces: Pieces = None, whole: bool = False, **_: object
     ) -> Any:
         self.sizes.matrices.extend(self._shapes(names, sizes, columns, pieces, whole=whole))
         return NOTHING
 
-    def lora(
-        self,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        columns: int,
-        *,
-        pieces: Pieces = None,
-        whole: bool = False,
-    ) -> None:
+    def lora(self, names: Names, sizes: Sizes, columns: int, *, pieces: Pieces = None, whole: bool = False) -> None:
         self.sizes.adaptable.extend(self._shapes(names, sizes, columns, pieces, whole=whole))
-
-    def reorder_rows(self, name: str, runs: object) -> None:
-        pass
 
     def matrix(self, name: str, rows: int, columns: int) -> Any:
         return self.linear((name,), (rows,), columns)
@@ -116,42 +99,17 @@ class SizeRecorder(WeightFactory):
         self.sizes.matrices.append(MatrixSize(self._above + name, len(self.ranks.own(rows)), columns, multiplied=False))
         return NOTHING
 
-    def weight_of(self, name: str, rows: int, columns: int) -> Any:
-        return NOTHING  # derived from a matrix that `whole_matrix` records
+    def whole_matrix(self, name: str, rows: int, columns: int, take: object) -> None:
+        self.matrix(name, rows, columns)  # whose rows `weight_of` divides among other weights
 
-    def whole_matrix(self, name: str, rows: int, columns: int, take: Callable[[Any], None]) -> None:
-        self.sizes.matrices.append(MatrixSize(self._above + name, len(self.ranks.own(rows)), columns))
-
-    def load_into(self, weight: object, rows: object) -> None:
-        pass
-
-    def add_parameter(self, name: str, parameter: object) -> None:
-        pass  # of a few rows, which the caller allocates
-
-    def bias(
-        self,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        dtype: object,
-        *,
-        pieces: Pieces = None,
-        whole: bool = False,
-    ) -> Any:
+    def bias(self, names: Names, sizes: Sizes, dtype: object, *, pieces: Pieces = None, whole: bool = False) -> Any:
         self.sizes.num_other_parameters += sum(one.rows for one in self._shapes(names, sizes, 1, pieces, whole=whole))
         return NOTHING
 
-    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: object) -> None:
+    def fill_bias(self, names: Names, sizes: Sizes, bias: object) -> None:
         self.bias(names, sizes, None)
 
-    def tensor(
-        self,
-        name: str,
-        *shape: int,
-        offset: float = 0.0,
-        factor: float = 1.0,
-        pieces: tuple[Piece, ...] | None = None,
-        dtype: object = None,
-    ) -> Any:
+    def tensor(self, name: str, *shape: int, pieces: tuple[Piece, ...] | None = None, **_: object) -> Any:
         rows = shape[0] if pieces is None else self._own(pieces)
         self.sizes.num_other_parameters += math.prod((rows, *shape[1:]))
         return NOTHING
@@ -165,19 +123,11 @@ class SizeRecorder(WeightFactory):
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
         return self.tensor(name, 0, kernel, pieces=pieces)
 
-    def empty(self, *shape: int, dtype: object = None) -> Any:
-        return NOTHING  # `fill_bias` records what fills it
-
-    def constant(self, values: object, dtype: object = None) -> Any:
-        return NOTHING
-
     def _own(self, pieces: tuple[Piece, ...]) -> int:
         """Number of rows that the rank has of these pieces."""
         return sum(rows if whole else len(self.ranks.own(rows)) for rows, whole in pieces)
 
-    def _shapes(
-        self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, pieces: Pieces, *, whole: bool
-    ) -> Iterator[MatrixSize]:
+    def _shapes(self, names: Names, sizes: Sizes, columns: int, pieces: Pieces, *, whole: bool) -> Iterator[MatrixSize]:
         """The matrices of `WeightFactory.linear`."""
         if pieces is None:
             each = tuple(Piece(size, whole) for size in sizes)

@@ -1,7 +1,7 @@
 """The native CPU kernels: finds the shared library, chooses the instruction set, and calls it.
 
-The library is built from `csrc/` when the package is installed. Without a compiler, or on an unsupported processor, it
-is absent: `library()` is then None, and the reference kernels are used.
+The library is built from `csrc/` when the package is installed. Without a compiler it is absent: `library()` is then
+None, and the reference kernels are used.
 
 The library shares torch's OpenMP runtime and its threads, so `torch.set_num_threads` holds for both.
 """
@@ -28,7 +28,11 @@ from penstock.native.structs import HEADERS, Segment
 
 log = logging.getLogger(__name__)
 
-INSTRUCTION_SETS = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+INSTRUCTION_SETS = (
+    ("neon", "neon_dotprod", "neon_bf16")
+    if platform.machine() in ("aarch64", "arm64")
+    else ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+)
 LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
@@ -64,7 +68,7 @@ class Library:
     @property
     def multiplies_bfloat16(self) -> bool:
         """Whether the kernels multiply in bfloat16, which requires a different weight layout."""
-        return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated")
+        return self.instruction_set in ("avx512_bf16", "amx", "amx_emulated", "neon_bf16")
 
     @property
     def built(self) -> list[str]:
@@ -118,7 +122,7 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """The native kernels; None if they were not built or this processor cannot run them, which is logged once.
+    """The native kernels; None if they were not built, or only for other processors, which is logged once.
 
     The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, `amx_emulated`;
     PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
@@ -146,10 +150,7 @@ def library() -> Library | None:
         is_missing = wanted in INSTRUCTION_SETS and wanted not in found.built
         reason = f"the library was built without it ({_ALL_SETS})" if is_missing else "this machine does not have it"
         raise ConfigError(f"PENSTOCK_ISA={wanted}: {reason}; leave it unset, or choose from {names}")
-    if "avx2" in found.built:
-        _warn_of_reference("the native ones need AVX2, which this processor has not")
-    else:
-        _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
+    _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
 
 
@@ -158,10 +159,9 @@ def _warn_of_reference(reason: str) -> None:
 
 
 def _why_not_built() -> str:
-    system, processor = platform.system(), platform.machine()
-    if (system, processor) == ("Linux", "x86_64"):
+    if platform.system() == "Linux":
         return "the native ones were not built: install a C++ compiler (g++ or clang++) and reinstall Penstock"
-    return f"the native ones exist for Linux on x86-64, not for {system} on {processor}"
+    return f"the native ones exist for Linux, not for {platform.system()}"
 
 
 def _named_library(path: Path) -> Library:

@@ -37,8 +37,6 @@ def load_through_cache(
     found = cache.find(key, start.found)
     if found is not None:
         return make(_lookup_in(found))[0]
-    if start.writer is not None and start.writer.key == key:
-        return _pack_and_cache(cache, start.writer, ops.allocator, make)
     with cache.locked(key) as is_mine:
         found = cache.find(key, start.found)  # the process that held the lock may have written it
         if found is not None:
