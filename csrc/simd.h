@@ -432,7 +432,7 @@ inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)
 inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
 // sum + the products of pairs of bfloat16s, first of the odd elements, then of the even: float32 sums of exact
 // products.
-#if !defined(__ARM_FEATURE_BF16)
+#if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
 #if defined(__AVX512BF16__)
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // subnormal numbers count as zeros

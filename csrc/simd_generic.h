@@ -132,8 +132,14 @@ PENSTOCK_INLINE To load_vector(const void* p, int64_t byte) {
     return loaded;
 }
 
-PENSTOCK_INLINE f32x16 set_f32(float x) { return {{F32{} + x, F32{} + x, F32{} + x, F32{} + x}}; }
-PENSTOCK_INLINE i32x16 set_i32(int32_t x) { return {{I32{} + x, I32{} + x, I32{} + x, I32{} + x}}; }
+PENSTOCK_INLINE f32x16 set_f32(float x) {
+    const F32 all{x, x, x, x};
+    return {{all, all, all, all}};
+}
+PENSTOCK_INLINE i32x16 set_i32(int32_t x) {
+    const I32 all{x, x, x, x};
+    return {{all, all, all, all}};
+}
 PENSTOCK_INLINE f32x16 zero_f32() { return {}; }
 PENSTOCK_INLINE i32x16 zero_i32() { return {}; }
 PENSTOCK_INLINE f32x16 load_f32(const float* p) { return PENSTOCK_EACH(f32x16, load_vector<F32>(p, 16 * i)); }
@@ -385,7 +391,7 @@ PENSTOCK_INLINE int32_t max_lane(i32x16 a) {
     return fold(a, [](I32 x, I32 y) { return x > y ? x : y; });
 }
 
-#if defined(__ARM_FEATURE_BF16)
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define PENSTOCK_MULTIPLIES_BFLOAT16
 
 // The widening multiply-adds round as `fma` does, of the odd elements, then of the even. (BFDOT and BFMMLA do not.)

@@ -187,7 +187,7 @@ def check_mistake(run: "subprocess.CompletedProcess[str]", words: str) -> None:
 
 
 def test_the_exit_code_of_a_mistake_is_that_of_the_process() -> None:
-    check_mistake(process("serve", "--model", "/nowhere"), "/nowhere")
+    check_mistake(process("generate", "x", "--top-p", "7"), "top_p must be above 0")
 
 
 @pytest.mark.parametrize(

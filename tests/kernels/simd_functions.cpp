@@ -106,6 +106,12 @@ void report_floats() {
         digest.add(select_less(a, b, c, d)), digest.add(select_nan(c, a, b));
         digest.add(less_bits(a, b)), digest.add(less_bits(c, d));
     });
+    report("set", [](Digest& digest, int kind) {
+        float lanes[kLanes];
+        store_f32(lanes, floats(kind));
+        digest.add(set_f32(lanes[0])), digest.add(set_f32(-0.0f)), digest.add(zero_f32());
+        digest.add(set_i32(static_cast<int32_t>(random_bits()))), digest.add(zero_i32());
+    });
     report("lanes", [](Digest& digest, int kind) {
         const f32x16 x = floats(kind);
         digest.add_float(sum_lanes(x));

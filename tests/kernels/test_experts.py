@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.kernels.arrays import array_of
 from penstock.kernels.experts import Experts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Weight
@@ -34,7 +35,7 @@ def filled(
     weight = ops.new_weight(rows, columns, format, dtype=dtype, device=CPU, **{"gated": False, **options})
     if format is FLOAT:
         generator = torch.Generator().manual_seed(seed)
-        weight.load(0, (torch.randn(rows, columns, generator=generator) * 0.2).to(dtype))
+        weight.load(0, array_of((torch.randn(rows, columns, generator=generator) * 0.2).to(dtype)))
     else:
         weight.load(0, random_integers(rows, columns, format, seed))
     return weight
@@ -136,7 +137,8 @@ def test_an_expert_whose_weights_do_not_fit_in_12_bits_is_as_good_as_the_others(
     x, ids, weights = step(9, 3, 2, torch.bfloat16)
     for ops in (REFERENCE, native_table()):
         gate_up = [filled(ops, 2 * INNER, HIDDEN, FLOAT, torch.bfloat16, seed, gated=True) for seed in range(3)]
-        gate_up[1].load(0, (sizes * torch.randn(2 * INNER, HIDDEN, generator=generator.manual_seed(1))).bfloat16())
+        unlike = sizes * torch.randn(2 * INNER, HIDDEN, generator=generator.manual_seed(1))
+        gate_up[1].load(0, array_of(unlike.bfloat16()))
         down = [filled(ops, OUT, INNER, FLOAT, torch.bfloat16, seed) for seed in range(3)]
         outs.append(ops.new_experts(list(gate_up), down, None, None).mix(x, ids, weights, None, None))
     assert "cannot be compressed to 12 bits" in caplog.text

@@ -23,6 +23,7 @@ from penstock import native
 from penstock.kernels.ops import native_ops
 from penstock.kernels.sampling import Controls
 from penstock.config.weight_formats import FLOAT, FORMATS
+from penstock.kernels.arrays import array_of
 from tests.kernels.weights import random_integers
 library, digests = native.library(), {}
 ops, cpu = native_ops(library), torch.device("cpu")
@@ -41,7 +42,7 @@ for name in sys.argv[1:]:
             weight = ops.new_weight(
                 rows, columns, format, gated=False, dtype=dtype, device=cpu, precise=precise
             )
-            weight.load(0, floats if format is FLOAT else random_integers(rows, columns, format))
+            weight.load(0, array_of(floats) if format is FLOAT else random_integers(rows, columns, format))
             y = weight.linear(x, None, torch.float32)
             group = "all" if (format, dtype) in kinds else "tiles" if name.startswith("amx") else "pairs"
             digests.setdefault(group, {}).setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())

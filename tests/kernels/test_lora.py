@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.weight_formats import FLOAT
+from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.lora import LoraMap, LoraTable
 from penstock.kernels.lora.rows import AdapterRows
@@ -126,7 +127,7 @@ def test_it_is_added_before_the_activation(ops: Ops, gated: bool, joined: bool) 
         for n in ((50, 50) if joined else (rows,))
     ]
     for first, part in zip((0, 50), parts, strict=False):
-        part.load(0, weights[first : first + part.rows])
+        part.load(0, array_of(weights[first : first + part.rows]))
     linear_map = JoinedWeight(parts, "silu" if gated else None) if joined else parts[0]
     lora = ops.new_lora(rows, COLUMNS, torch.float32, CPU)
     a, b = torch.randn(3, COLUMNS), torch.randn(3, rows)
@@ -146,7 +147,7 @@ def test_it_is_added_before_the_activation(ops: Ops, gated: bool, joined: bool) 
 def test_a_pass_without_adapters_does_not_read_what_was_to_be_added() -> None:
     ops = native_table()
     weight = ops.new_weight(64, COLUMNS, FLOAT, gated=False, dtype=torch.float32, device=CPU)
-    weight.load(0, torch.randn(64, COLUMNS))
+    weight.load(0, array_of(torch.randn(64, COLUMNS)))
     rows = AdapterRows()
     rows.assign(None)
     x = torch.randn(4, COLUMNS)

@@ -1,6 +1,9 @@
 // Runs the functions of a libpenstock.so, whose path is the argument, for the process at the other end of a socket
 // (proxy.cpp): the first access to one of its pages copies the page here, to the same address, and after a call what has
 // changed is written back.
+//
+// qemu 7.2 resumes at a wrong instruction after a fault in DC ZVA, with which the C library clears memory: let it choose
+// functions without it (GLIBC_TUNABLES=glibc.cpu.name=kunpeng920).
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -10,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "protocol.h"
 

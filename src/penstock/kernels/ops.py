@@ -9,7 +9,7 @@ reference. Operations on memory in a layout of the backend's own are methods of 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.lora import NewLora
 from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.lora.reference import ReferenceLora
+from penstock.kernels.memory import NewTensor, Store, constant, dtype_of, new_tensor, store
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.ranks import Alone, Collective
@@ -144,8 +145,16 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """Lays a step's plan out as the columns of a `Batch`."""
-    quantize: Callable[[Tensor, WeightFormat], Quantized | None]
-    """(weight [out, in] in host memory, format) -> integers; None if a weight is not finite or too large."""
+    dtype: Callable[[str], torch.dtype]
+    """(name, as numpy has it) -> the dtype of tensors."""
+    new_tensor: NewTensor
+    """Allocates a tensor of the model."""
+    constant: Callable[[NDArray[Any], torch.dtype | None, torch.device], Tensor]
+    """(values, dtype, device) -> a tensor with these values; None: of their dtype."""
+    store: Store
+    """Stores rows of a checkpoint, which are numpy arrays, in a weight or a tensor."""
+    quantize: Callable[[NDArray[Any], WeightFormat], Quantized | None]
+    """(weight [out, in], format) -> integers; None if a weight is not finite or too large."""
 
     collective: Collective
     """Gathers the outputs of layers whose rows are divided among ranks."""
@@ -211,6 +220,10 @@ def reference_ops(
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
+        dtype=dtype_of,
+        new_tensor=partial(new_tensor, allocator=allocator),
+        constant=constant,
+        store=store,
         quantize=quantize,
         collective=collective,
         allocator=allocator,

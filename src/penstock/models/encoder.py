@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.kernels.memory import Store
     from penstock.quantization.base import WeightFactory
 
 Rows = NDArray[np.float32]
@@ -157,14 +158,14 @@ def _activated(x: Tensor, activation: HeadActivation) -> Tensor:
 class _SomeRows:
     """A parameter that loads a few rows of a large checkpoint tensor."""
 
-    def __init__(self, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
+    def __init__(self, store: Store, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self._target, self._rows = target, rows
+        self._store, self._target, self._rows = store, target, rows
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, row in enumerate(self._rows):
             if first <= row < first + len(rows):
-                self._target[place].copy_(rows[row - first])
+                self._store(self._target, place, rows[row - first : row - first + 1])
 
 
 class _TokenScoreHead:
@@ -177,7 +178,7 @@ class _TokenScoreHead:
         if spec.output is not None:
             shape = (embedding.vocab_size, ends.hidden_size)
             self._rows = factory.empty(len(tokens), ends.hidden_size)
-            factory.add_parameter(spec.output, _SomeRows(self._rows, tokens, shape))
+            factory.add_parameter(spec.output, _SomeRows(factory.ops.store, self._rows, tokens, shape))
 
     def __call__(self, x: Tensor) -> Tensor:
         import torch

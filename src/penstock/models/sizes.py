@@ -7,7 +7,7 @@ from penstock.layers.sizes import SizeRecorder, WeightSizes
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.mtp import MTPHead
-from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.spec import ModelSpec
 
 
 def model_sizes(spec: ModelSpec, tp_size: int = 1) -> WeightSizes:
@@ -18,10 +18,11 @@ def model_sizes(spec: ModelSpec, tp_size: int = 1) -> WeightSizes:
     return recorder.sizes
 
 
-def head_sizes(spec: ModelSpec, mtp: MTPSpec, tp_size: int = 1) -> WeightSizes:
-    """Like `model_sizes`, for the multi-token prediction head of the model `spec`, which shares its embedding."""
-    recorder = SizeRecorder(_largest(tp_size))
-    MTPHead(mtp, Decoder(mtp.as_model(spec), 0, SizeRecorder()), 0, recorder)
+def head_sizes(target: ModelSpec, tp_size: int = 1) -> WeightSizes:
+    """Like `model_sizes`, for the multi-token prediction head of `target`, whose embedding it shares."""
+    recorder, mtp = SizeRecorder(_largest(tp_size)), target.mtp
+    assert mtp is not None, "this model has no head"
+    MTPHead(mtp, Decoder(mtp.as_model(target), 0, SizeRecorder()), 0, recorder)
     return recorder.sizes
 
 

@@ -17,7 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import ml_dtypes
+import numpy as np
 import torch  # loads the OpenMP runtime that the library then shares
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
@@ -34,7 +37,14 @@ LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
 _ALL_SETS = "pip install -C cmake.define.PENSTOCK_SETS=all builds all"
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_DTYPES: dict[torch.dtype | np.dtype[Any], int] = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    np.dtype(np.float32): 0,
+    np.dtype(ml_dtypes.bfloat16): 1,
+    np.dtype(np.float16): 2,
+}
 
 
 class Library:
@@ -149,10 +159,9 @@ def _warn_of_reference(reason: str) -> None:
 
 
 def _why_not_built() -> str:
-    system, processor = platform.system(), platform.machine()
-    if system == "Linux":
+    if platform.system() == "Linux":
         return "the native ones were not built: install a C++ compiler (g++ or clang++) and reinstall Penstock"
-    return f"the native ones exist for Linux, not for {system} on {processor}"
+    return f"the native ones exist for Linux, not for {platform.system()}"
 
 
 def _named_library(path: Path) -> Library:
@@ -181,12 +190,12 @@ def _library_path() -> Path:
     return Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
 
 
-def supports(dtype: torch.dtype) -> bool:
+def supports(dtype: torch.dtype | np.dtype[Any]) -> bool:
     """Whether the kernels support this dtype."""
     return dtype in _DTYPES
 
 
-def dtype_code(dtype: torch.dtype) -> int:
+def dtype_code(dtype: torch.dtype | np.dtype[Any]) -> int:
     """The library's code for a dtype."""
     return _DTYPES[dtype]
 
@@ -194,3 +203,8 @@ def dtype_code(dtype: torch.dtype) -> int:
 def address(tensor: Tensor | None) -> int | None:
     """Address of a tensor's first element."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def array_address(array: NDArray[Any] | None) -> int | None:
+    """Address of an array's first element."""
+    return None if array is None else array.ctypes.data

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.config.ranks import Ranks
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy.typing import NDArray
 
     from penstock.config.weight_formats import WeightFormat
     from penstock.kernels.linear.quantized import Quantized
@@ -78,7 +78,7 @@ class PickedRows:
         self.shape: tuple[int, ...] = (rows if count is None else count, *rest)
         self._parameter, self._runs = parameter, runs
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, part in _met(self._runs, first, len(rows)):
             self._parameter.load(place, rows[part])
 
@@ -90,7 +90,7 @@ class Fillable(Protocol):
     columns: int
     format: WeightFormat
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         """See `Weight.load`."""
         ...
 
@@ -106,6 +106,6 @@ class OwnRows:
         self.rows, self.columns, self.format = given.num_rows, weight.columns, weight.format
         self._weight, self._first, self._runs = weight, first, given.runs
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         for place, part in _met(self._runs, first, len(rows)):
             self._weight.load(self._first + place, rows[part])

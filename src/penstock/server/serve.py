@@ -223,9 +223,9 @@ def _announce(
     engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, warnings: Sequence[str]
 ) -> None:
     """Log the memory plan, the warnings, and the model with its address."""
-    places = engine.fleet.places
-    for number, place in places.items():
-        logger.info("%s%s", f"engine {number}: " if len(places) > 1 else "", place.info.memory_plan)
+    replicas = engine.fleet.replicas
+    for number, replica in replicas.items():
+        logger.info("%s%s", f"engine {number}: " if len(replicas) > 1 else "", replica.info.memory_plan)
     for warning in warnings:
         logger.warning("%s", warning)
     address, prefix = address_of(listener, tls=config.tls_cert is not None), config.prefix
@@ -286,7 +286,7 @@ async def _answer_http(
         )
         await _first_of(serving, stop.at_once.wait(), engine.drained(), timeout=drain_timeout)
     if stop.at_once.is_set():
-        engine.lose(EngineDeadError(SHUTTING_DOWN))
+        engine.fail_all(EngineDeadError(SHUTTING_DOWN))
     else:
         engine.abort_all(SHUTTING_DOWN)
     server.should_exit = True
@@ -340,7 +340,7 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
     for number, make in (
         (RELOAD, fleet.reload),
         (GROW, fleet.grow),
-        (SHRINK, lambda: fleet.retire(max(fleet.places))),
+        (SHRINK, lambda: fleet.retire(max(fleet.replicas))),
     ):
         loop.add_signal_handler(number, on_signal, make)
     try:

@@ -15,6 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired su
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+CACHED_TOKENS = 16_384
+"""Tokens whose text is kept."""
+
+
 class Tokenizer:
     """A checkpoint's tokenizer and chat template."""
 
@@ -59,6 +64,17 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse", "Sequence"}
         self._byte_fallback = "ByteFallback" in kinds
         self._spaces_marked = "▁" in decoder
+        # Looked up for each token of each answer; answers have few different tokens.
+        cached = lru_cache(CACHED_TOKENS)
+        self.is_shown = cached(self._is_shown)
+        """Whether `decode` includes this token: it omits special tokens and unknown ids."""
+        self.raw_bytes = cached(self._raw_bytes)
+        """The bytes of a token if they do not depend on its neighbours; possibly part of a character.
+
+        None for a token whose text depends on its neighbours, or for an unknown id.
+        """
+        self.decode_alone = cached(self._decode_alone)
+        """The text of a token without neighbours."""
 
     @classmethod
     def from_path(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer":
@@ -228,6 +244,9 @@ class Tokenizer:
         """Have `apply_chat_template` use this process, of `chat_template.start_rendering`."""
         self._templates.use(process)
 
+    def _decode_alone(self, token_id: int) -> str:
+        return self.decode([token_id])
+
     def start_chat_templates(self) -> None:
         """Start the process that renders chat templates ahead of the first conversation."""
         self._templates.start()
@@ -285,8 +304,7 @@ class Tokenizer:
         """End the processes that render chat templates; all other methods remain usable."""
         self._templates.close()
 
-    def is_shown(self, token_id: int) -> bool:
-        """Whether `decode` includes this token: it omits special tokens and unknown ids."""
+    def _is_shown(self, token_id: int) -> bool:
         return token_id not in self._special and self.backend.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:
@@ -301,11 +319,7 @@ class Tokenizer:
         piece = self.backend.id_to_token(token_id) or ""
         return (piece.replace("▁", " ") if self._spaces_marked else piece).encode()
 
-    def raw_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a token if they do not depend on its neighbours; possibly part of a character.
-
-        None for a token whose text depends on its neighbours, or for an unknown id.
-        """
+    def _raw_bytes(self, token_id: int) -> bytes | None:
         added = self._added.get(token_id)
         if added is not None and (self._byte_level or token_id in self._special):
             return added.encode()

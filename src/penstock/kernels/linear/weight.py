@@ -1,9 +1,11 @@
 """The interfaces of weights and linear layers that reference and native kernels share."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.feed_forward import Activation
@@ -18,8 +20,8 @@ class Packed:
 
     form: str
     """Identifies the layout."""
-    parts: tuple[Tensor, ...]
-    """Each [bytes] uint8."""
+    parts: tuple[NDArray[np.uint8], ...]
+    """Each [bytes]."""
 
 
 @runtime_checkable
@@ -67,7 +69,7 @@ class Weight(LinearMap, Protocol):
     gated: bool
     activation: Activation | None
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         """Load rows from `first` on: floating point [n, columns] if the format is FLOAT, otherwise quantized rows."""
         ...
 
