@@ -109,6 +109,7 @@ void fill(Args& args, const Now& now) {
 }
 void fill(UnpackArgs& args, const Now& now) { args.num_rows = now.rows; }
 void fill(GatherArgs& args, const Now& now) { args.num_rows = now.rows; }
+void fill(ScatterArgs& args, const Now& now) { args.num_rows = now.rows; }
 void fill(RouteArgs& args, const Now& now) { args.tokens = now.rows; }
 void fill(AttentionArgs& args, const Now& now) {
     args.threads = now.threads;

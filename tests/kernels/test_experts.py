@@ -1,5 +1,6 @@
 """Mixtures of experts: the native ones against the reference, and their bits against themselves."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
 from penstock.kernels.experts import Experts
+from penstock.kernels.experts.native import PackedExperts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ops import Ops
@@ -42,18 +44,26 @@ def filled(
 
 
 def mixture(
-    ops: Ops, experts: int, format: WeightFormat, dtype: torch.dtype, *, biased: bool = False, apart: bool = False
+    ops: Ops,
+    experts: int,
+    format: WeightFormat,
+    dtype: torch.dtype,
+    *,
+    biased: bool = False,
+    apart: Sequence[int] = (),
+    others: tuple[WeightFormat, ...] = (),
 ) -> Experts:
-    """With gate and up `apart`, in formats of their own."""
+    """With gate and up `apart` in some experts, in formats of their own; the last experts are in formats `others`."""
     gate_up: list[LinearMap] = []
-    for seed in range(experts):
-        if apart:
+    formats = [format] * (experts - len(others)) + list(others)
+    for seed, format in enumerate(formats):
+        if seed in apart:
             both = [(format, 2 * seed), (FORMATS["q8_0"], 2 * seed + 1)]
             parts = [filled(ops, INNER, HIDDEN, each, dtype, place) for each, place in both]
             gate_up.append(JoinedWeight(parts, "silu"))
         else:
             gate_up.append(filled(ops, 2 * INNER, HIDDEN, format, dtype, seed, gated=True))
-    down = [filled(ops, OUT, INNER, format, dtype, 100 + seed) for seed in range(experts)]
+    down = [filled(ops, OUT, INNER, format, dtype, 100 + seed) for seed, format in enumerate(formats)]
     biases: list[Tensor | None] = [None, None]
     if biased:
         made = (torch.linspace(-1, 1, experts * rows).view(experts, rows) for rows in (2 * INNER, OUT))
@@ -117,13 +127,22 @@ def test_experts_may_have_no_gate(format: WeightFormat, dtype: torch.dtype) -> N
 
 @needs_native
 @pytest.mark.parametrize("format", ["float", "q4_k", "q6_k"])
-def test_gate_and_up_may_be_kept_in_different_formats(format: str) -> None:
+@pytest.mark.parametrize(
+    ("apart", "others"), [(range(6), ()), ((), ("int4", "float")), ((0, 4), ("float", "q5_k")), ((3,), ())], ids=str
+)
+def test_gate_and_up_and_each_expert_may_be_kept_in_different_formats(
+    format: str, apart: Sequence[int], others: Sequence[str]
+) -> None:
     x, ids, weights = step(23, 6, 2, torch.float32)
-    wanted, found = (
-        mixture(ops, 6, FORMATS[format], torch.float32, apart=True).mix(x, ids, weights, None, None)
-        for ops in (REFERENCE, native_table())
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max() + 1))
+    formats = tuple(FORMATS[name] for name in others)
+    for biased in (False, True):
+        options: Any = {"apart": apart, "others": formats, "biased": biased}
+        wanted, made = (
+            mixture(ops, 6, FORMATS[format], torch.float32, **options) for ops in (REFERENCE, native_table())
+        )
+        assert isinstance(made, PackedExperts)
+        expected, found = (each.mix(x, ids, weights, None, None) for each in (wanted, made))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max() + 1))
 
 
 @needs_native

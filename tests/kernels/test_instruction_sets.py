@@ -50,7 +50,7 @@ for name in sys.argv[1:]:
     choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]
     controls = Controls(*(random.choice(some, 300) for some in choices), random.random(300))
     drawn = (ops.sample(logits, controls), *ops.topk_logprobs(logits, 20))
-    digests.setdefault("draws", {})[name] = [hashlib.md5(part.numpy().tobytes()).hexdigest() for part in drawn]
+    digests.setdefault("draws", {})[name] = [hashlib.md5(part.tobytes()).hexdigest() for part in drawn]
 print(json.dumps(digests))
 """
 FOLDER = Path(__file__).parent

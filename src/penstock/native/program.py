@@ -96,11 +96,34 @@ class Program:
         return Segment(ctypes.addressof(self._array), len(self._array), num_rows)
 
 
+def memory_of(result: Tensor) -> Tensor:
+    """The memory of a recorded result.
+
+    Raises:
+        CannotRecordError: it was computed at once.
+    """
+    if not isinstance(result, RecordedTensor):
+        raise CannotRecordError("a result that does not depend on the step's tokens")
+    return result.memory
+
+
 def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor with the row count of `like`, in the same program if `like` is recorded."""
     if isinstance(like, RecordedTensor):
         return like.program.tensor(shape, dtype)
     return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
+
+
+def from_host(array: NDArray[Any], like: Tensor) -> Tensor:
+    """An array as a tensor on the device of `like`; without a copy if that is the host."""
+    tensor = torch.from_numpy(array)
+    return tensor if like.is_cpu else tensor.to(like.device)
+
+
+def on_host(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's content as an array; without a copy if it is on the host."""
+    array: NDArray[Any] = tensor.numpy() if tensor.is_cpu else tensor.cpu().numpy()
+    return array
 
 
 def call(library: Library, x: Tensor, arguments: Arguments) -> None:
@@ -112,5 +135,10 @@ def call(library: Library, x: Tensor, arguments: Arguments) -> None:
     if isinstance(x, RecordedTensor):
         x.program.add_call(arguments)
     else:
-        made = Call(arguments.operation, ctypes.addressof(arguments))
-        library.run(Segment(ctypes.addressof(made), 1, len(x)))
+        call_now(library, len(x), arguments)
+
+
+def call_now(library: Library, num_rows: int, arguments: Arguments) -> None:
+    """Execute an operation over `num_rows` rows. Raises the same error as `call`."""
+    made = Call(arguments.operation, ctypes.addressof(arguments))
+    library.run(Segment(ctypes.addressof(made), 1, num_rows))

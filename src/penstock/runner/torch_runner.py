@@ -101,8 +101,8 @@ class TorchRunner:
         if settings.speculation is None or not settings.speculation.mtp:
             return None
         memory, dtype = settings.memory, getattr(torch, settings.dtype)
-        size, allocator = self._model.spec.hidden_size, self._ops.allocator
-        return HiddenStates(memory.num_blocks, memory.block_size, size, dtype, self._device, allocator)
+        size, num_own = self._model.spec.hidden_size, settings.max_num_seqs
+        return HiddenStates(self._ops, memory.num_blocks, memory.block_size, num_own, size, dtype, self._device)
 
     @property
     def model(self) -> Decoder:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.kernels.arrays import tensor_of
-from penstock.kernels.elementwise.reference import activate, activate_gated
+from penstock.kernels.elementwise.reference import activate_gated, apply_activation
 from penstock.kernels.linear.quantized import Quantized, dequantize, float_parts
 from penstock.kernels.linear.weight import activation_of
 from penstock.kernels.lora import LoraUpdate
@@ -85,7 +85,7 @@ class ReferenceWeight:
         if update is not None:
             out = (out.float() + update.added[:, update.first : update.first + self.rows]).to(out.dtype)
         if self.activation is not None:
-            out = (activate_gated if self.gated else activate)(out, self.activation)
+            out = (activate_gated if self.gated else apply_activation)(out, self.activation)
         return out.to(dtype)
 
     def _products(self, x: Tensor, bias: Tensor | None) -> Tensor:
