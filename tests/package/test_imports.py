@@ -46,3 +46,10 @@ def test_help_loads_neither_torch_nor_the_server() -> None:
 
 def test_the_llm_is_found_in_the_package_and_imports_torch_only_with_a_model() -> None:
     assert "torch" not in modules_after("from penstock import LLM, SamplingParams")
+
+
+def test_a_command_and_the_process_that_renders_import_what_they_use() -> None:
+    loaded = modules_after("import penstock.cli\npenstock.cli.make_parser('cache')")
+    assert not loaded & {"penstock.cli.simulate", "penstock.cli.generate", "urllib.request"}
+    loaded = modules_after("import penstock.text.chat_worker")
+    assert not loaded & {"asyncio", "msgspec", "penstock.api", "penstock.checkpoint", "penstock.errors"}
