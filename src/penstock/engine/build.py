@@ -24,7 +24,7 @@ from penstock.engine.info import EngineInfo
 from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
-from penstock.layers.encoder_spec import TokenScoreHead
+from penstock.layers.encoder_head import TokenScoreSpec
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.models.sizes import adaptable
@@ -127,7 +127,7 @@ def build_encoder(
     if config.adapters != AdapterConfig():
         raise ConfigError("adapters are added to models that generate: leave adapter and adapter_memory out")
     info = _describe(checkpoint, facts, settings, None)
-    is_asked = any(isinstance(part, TokenScoreHead) for part in spec.encoder.head)
+    is_asked = any(isinstance(part, TokenScoreSpec) for part in spec.encoder.head)
     info = replace(info, encoder=replace(about, vector_size=spec.encoder.vector_size, is_asked=is_asked))
     return EncoderCore(info, settings, EncoderRunner(checkpoint, settings, start), clock)
 

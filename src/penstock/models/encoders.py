@@ -12,7 +12,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
-from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TokenScoreHead
+from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.models.families.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
 from penstock.models.families.gemma2 import gemma2_spec
 from penstock.models.families.gemma3 import gemma3_spec
@@ -26,7 +26,7 @@ from penstock.models.families.phi3 import phi3_spec
 from penstock.models.families.qwen2 import qwen2_spec
 from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec
 from penstock.text.tokenizer import Tokenizer
 
 ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
@@ -132,7 +132,7 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
     true, false = about.score_tokens or _yes_and_no(checkpoint)
-    return TokenScoreHead(true, false, None if spec.tie_embeddings else spec.names.output)
+    return TokenScoreSpec(true, false, None if spec.tie_embeddings else spec.names.output)
 
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:

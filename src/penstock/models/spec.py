@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from penstock.checkpoint.encoder_config import Pooling
 from penstock.config.model_facts import DType, LayerFacts
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.attention import AttentionSpec
-from penstock.layers.encoder_spec import EncoderSpec
+from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
@@ -108,6 +109,47 @@ class MTPSpec:
     def as_model(self, target: "ModelSpec") -> "ModelSpec":
         """A model that consists of the head's layer, with all else taken from its target."""
         return replace(target, layers=(self.layer,), mtp=None)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table of learned vectors that are added to the token embeddings."""
+
+    name: str
+    """In the checkpoint, without `.weight`."""
+    rows: int
+    padding: int | None = None
+    """A token that has no position and takes the row of its id; positions begin with the row after it. None: row 0."""
+
+
+HeadPart = DenseSpec | NormSpec | TokenScoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """What an encoder has before and after its layers. The vectors of several pooling modes are concatenated.
+
+    token ids -> word + position + token type -> norm -> layers -> pooling -> head -> a vector
+    """
+
+    hidden_size: int
+    positions: TableSpec | None = None
+    token_types: TableSpec | None = None
+    """Segment embeddings: whether a token belongs to the first or the second text of a pair."""
+    norm: NormSpec | None = None
+    """Norm of the sum of all embeddings."""
+    pooling: tuple[Pooling, ...] = ("mean",)
+    padding: int | None = None
+    """A token at which no text ends: texts are pooled without those at their end. None: there is none."""
+    head: tuple[HeadPart, ...] = ()
+
+    @property
+    def vector_size(self) -> int:
+        """Size of a text's vector."""
+        size = self.hidden_size * len(self.pooling)
+        for part in self.head:
+            size = part.out_size if isinstance(part, DenseSpec) else 1 if isinstance(part, TokenScoreSpec) else size
+        return size
 
 
 @dataclass(frozen=True, slots=True)

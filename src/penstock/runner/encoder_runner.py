@@ -21,9 +21,9 @@ from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import make_ops
-from penstock.layers.encoder_spec import TableSpec
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
+from penstock.models.spec import TableSpec
 from penstock.native import Library, set_num_threads
 from penstock.native.program import CannotRecordError, Program, memory_of
 from penstock.system.start import Start

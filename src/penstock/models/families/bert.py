@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from penstock.config.feed_forward import Activation
 from penstock.layers.attention import AttentionNames, AttentionSpec
-from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec
+from penstock.layers.encoder_head import DenseSpec
 from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.spec import NormSpec
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
+from penstock.models.spec import EncoderSpec, HeadPart, LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

@@ -7,14 +7,14 @@ x += mlp(norm(x))                               gelu for silu
 
 from penstock.checkpoint.encoder_config import Pooling
 from penstock.layers.attention import AttentionNames, AttentionSpec
-from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart
+from penstock.layers.encoder_head import DenseSpec
 from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import NormSpec
 from penstock.models.families.bert import activation_of, is_classifier, layer_norm, num_labels
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
+from penstock.models.spec import EncoderSpec, HeadPart, LayerSpec, ModelNames, ModelSpec, SubLayer
 
 _THETAS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
 

@@ -6,12 +6,11 @@ x = norm(x + mlp(x))
 """
 
 from penstock.layers.attention import AttentionNames, AttentionSpec
-from penstock.layers.encoder_spec import EncoderSpec, TableSpec
 from penstock.layers.mlp import GatedMLPSpec
 from penstock.models.families.bert import last_norm_apart, layer_norm
 from penstock.models.families.dense import check_heads, check_rotation
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
+from penstock.models.spec import EncoderSpec, LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
 
 
 def nomic_bert_spec(config: HFConfig) -> ModelSpec:
