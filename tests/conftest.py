@@ -1,5 +1,6 @@
 """Fixtures that more than one test folder uses. Nothing is downloaded: checkpoints are written at run time."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,13 @@ def pytest_sessionstart() -> None:
     missing = explain_missing_library()
     if missing is not None:
         raise pytest.UsageError(missing)
+    gc.disable()  # until all is imported
+
+
+def pytest_collection_finish() -> None:
+    """The millions of objects of the libraries and of all tests stay: no garbage collection is to visit them again."""
+    gc.freeze()
+    gc.enable()
 
 
 RAY = "ray"
