@@ -360,7 +360,7 @@ class Attention {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t block = of_.table(seq)[key / blocks.block_size];
             for (int64_t i = 0; Kind::kScaled && i < 2 * blocks.block_size; i += kLanes)
-                _mm_prefetch(reinterpret_cast<const char*>(blocks.scales(block, head) + i), _MM_HINT_T0);
+                __builtin_prefetch(blocks.scales(block, head) + i);
             return {blocks.keys(block, head), blocks.part_bytes()};
         }
 

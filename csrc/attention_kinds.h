@@ -146,7 +146,7 @@ void accumulate(const typename Kind::Factor* a, int64_t a_stride, const uint8_t*
         } else {
             for (int group = 0; group < groups; group++) {
                 for (int line = 0; line < bytes; line += 64)
-                    _mm_prefetch(reinterpret_cast<const char*>(b + group * b_step + ahead + line), _MM_HINT_T0);
+                    __builtin_prefetch(b + group * b_step + ahead + line);
             }
         }
         const typename Kind::template Step<V> step(b, b_step);

@@ -31,6 +31,8 @@ inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide
             for (int v = 0; v < Wide; v++) {
                 if constexpr (kDotsBytes || Most == 8) {
                     sum[r][v] = dot_u8_i8(sum[r][v], weight[v], at);
+                } else if constexpr (kDotsSmallBytes) {
+                    sum[r][v] = dot_u7_i8(sum[r][v], weight[v], at);
                 } else {
                     int32_t bits;
                     std::memcpy(&bits, at, 4);

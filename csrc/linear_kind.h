@@ -34,6 +34,9 @@ constexpr int kSkewBytes = 64;  // between rows of activations, against cache se
 // A thread's weights are a stream of megabytes: some processors read one stream faster than several.
 using Fetch = PrefetchThrough<kRunsAhead ? 1 : 4>;
 
+}  // namespace
+
+// Sums of a token or of one of its rows over a panel.
 struct alignas(64) Sums {
     float lane[kVectors][kLanes];
 
@@ -41,6 +44,8 @@ struct alignas(64) Sums {
         for (auto& lanes : lane) store_f32(lanes, value);
     }
 };
+
+namespace {
 
 // Blocks of a panel.
 struct Slice {

@@ -1,10 +1,12 @@
 // Exchange between ranks over shared memory, whose layout `ranks.h` draws. The same code for every instruction set.
 #include "ranks.h"
 
+#include <time.h>
+#if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <climits>
@@ -38,25 +40,40 @@ uint8_t* slot(const Ranks& ranks, int64_t round) {
     return ranks.shared + cells_bytes(ranks.size) + (round & 1) * ranks.slot_bytes;
 }
 
+// Wake all threads that sleep; and sleep until then, unless the cell's count is no longer the one seen. Elsewhere than on
+// Linux a thread looks again every 50 microseconds.
+#if defined(__linux__)
+void wake_all(Cell& cell) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&cell.count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+void sleep(Cell& cell, uint32_t seen) {
+    const timespec most{0, kSleepNanoseconds};
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&cell.count), FUTEX_WAIT, seen, &most, nullptr, 0);
+}
+#else
+void wake_all(Cell&) {}
+void sleep(Cell&, uint32_t) {
+    const timespec turn{0, 50'000};
+    nanosleep(&turn, nullptr);
+}
+#endif
+
 void wake(Cell& cell) {
-    if (cell.sleepers.load(std::memory_order_seq_cst))
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&cell.count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    if (cell.sleepers.load(std::memory_order_seq_cst)) wake_all(cell);
 }
 
 // Wait until the rank of `cell` has reached `count` barriers; false: a rank is lost.
 bool wait(Cell& cell, uint32_t count, const Cell& lost) {
     const auto met = [&](uint32_t seen) { return static_cast<int32_t>(seen - count) >= 0; };
-    for (int turn = 0; turn < every::kPatience; turn++) {
+    for (int turn = 0; turn < kPatience; turn++) {
         if (met(cell.count.load(std::memory_order_acquire))) return true;
-        __builtin_ia32_pause();
+        relax();
     }
-    const timespec most{0, kSleepNanoseconds};
     for (;;) {
         cell.sleepers.fetch_add(1, std::memory_order_seq_cst);
         const uint32_t seen = cell.count.load(std::memory_order_seq_cst);
         const bool is_lost = lost.count.load(std::memory_order_seq_cst) != 0;
-        if (!met(seen) && !is_lost)
-            syscall(SYS_futex, reinterpret_cast<uint32_t*>(&cell.count), FUTEX_WAIT, seen, &most, nullptr, 0);
+        if (!met(seen) && !is_lost) sleep(cell, seen);
         cell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
         if (met(cell.count.load(std::memory_order_acquire))) return true;
         if (is_lost) return false;
@@ -126,8 +143,7 @@ EXPORT int32_t penstock_meet(Ranks* ranks) {
 EXPORT void penstock_lose(const Ranks* ranks) {
     Cell* all = cells(*ranks);
     all[ranks->size].count.store(1, std::memory_order_seq_cst);
-    for (int rank = 0; rank < ranks->size; rank++)
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&all[rank].count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    for (int rank = 0; rank < ranks->size; rank++) wake_all(all[rank]);
 }
 
 }  // namespace penstock

@@ -62,7 +62,7 @@ struct Row {
     // Prefetch the row that begins `elements` after this one.
     void fetch(int64_t elements) const {
         const char* begin = static_cast<const char*>(data) + (first + elements) * bytes_of(dtype);
-        for (int64_t i = 0; i < count * bytes_of(dtype); i += 64) _mm_prefetch(begin + i, _MM_HINT_T0);
+        for (int64_t i = 0; i < count * bytes_of(dtype); i += 64) __builtin_prefetch(begin + i);
     }
     void store_f32_at(float* target, int64_t i, f32x16 x) const { write_row(target, kFloat32, i, count - i, x); }
 

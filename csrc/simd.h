@@ -1,4 +1,5 @@
-// Vectors of 16 lanes, the same on every instruction set: one __m512, or two __m256.
+// Vectors of 16 lanes, the same on every instruction set: one __m512, two __m256, or four vectors of 16 bytes
+// (`simd_generic.h`).
 //
 // Each source that includes this header is compiled once for every instruction set, inside a namespace of its own
 // (PENSTOCK_ISA, set by CMake). A kernel written with these types does the same operations on the same lanes
@@ -6,7 +7,11 @@
 // sources are compiled with -ffp-contract=off.
 #pragma once
 
+#if defined(__AVX2__)
 #include <immintrin.h>
+#else
+#include "simd_generic.h"
+#endif
 
 #include <cstdint>
 #include <cstring>
@@ -16,11 +21,24 @@ namespace PENSTOCK_ISA {
 
 constexpr int kLanes = 16;
 
-// Whether one instruction multiplies bytes and sums the products in int32 (VNNI).
-#if defined(__AVX512VNNI__)
+// AVX-VNNI, the same instructions on 256 bits; its emulation takes AVX-512's encoding of them.
+#if defined(__AVXVNNI__)
+#define PENSTOCK_VNNI_256 "%{vex%} "
+#elif defined(PENSTOCK_VNNI_256_EMULATED)
+#define PENSTOCK_VNNI_256
+#endif
+
+// Whether one instruction multiplies bytes and sums the products in int32 (VNNI, i8mm).
+#if defined(__AVX512VNNI__) || defined(PENSTOCK_VNNI_256) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kDotsBytes = true;
 #else
 constexpr bool kDotsBytes = false;
+#endif
+// Whether one does for unsigned bytes below 128 (the signed products of ARM).
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kDotsSmallBytes = true;
+#else
+constexpr bool kDotsSmallBytes = false;
 #endif
 
 #if defined(__AVX512F__)
@@ -181,7 +199,7 @@ inline __m256i fold_max(i32x16 a) {
     return _mm256_max_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti32x8_epi32(a.v, 1));
 }
 
-#else  // AVX2, FMA and F16C
+#elif defined(__AVX2__)  // with FMA and F16C
 
 struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };
@@ -322,16 +340,25 @@ inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, x.lo, _CMP_UNORD_Q)),
             _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, x.hi, _CMP_UNORD_Q))};
 }
-inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) {
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
-            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
+#if defined(PENSTOCK_VNNI_256)
+inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) {
+    asm(PENSTOCK_VNNI_256 "vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
 }
+inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
+    asm(PENSTOCK_VNNI_256 "vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+}
+#else
+inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
     const __m256i low = _mm256_set1_epi16(0xff);
     __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
     __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
+#endif
+inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) { return {dot_i16(sum.lo, a.lo, b.lo), dot_i16(sum.hi, a.hi, b.hi)}; }
 inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     return {dot_u8_i8(sum.lo, a.lo, b.lo), dot_u8_i8(sum.hi, a.hi, b.hi)};
 }
@@ -356,6 +383,7 @@ inline __m256i fold_max(i32x16 a) { return _mm256_max_epi32(a.lo, a.hi); }
 
 #endif
 
+#if defined(__AVX2__)
 // The sum of all lanes, in one order on every machine: halves are added until one lane is left.
 inline float sum_lanes(f32x16 a) {
     __m256 half = fold_add(a);
@@ -381,6 +409,7 @@ inline int32_t max_lane(i32x16 a) {
     quarter = _mm_max_epi32(quarter, _mm_shuffle_epi32(quarter, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(quarter, _mm_shuffle_epi32(quarter, 0xb1)));
 }
+#endif
 
 // bfloat16: the upper half of a float32. Rounding is to nearest, ties to even; NaN stays NaN.
 inline f32x16 load_bf16(const void* p) { return bits_as_f32(shift_left<16>(widen_u16(p))); }
@@ -419,6 +448,7 @@ inline f32x16 even_bf16(i32x16 pairs) { return bits_as_f32(shift_left<16>(pairs)
 inline f32x16 odd_bf16(i32x16 pairs) { return bits_as_f32(bit_and(pairs, set_i32(static_cast<int32_t>(0xffff0000)))); }
 // sum + the products of pairs of bfloat16s, first of the odd elements, then of the even: float32 sums of exact
 // products.
+#if !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
 #if defined(__AVX512BF16__)
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));  // subnormal numbers count as zeros
@@ -427,6 +457,7 @@ inline f32x16 dot_bf16(f32x16 sum, i32x16 a, i32x16 b) {
     return fma(even_bf16(a), even_bf16(b), fma(odd_bf16(a), odd_bf16(b), sum));
 #endif
 }
+#endif
 #if defined(__AVX512BF16__) || defined(PENSTOCK_TILES_EMULATED)  // one instruction, or its emulation
 #define PENSTOCK_MULTIPLIES_BFLOAT16
 

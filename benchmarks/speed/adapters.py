@@ -29,8 +29,8 @@ from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
-from penstock.models.adaptable import adaptable
 from penstock.models.registry import read_spec
+from penstock.models.sizes import adaptable
 
 BATCH = 16
 COST_BAR, UNUSED_BAR = 25.0, 2.0

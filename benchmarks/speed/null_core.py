@@ -6,6 +6,7 @@ from penstock.config.settings import Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
+from penstock.system.start import Start
 
 TOKEN = 300
 
@@ -25,6 +26,6 @@ class NullRunner:
         pass
 
 
-def build_null_engine(config: EngineConfig) -> EngineCore:
+def build_null_engine(config: EngineConfig, start: Start) -> EngineCore:
     """As `build_engine`, with nothing that computes."""
-    return build_engine(config, make_runner=NullRunner)
+    return build_engine(config, make_runner=NullRunner, start=start)

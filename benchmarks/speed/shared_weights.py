@@ -25,10 +25,10 @@ from penstock.engine import startup
 from penstock.config.engine_config import EngineConfig
 options = dict(pair.split("=", 1) for pair in sys.argv[2:])
 config = EngineConfig.from_options(model=sys.argv[1], max_model_len=512, kv_cache_memory="{pool}MiB", **options)
-with startup.starting(config) as imported:
+with startup.starting(config) as start:
     build = importlib.import_module("penstock.engine.build")
-    imported()
-    engine = build.build_engine(config)
+    start.imported()
+    engine = build.build_engine(config, start=start)
 print("ready", flush=True)
 sys.stdin.read()
 """.replace("{pool}", str(POOL))

@@ -462,12 +462,12 @@ class LLM:
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
     """Build the engine and load the tokenizer, which a thread loads concurrently with the weights."""
     model = config.model
-    with startup.starting(config) as imported, ThreadPoolExecutor(1, "tokenizer") as beside:
+    with startup.starting(config) as start, ThreadPoolExecutor(1, "tokenizer") as beside:
         from penstock.engine.build import build
 
-        imported()
+        start.imported()
         tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(model.model, model.revision), chat_template))
-        return build(config), tokenizer
+        return build(config, start), tokenizer
 
 
 def _bar(total: int) -> "tqdm[Any]":

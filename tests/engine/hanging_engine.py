@@ -4,11 +4,12 @@ import re
 from pathlib import Path
 
 from penstock.config.engine_config import EngineConfig
+from penstock.system.start import Start
 
 HANGING_CORE = "tests.engine.hanging_engine:hang"
 
 
-def hang(config: EngineConfig) -> None:
+def hang(config: EngineConfig, start: Start) -> None:
     Path(config.model.model or "", "hangs").touch()
     re.match("(.*.*)*(.*.*)*(.*.*)*Z", "x" * 100)
 

@@ -11,6 +11,7 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.runner.torch_runner import TorchRunner
+from penstock.system.start import Start
 
 LOSING_ENGINE = "tests.engine.losing_engine:build_losing_engine"
 FATAL, FAULTY = 301, 302
@@ -32,5 +33,5 @@ class LosingRunner(TorchRunner):
         return super().execute(plan)
 
 
-def build_losing_engine(config: EngineConfig) -> EngineCore:
-    return build_engine(config, make_runner=LosingRunner)
+def build_losing_engine(config: EngineConfig, start: Start | None = None) -> EngineCore:
+    return build_engine(config, make_runner=LosingRunner, start=start)

@@ -13,6 +13,7 @@ from penstock.config.engine_config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import CheckpointError
 from penstock.system import loading_progress
+from penstock.system.start import Start
 
 RULE_CORE = "tests.engine.rule_core:RuleCore"
 TELLING_CORE = "tests.engine.rule_core:build_while_telling"
@@ -24,7 +25,7 @@ file `ended` in the model's folder, or its steps 20 ms and the last wait for a f
 
 
 class RuleCore:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, start: Start | None = None) -> None:
         if config.model.model == "no-such-folder":
             raise CheckpointError("there is no folder no-such-folder")
         self._folder = folder = Path(str(config.model.model))
@@ -124,9 +125,9 @@ class RuleCore:
         pass
 
 
-def build_while_telling(config: EngineConfig) -> RuleCore:
+def build_while_telling(config: EngineConfig, start: Start) -> RuleCore:
     """Build a core that reports progress, as a loader does, and does so at once."""
     loading_progress.INTERVAL = 0.0
     for num_mebibytes in (1, 2):
         loading_progress.report_bytes(num_mebibytes << 20, 2 << 20)
-    return RuleCore(config)
+    return RuleCore(config, start)

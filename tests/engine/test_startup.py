@@ -1,26 +1,34 @@
-"""Memory that is backed while torch is imported."""
+"""What happens beside the import of an engine's modules."""
 
 import gc
-import importlib
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from penstock import native
+from penstock.checkpoint.checkpoint import open_model
 from penstock.config.engine_config import EngineConfig
-from penstock.engine import startup
-from penstock.system import reserve
+from penstock.engine import build, startup
+from penstock.models.loading import packed_key
 
 
-def test_there_is_none_where_torch_is_imported_already() -> None:
-    importlib.import_module("torch")
-    with startup.starting(EngineConfig()) as imported:
-        assert reserve.num_backed() == 0
+def test_garbage_is_not_collected_until_all_is_imported() -> None:
+    with startup.starting(EngineConfig()) as start:
         assert not gc.isenabled()
-        imported()
+        start.imported()
         assert gc.isenabled()
+
+
+def test_packed_weights_are_looked_for_only_while_there_is_something_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_for = []
+    monkeypatch.setattr(startup, "_find_packed", looked_for.append)
+    config = EngineConfig()
+    assert build.__name__ == startup._LAST_IMPORTED
+    with startup.starting(config):
+        assert not looked_for
+    monkeypatch.delitem(sys.modules, startup._LAST_IMPORTED)
+    with startup.starting(config):
+        assert looked_for == [config]
 
 
 def test_garbage_is_collected_again_after_a_failure() -> None:
@@ -36,9 +44,9 @@ def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bo
         gc.freeze()
     count = gc.get_freeze_count()
     try:
-        with startup.starting(EngineConfig()) as imported:
+        with startup.starting(EngineConfig()) as start:
             new = [[number] for number in range(1000)]
-            imported()
+            start.imported()
             assert count - 100 < gc.get_freeze_count() <= count  # a frozen object may be freed
             young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
             assert frozen or not young.intersection(map(id, new))
@@ -48,7 +56,6 @@ def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bo
 
 def test_the_plan_is_that_of_a_model_in_a_folder(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_llama.parent))
-    monkeypatch.setattr(startup, "physical_cores", lambda: 2)
     expected = startup._expected_settings
     found = expected(EngineConfig.from_options(model=f"~/{tiny_llama.name}", kv_cache_memory="4MiB"))
     assert found is not None
@@ -57,28 +64,8 @@ def test_the_plan_is_that_of_a_model_in_a_folder(tiny_llama: Path, monkeypatch: 
     assert expected(EngineConfig.from_options(model=str(tiny_llama), max_model_len=10**9)) is None
 
 
-PROGRAM = """
-import sys
-from penstock import LLM, SamplingParams
-from penstock.system import reserve
-from penstock.engine import startup
-assert "torch" not in sys.modules
-startup.physical_cores = lambda: 2
-taken, given = [], []
-take, give_back_rest = startup.Arena.take, startup.Reserve.give_back_rest
-startup.Arena.take = lambda self, size: taken.append(take(self, size)) or taken[-1]
-startup.Reserve.give_back_rest = lambda self: given.append(self) or give_back_rest(self)
-with LLM(device="cpu", quantization="int8", kv_cache_memory="16MiB", threads=1) as llm:
-    answer = llm.generate("What is 37 + 58?", SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
-assert reserve.num_backed() == 0 and len(given) == 1 and len(answer[0].outputs[0].token_ids) == 4
-print(all(part is not None for part in taken), len(taken), max(map(len, taken)) > 15 * 2**20)
-"""
-
-
-def test_a_models_packed_weights_and_its_pool_lie_there() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    there, parts, has_pool = done.stdout.split()
-    if native.library() is not None:
-        assert (there, has_pool) == ("True", "True")
-        assert int(parts) > 5
+def test_the_demo_model_is_large_enough_to_be_cached() -> None:
+    config = EngineConfig.from_options(device="cpu")
+    settings = startup._expected_settings(config)
+    assert settings is not None
+    assert packed_key.packed_key(open_model(config.model), settings) is not None

@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.kernels.attention import AttentionOptions, CacheShape, reference
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.batch import Batch
+from penstock.system.allocator import Allocator
 from tests.kernels.paged import Sequences, Shape, random_division
 from tests.kernels.versions import REFERENCE, needs_native
 
@@ -48,7 +49,9 @@ class Case:
         blocks = rng.sample(range(sum(needed) + 7), sum(needed))
         self.tables = [[blocks.pop() for _ in range(count)] for count in needed]
         shape = (sum(needed) + 7, BLOCK_SIZE, num_kv_heads, head_dim)
-        self.cache = ReferenceCache(CacheShape(*shape, torch.float32, torch.device("cpu"), gather_limit=64))
+        self.cache = ReferenceCache(
+            CacheShape(*shape, torch.float32, torch.device("cpu"), gather_limit=64), Allocator()
+        )
         self.cache.key.fill_(1e3)
         self.cache.value.fill_(-1e3)
         self.query = torch.randn(sum(n for _, n in parts), num_heads, head_dim, generator=generator)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
+from penstock import native
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.ops import Ops
@@ -256,7 +257,7 @@ def test_instruction_sets_agree_on_bits(mixer: Mixer) -> None:
     assert LIBRARY is not None
     digests, before = set(), LIBRARY.instruction_set
     try:
-        for name in ("avx2", "avx512", "avx512_vnni", "avx512_bf16"):
+        for name in native.INSTRUCTION_SETS:
             if LIBRARY.choose(name):
                 out = torch.cat(Texts(mixer, native_table(), [40, 3], torch.float32).whole())
                 digests.add(hashlib.md5(out.numpy().tobytes()).hexdigest())

@@ -6,6 +6,7 @@ import torch
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.attention.reference import hadamard, hadamard_size
 from penstock.kernels.attention.reference_cache import ReferenceCache, apply_rotary, copy_blocks, store_kv
+from penstock.system.allocator import Allocator
 
 CPU = torch.device("cpu")
 
@@ -13,7 +14,9 @@ CPU = torch.device("cpu")
 def reference_cache(
     num_blocks: int, block_size: int, num_heads: int, head_dim: int, dtype: torch.dtype = torch.float32
 ) -> ReferenceCache:
-    return ReferenceCache(CacheShape(num_blocks, block_size, num_heads, head_dim, dtype, CPU, gather_limit=64))
+    return ReferenceCache(
+        CacheShape(num_blocks, block_size, num_heads, head_dim, dtype, CPU, gather_limit=64), Allocator()
+    )
 
 
 def test_each_token_goes_to_its_slot_and_nothing_else_changes() -> None:

@@ -7,26 +7,26 @@ import pytest
 import torch
 
 from penstock.kernels.ops import make_ops
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.attention import AttentionSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.rotary import PAGE, Rotary
 from penstock.layers.spec import NormSpec
 from penstock.models.decoder import PositionTables
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 from penstock.quantization.base import Unquantized, WeightFactory
 
 CPU = torch.device("cpu")
 FACTORY = WeightFactory(Unquantized(), make_ops(CPU), torch.float32, CPU)
 ROPE = RopeConfig(dim=8, theta=1e6)
 ATTENTION = AttentionSpec(hidden_size=16, num_heads=2, num_kv_heads=2, head_dim=8, scale=1.0, rope=ROPE)
-LAYER = LayerSpec("model.layers.0", Branch(ATTENTION, NormSpec("input_layernorm", 16, 1e-6)), None)
+LAYER = LayerSpec("model.layers.0", SubLayer(ATTENTION, NormSpec("input_layernorm", 16, 1e-6)), None)
 OTHER = replace(ROPE, theta=1e4)
 SPEC = ModelSpec(
     dtype="float32",
     vocab_size=10,
     hidden_size=16,
     max_position=100 * PAGE,
-    layers=(LAYER, replace(LAYER, mixer=Branch(replace(ATTENTION, rope=OTHER), NormSpec("n", 16, 1e-6)))),
+    layers=(LAYER, replace(LAYER, mixer=SubLayer(replace(ATTENTION, rope=OTHER), NormSpec("n", 16, 1e-6)))),
     final_norm=NormSpec("norm", 16, 1e-6),
     tie_embeddings=True,
 )

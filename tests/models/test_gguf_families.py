@@ -13,8 +13,8 @@ import torch
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.models.registry import read_spec
+from penstock.layers.attention import AttentionSpec
+from penstock.models.registry import read_facts, read_spec
 from tests.support.checkpoints import write_random
 from tests.support.families import (
     DELTA,
@@ -257,7 +257,7 @@ def test_matrices_are_read_in_the_types_that_files_have(tmp_path: Path, name: st
         write_family(tmp_path / f"{each}.gguf", tmp_path / "hf", each)
     checkpoint, settings = settings_for(tmp_path / f"{kind}.gguf")
     assert settings.dtype == ("bfloat16" if kind == "BF16" else "float32")
-    formats = {matrix.format.name for matrix in read_spec(checkpoint).matrices()}
+    formats = {matrix.format.name for matrix in read_facts(checkpoint).matrices}
     assert formats == {"float"} if kind == "BF16" else formats == {"float", "q8_0"} or formats == {"q8_0"}
     (text,) = texts((40,))
     exact, found = (Stepper(tmp_path / f"{each}.gguf", 1, dtype="float32").step({0: text})[0] for each in ("F32", kind))

@@ -6,7 +6,6 @@ Beside the file a family needs its line in `registry.ARCHITECTURES`, which the f
 import json
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from penstock import LLM, SamplingParams
 from penstock.config.model_facts import Working
 from penstock.kernels.ops import make_ops
+from penstock.layers.linear import Linear
 from penstock.layers.rope import RopeConfig
-from penstock.layers.spec import FeedForward, MatrixSize
+from penstock.layers.spec import FeedForward
 from penstock.models import registry
 from penstock.models.families.llama import llama_parts
 from penstock.models.hf_config import HFConfig
@@ -32,7 +32,7 @@ from tests.support.stepping import Stepper, kept, settings_for
 # ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────
 #
 # down(relu(up(x)) ** 2) in place of the gated MLP; the first layer has heads of another size and positions of its
-# own, the second is a feed-forward part alone, the third only attends. Specs import no torch.
+# own, the second is a feed-forward part alone, the third only attends. Neither imports torch.
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,28 +50,18 @@ class SquaredReluSpec:
         return Working(self.intermediate_size, self.intermediate_size, self.intermediate_size)
 
     @property
-    def num_other_parameters(self) -> int:
-        return 0
-
-    @property
-    def divided_by(self) -> int:
+    def tp_divisor(self) -> int:
         return 1
 
-    def share(self, ranks: int) -> "SquaredReluSpec":
+    def shard(self, tp_size: int) -> "SquaredReluSpec":
         return self
-
-    def matrices(self) -> Iterator[MatrixSize]:
-        yield MatrixSize("mlp.up_proj", self.intermediate_size, self.hidden_size)
-        yield MatrixSize("mlp.down_proj", self.hidden_size, self.intermediate_size)
 
     def build(self, factory: "WeightFactory") -> FeedForward:
         return SquaredReluMLP(self, factory)
 
 
-class SquaredReluMLP:  # in a file of `layers/`, which imports torch
+class SquaredReluMLP:
     def __init__(self, spec: SquaredReluSpec, factory: "WeightFactory") -> None:
-        from penstock.layers.linear import Linear
-
         self._up = Linear(("mlp.up_proj",), spec.hidden_size, (spec.intermediate_size,), factory, bias=False)
         self._down = Linear(("mlp.down_proj",), spec.intermediate_size, (spec.hidden_size,), factory, bias=False)
 

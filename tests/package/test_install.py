@@ -1,6 +1,7 @@
 """A wheel holds the native kernels where a compiler is at hand, and runs without them where none is."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_a_wheel_built_with_a_compiler_holds_the_kernels_and_answers(tmp_path: P
     compiler.write_text(COMPILER.format(empty=empty, library=installed, compiler=real))
     compiler.chmod(0o755)
     wheel = build_wheel(tmp_path, CXX=str(compiler))
-    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     assert LIBRARY in zipfile.ZipFile(wheel).namelist()
     run = run_demo(wheel, tmp_path)
     assert "95" in run.stdout

@@ -11,7 +11,8 @@ from penstock.config.recipes import RECIPES
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import make_ops
 from penstock.layers.attention import Attention
-from penstock.layers.linear import GatedMLP, Linear
+from penstock.layers.linear import Linear
+from penstock.layers.mlp import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from tests.support.checkpoints import write_tiny_llama

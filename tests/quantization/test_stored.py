@@ -15,7 +15,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import make_ops
 from penstock.layers.attention import Attention
-from penstock.layers.linear import GatedMLP
+from penstock.layers.mlp import GatedMLP
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
 from penstock.quantization.scheme import HINT

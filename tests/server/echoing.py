@@ -16,6 +16,7 @@ from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig
+from penstock.system.start import Start
 from tests.engine.rule_core import RuleCore
 
 END = 0
@@ -34,8 +35,8 @@ SHOW = "{{ messages | tojson }}{# <tool_call> #}"
 class EchoCore(RuleCore):
     """Each answer is its prompt once more, and an end-of-text token."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig, start: Start) -> None:
+        super().__init__(config, start)
         self.info = replace(self.info, max_model_len=16_384, num_blocks=4096)
 
     def step(self, begin):

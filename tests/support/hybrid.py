@@ -1,7 +1,6 @@
 """A toy family whose layers keep a state, or keys: a convolution and a gated delta rule beside attention."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from penstock.kernels.cache import AnyCache
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear
-from penstock.layers.spec import MatrixSize, StepInputs
+from penstock.layers.spec import StepInputs
 from penstock.models.families.llama import llama_parts
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
@@ -41,19 +40,11 @@ class ToyRecurrentSpec:
         return Working(3 * CHANNELS, 3 * CHANNELS, CHANNELS)
 
     @property
-    def num_other_parameters(self) -> int:
-        return TAPS * CHANNELS + 2 * HEADS
-
-    @property
-    def divided_by(self) -> int:
+    def tp_divisor(self) -> int:
         return 1
 
-    def share(self, ranks: int) -> "ToyRecurrentSpec":
+    def shard(self, tp_size: int) -> "ToyRecurrentSpec":
         return self
-
-    def matrices(self) -> Iterator[MatrixSize]:
-        yield MatrixSize("recurrent.in_proj", CHANNELS + 2 * HEADS, self.hidden_size)
-        yield MatrixSize("recurrent.out_proj", self.hidden_size, HEADS * SIZE)
 
     def build(self, factory: WeightFactory) -> "ToyRecurrent":
         return ToyRecurrent(self, factory)

@@ -1,7 +1,6 @@
 """Whether the native library is missing from a checkout that could have it."""
 
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ def explain_missing_library(library: Path = LIBRARY, environment: Mapping[str, s
     path = Path(environment.get("PENSTOCK_LIBRARY") or library)
     if path.exists() or environment.get("PENSTOCK_ISA") == "reference":
         return None
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux":
         return None
     names = [environment["CXX"]] if environment.get("CXX") else COMPILERS
     compiler = next((found for name in names if (found := shutil.which(name, path=environment.get("PATH")))), None)

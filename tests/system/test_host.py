@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -7,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.system.host import ANYWHERE, Seat, free_memory, keep_own_rights, physical_cores, seats
+from penstock.system.host import (
+    ANYWHERE,
+    SWITCH_SECONDS,
+    Seat,
+    free_memory,
+    keep_own_rights,
+    physical_cores,
+    seats,
+    shorten_pauses,
+)
 from tests.support.waiting import alive, wait_until
 
 MEMINFO = "MemTotal:       4096 kB\nMemFree:         100 kB\nMemAvailable:   2048 kB\n"
@@ -226,3 +236,14 @@ def test_a_umask_takes_no_rights_from_the_user(mask: int, kept: int) -> None:
         assert os.umask(before) == kept
     finally:
         os.umask(before)
+
+
+def test_a_serving_process_collects_without_its_modules_and_threads_take_short_turns() -> None:
+    interval, loaded = sys.getswitchinterval(), len(gc.get_objects())
+    try:
+        shorten_pauses()
+        assert len(gc.get_objects()) < loaded / 10
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(interval)

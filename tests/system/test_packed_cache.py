@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.system import packed_cache
-from penstock.system.packed_cache import Entry, WeightCache, find
+from penstock.system.packed_cache import Entry, WeightCache
 
 KEY, OTHER = "ab" * 16, "cd" * 16
 
@@ -38,9 +38,9 @@ def write_entries(cache: WeightCache, made: dict[str, Entry], key: str = KEY) ->
 
 def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path / "some" / "folder")
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     assert write(cache)
-    found = find(cache, KEY)
+    found = cache.find(KEY)
     assert found is not None
     for name, entry in entries().items():
         kept = found.get(name)
@@ -51,7 +51,7 @@ def test_what_was_kept_is_found_again(tmp_path: Path) -> None:
     assert large is not None
     assert large.parts[0].ctypes.data % 4096 == 0
     assert found.get("c") is None
-    assert find(cache, OTHER) is None
+    assert cache.find(OTHER) is None
     assert (tmp_path / "some" / "folder").stat().st_mode & 0o777 == 0o700
 
 
@@ -77,7 +77,7 @@ def test_parts_of_the_drafts_room_and_of_other_memory_are_found_again(
             made[str(i)] = Entry("1", (part,))
         with closing(writer):
             assert writer.finish(made)
-    found = find(cache, KEY)
+    found = cache.find(KEY)
     assert found is not None
     for name, entry in made.items():
         kept = found.get(name)
@@ -133,7 +133,7 @@ def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
             made[str(size)] = Entry("1", (part,))
         with closing(writer):
             assert writer.finish(made)
-    found = find(cache, KEY)
+    found = cache.find(KEY)
     assert found is not None
     for name in made:
         kept = found.get(name)
@@ -151,12 +151,12 @@ def test_weights_of_any_size_are_mapped_in_huge_pages(tmp_path: Path) -> None:
 def test_nobody_who_maps_it_can_change_it(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path / "folder")
     assert write(cache)
-    found = find(cache, KEY)
+    found = cache.find(KEY)
     assert found is not None
     part = found.get("a")
     assert part is not None
     part.parts[0][:] = 0
-    again = find(cache, KEY)
+    again = cache.find(KEY)
     assert again is not None
     fresh = again.get("a")
     assert fresh is not None
@@ -172,11 +172,11 @@ def test_a_changed_byte_anywhere_sets_it_aside(offset: int, tmp_path: Path) -> N
     content = bytearray(path.read_bytes())
     content[offset] ^= 0x10
     path.write_bytes(content)
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     assert not path.exists()
     assert path.with_suffix(".damaged").exists()
     assert write(cache)
-    assert find(cache, KEY) is not None
+    assert cache.find(KEY) is not None
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 511), (256, 511), (64, 192), (3, 512)])
@@ -189,7 +189,7 @@ def test_two_words_that_changed_places_set_it_aside(one: int, other: int, tmp_pa
     words = np.frombuffer(content, np.uint64)[2 * 2**20 // 8 :]
     words[[one, other]] = words[[other, one]]
     path.write_bytes(content)
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     assert path.with_suffix(".damaged").exists()
 
 
@@ -201,10 +201,10 @@ def test_a_file_of_an_earlier_version_is_packed_anew(
     monkeypatch.setattr(packed_cache, "_VERSION", packed_cache._VERSION - 1)
     assert write(cache)
     monkeypatch.undo()
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     assert "is of another version" in caplog.text
     assert write(cache)
-    assert find(cache, KEY) is not None
+    assert cache.find(KEY) is not None
 
 
 @pytest.mark.parametrize("size", [0, 7, 40, 4096, 2 * 2**20, 2 * 2**20 + 8192])
@@ -213,7 +213,7 @@ def test_one_that_was_cut_short_is_set_aside(size: int, tmp_path: Path) -> None:
     cache = WeightCache(tmp_path)
     assert write(cache)
     os.truncate(tmp_path / f"{KEY}.packed", size)
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     assert (tmp_path / f"{KEY}.damaged").exists()
 
 
@@ -222,7 +222,7 @@ def test_the_file_of_another_key_is_set_aside(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path)
     assert write(cache)
     (tmp_path / f"{KEY}.packed").rename(tmp_path / f"{OTHER}.packed")
-    assert find(cache, OTHER) is None
+    assert cache.find(OTHER) is None
 
 
 def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
@@ -235,11 +235,11 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
     for age, key in enumerate(keys[:3]):
         assert write(cache, key, size=30_000)
         os.utime(tmp_path / f"{key}.packed", (1000 + age, 1000 + age))
-    assert find(cache, keys[0]) is not None  # used now
+    assert cache.find(keys[0]) is not None  # used now
     assert write(cache, keys[3], size=30_000)
-    assert [find(cache, key) is not None for key in keys] == [True, False, True, True]
+    assert [cache.find(key) is not None for key in keys] == [True, False, True, True]
     assert not write(cache, OTHER, size=6 * 2**20)
-    assert find(cache, OTHER) is None
+    assert cache.find(OTHER) is None
 
 
 def test_a_full_disk_or_a_folder_that_cannot_be_made_is_no_error(
@@ -264,14 +264,14 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path / "folder")
     assert write(cache)
     (tmp_path / "folder").chmod(0o777)
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     with cache.locked(KEY) as is_mine:
         assert not is_mine
 
 
 def test_a_folder_that_cannot_be_entered_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = WeightCache(tmp_path / ("long" * 100))
-    assert find(cache, KEY) is None
+    assert cache.find(KEY) is None
     with cache.locked(KEY) as is_mine:
         assert not is_mine
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
@@ -295,7 +295,7 @@ def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
 
     def other() -> None:
         with WeightCache(tmp_path / "folder").locked(KEY) as is_mine:
-            found.append((is_mine, find(cache, KEY) is not None))
+            found.append((is_mine, cache.find(KEY) is not None))
 
     with cache.locked(KEY) as is_mine:
         assert is_mine
@@ -326,15 +326,19 @@ def test_who_may_not_wait_is_told_at_once(tmp_path: Path) -> None:
         assert is_mine
 
 
-def test_a_writer_is_that_of_its_key(tmp_path: Path) -> None:
+def test_a_file_that_is_open_already_is_used_for_its_key_alone(tmp_path: Path) -> None:
     cache = WeightCache(tmp_path / "folder")
-    with cache.locked(KEY):
-        writer = cache.begin(KEY, 100)
-        assert writer is not None
-        with closing(writer), packed_cache.opened(None, writer):
-            assert packed_cache.writer_for(KEY) is writer
-            assert packed_cache.writer_for(OTHER) is None
-        assert packed_cache.writer_for(KEY) is None
+    for key in (KEY, OTHER):
+        with cache.locked(key), closing(cache.begin(key, 2**20) or pytest.fail("no room")) as writer:
+            assert writer.finish(entries())
+    opened = cache.open(KEY)
+    assert opened is not None
+    assert cache.find(KEY, opened) is opened
+    other = cache.find(OTHER, opened)
+    assert other is not None
+    assert other.key == OTHER
+    opened.path.unlink()
+    assert cache.find(KEY, opened) is None
 
 
 def test_the_files_are_listed_with_their_models_and_deleted_but_for_one_that_is_written(tmp_path: Path) -> None:
@@ -352,7 +356,7 @@ def test_the_files_are_listed_with_their_models_and_deleted_but_for_one_that_is_
     assert found[0].size == (tmp_path / "packed" / f"{KEY}.packed").stat().st_size
     assert {one.about for one in found[1:]} == {"a model", "of another version of Penstock, or damaged", "damaged"}
     assert 0 < cache.limit() <= 64 * 2**30
-    mapped = find(cache, KEY)
+    mapped = cache.find(KEY)
     with cache.locked("12"), closing(cache.begin("12", 5000) or pytest.fail("no room")):
         assert [one.about for one in cache.files() if one.path.suffix == ".tmp"] == ["being written"]
         assert len(cache.clear()) == 4

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.request import Request
@@ -24,9 +25,9 @@ from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_spec import TokenScoreHead
-from penstock.models.adaptable import adaptable
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
+from penstock.models.sizes import adaptable
 from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine
@@ -34,6 +35,7 @@ from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_head, start_runner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
+from penstock.system.start import Start
 
 if TYPE_CHECKING:
     from penstock.engine.process import Core
@@ -44,16 +46,18 @@ MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
 def build_engine(
     config: EngineConfig,
     *,
-    make_runner: MakeRunner = start_runner,
+    make_runner: MakeRunner | None = None,
     machine: Machine | None = None,
     clock: Callable[[], float] = time.monotonic,
+    start: Start | None = None,
 ) -> EngineCore:
     """Build an engine and load its model.
 
     Args:
-        make_runner: builds the runner of the model, and of the draft model, if there is one.
+        make_runner: builds the runner of the model, and of the draft model, if there is one; None: `start_runner`.
         machine: the hardware for the memory plan; None: this machine.
         clock: seconds, for all timing in the engine.
+        start: what was prepared for loading the model.
 
     Raises:
         ConfigError: the options, the checkpoint and the machine are incompatible.
@@ -63,6 +67,8 @@ def build_engine(
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     draft = open_draft_checkpoint(config.speculation, checkpoint)
+    start = start or Start()
+    make_runner = make_runner or partial(start_runner, start=start)
     machine = machine or detect_machine(config.model.device)
     if config.speculation.speculation == "mtp":
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
@@ -104,11 +110,16 @@ def build_engine(
 
 
 def build_encoder(
-    config: EngineConfig, *, machine: Machine | None = None, clock: Callable[[], float] = time.monotonic
+    config: EngineConfig,
+    *,
+    machine: Machine | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    start: Start | None = None,
 ) -> EncoderCore:
     """Build an engine for an embedding model or reranker, and load its model. See `build_engine`."""
     checkpoint = open_model(config.model)
     facts, spec = read_facts(checkpoint), read_spec(checkpoint)
+    start = start or Start()
     settings = resolve(config, facts, machine or detect_machine(config.model.device))
     about = read_encoder(checkpoint)
     assert about is not None
@@ -118,17 +129,17 @@ def build_encoder(
     info = _describe(checkpoint, facts, settings, None)
     is_asked = any(isinstance(part, TokenScoreHead) for part in spec.encoder.head)
     info = replace(info, encoder=replace(about, vector_size=spec.encoder.vector_size, is_asked=is_asked))
-    return EncoderCore(info, settings, EncoderRunner(checkpoint, settings), clock)
+    return EncoderCore(info, settings, EncoderRunner(checkpoint, settings, start), clock)
 
 
-def build(config: EngineConfig) -> EngineCore | EncoderCore:
+def build(config: EngineConfig, start: Start | None = None) -> EngineCore | EncoderCore:
     """Build the engine for the model's task. Raises the same errors as `build_engine`."""
     generates = task_of(open_model(config.model)) == "generate"
-    return build_engine(config) if generates else build_encoder(config)
+    return build_engine(config, start=start) if generates else build_encoder(config, start=start)
 
 
 if TYPE_CHECKING:
-    _driven: Callable[[EngineConfig], Core] = build  # type check: both kinds of engine can be driven by the loop
+    _driven: Callable[[EngineConfig, Start], Core] = build  # type check: both kinds of engine can be driven by the loop
 
 
 def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:

@@ -9,6 +9,7 @@ process: the end of its standard input reveals that, and once it is ready the ke
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -46,6 +47,7 @@ from penstock.engine.protocol import (
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.system.host import die_with_parent, end_process, read_first_line
 from penstock.system.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
+from penstock.system.start import Start
 
 logger = logging.getLogger("penstock.engine")
 
@@ -154,11 +156,12 @@ def run_engine(launch: Launch) -> int:
     try:
         with (
             progress_to(Intervals(lambda record: _tell_progress(outputs, record))),
-            startup.starting(launch.config) as imported,
+            startup.starting(launch.config) as start,
         ):
             make_core = _load(launch.core)
-            imported()
-            core = make_core(launch.config)
+            start.imported()
+            core = make_core(launch.config, start)
+        gc.freeze()  # collections of the loop need not scan what was imported and loaded
         die_with_parent()
         _send(outputs, Ready(core.info))
         try:
@@ -206,9 +209,9 @@ def _tell_progress(outputs: "zmq.Socket[bytes]", record: logging.LogRecord) -> N
     _send(outputs, Loading(getattr(record, NUM_BYTES), getattr(record, TOTAL_BYTES)))
 
 
-def _load(core: str) -> Callable[[EngineConfig], Core]:
+def _load(core: str) -> Callable[[EngineConfig, Start], Core]:
     module, _, name = core.partition(":")
-    loaded: Callable[[EngineConfig], Core] = getattr(importlib.import_module(module), name)
+    loaded: Callable[[EngineConfig, Start], Core] = getattr(importlib.import_module(module), name)
     return loaded
 
 

@@ -1,1 +1,1 @@
-"""The parts of a model: for each kind a spec without torch (`X_spec.py`) and a class that computes (`X.py`)."""
+"""The parts of a model: each file has a kind's spec, and the class that states its weights and computes it."""

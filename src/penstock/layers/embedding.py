@@ -1,11 +1,17 @@
 """The token embedding, and the output projection, which may share its weight."""
 
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from penstock.quantization.base import WeightFactory
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from penstock.quantization.base import WeightFactory
 
 
 class Embedding:
@@ -33,8 +39,9 @@ class OwnLookup:
         self._places: Tensor | None = None
         """[vocab_size] int64: index of each row in this rank's shard; 0 for rows of other ranks."""
         if factory.ranks.size > 1:
-            self._places = torch.zeros(vocab_size, dtype=torch.int64, device=factory.device)
-            self._places[own.start : own.stop] = torch.arange(len(own), device=factory.device)
+            places = np.zeros(vocab_size, np.int64)
+            places[own.start : own.stop] = np.arange(len(own))
+            self._places = factory.constant(places)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         if self._places is None:
@@ -61,6 +68,7 @@ class OutputHead:
         self._bias = None if bias is None else factory.bias((bias,), (vocab_size,), self.weight.bias_dtype)
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
         self._vocab_size, self._collective = vocab_size, factory.ops.collective
+        self._logits_dtype = factory.logits_dtype
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Look up embeddings, like `Embedding`."""
@@ -68,7 +76,7 @@ class OutputHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`hidden` [rows, hidden_size] -> [rows, vocab_size] float32; with several ranks only rank 0 gets them."""
-        own = self.weight.linear(hidden, self._bias, torch.float32)
+        own = self.weight.linear(hidden, self._bias, self._logits_dtype)
         if self._collective.ranks.size == 1:
             return own
         return self._collective.columns(own, self._vocab_size, first_only=True)

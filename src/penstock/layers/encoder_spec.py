@@ -1,13 +1,12 @@
-"""The spec of an encoder's embedding tables, pooling and head: plain data, no torch.
+"""The spec of an encoder's embedding tables, pooling and head; `models/encoder.py` computes them.
 
 token ids -> word + position + token type -> norm -> layers -> pooling -> head -> a vector
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
-from penstock.layers.spec import MatrixSize, NormSpec
+from penstock.layers.spec import NormSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +61,9 @@ class EncoderSpec:
     head: tuple[HeadPart, ...] = ()
 
     @property
-    def tables(self) -> Iterator[TableSpec]:
-        """The tables that the model has."""
-        yield from (table for table in (self.positions, self.token_types) if table is not None)
-
-    @property
     def vector_size(self) -> int:
         """Size of a text's vector."""
         size = self.hidden_size * len(self.pooling)
         for part in self.head:
             size = part.out_size if isinstance(part, DenseSpec) else 1 if isinstance(part, TokenScoreHead) else size
         return size
-
-    @property
-    def num_other_parameters(self) -> int:
-        """Number of weight elements that are not in `matrices`."""
-        norms = [part for part in (self.norm, *self.head) if isinstance(part, NormSpec)]
-        biases = sum(part.out_size for part in self.head if isinstance(part, DenseSpec) and part.bias)
-        tables = sum(table.rows * self.hidden_size for table in self.tables)
-        return tables + biases + sum(norm.num_parameters for norm in norms)
-
-    def matrices(self) -> Iterator[MatrixSize]:
-        """The matrices of the head."""
-        for part in self.head:
-            if isinstance(part, DenseSpec):
-                yield MatrixSize(part.name, part.out_size, part.in_size)

@@ -1,18 +1,103 @@
 """The gated delta net of Qwen3-Next and Qwen3.5."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
+from penstock.config.model_facts import StateSpec, Working
+from penstock.config.state_layout import matrix_state
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
-from penstock.layers.linear import Linear
-from penstock.layers.spec import StepInputs
-from penstock.quantization.base import WeightFactory
+from penstock.layers.linear import Linear, output_linear
+from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece, RowRun
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetSpec:
+    """Linear attention with a gated delta rule over convolved queries, keys and values.
+
+    See `MixerSpec` for the methods. The default names are Qwen3.5's.
+    """
+
+    hidden_size: int
+    key_heads: int
+    value_heads: int
+    """A multiple of `key_heads`: each head of queries and keys serves as many value heads."""
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Width of the convolution in tokens."""
+    norm_eps: float
+    prefix: str = "linear_attn"
+    """Prefix of its tensor names, within the layer."""
+    together: Literal["none", "rates", "all"] = "none"
+    """Projections that the checkpoint fuses and groups by key head. all: queries, keys, values and gates in one matrix,
+    rates and time steps in another; rates: only the second of these; none: one matrix for queries, keys and values, and
+    one each for gates, rates and time steps."""
+    in_turn: bool = False
+    """Whether value head i uses key head i % key_heads; otherwise adjacent value heads share a key head."""
+
+    @property
+    def qkv_size(self) -> int:
+        """Columns of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_size
+
+    @property
+    def value_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def inputs(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The names and rows of the matrices that project the hidden states."""
+        qkv, values, heads = self.qkv_size, self.value_size, self.value_heads
+        if self.together == "all":
+            return self._within("in_proj_qkvz", "in_proj_ba"), (qkv + values, 2 * heads)
+        if self.together == "rates":
+            return self._within("in_proj_qkv", "in_proj_z", "in_proj_ba"), (qkv, values, 2 * heads)
+        return self._within("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), (qkv, values, heads, heads)
+
+    @property
+    def output(self) -> str:
+        return f"{self.prefix}.out_proj"
+
+    @property
+    def rope(self) -> None:
+        return None
+
+    @property
+    def cache(self) -> StateSpec:
+        memory = matrix_state(self.value_heads, self.key_dim, self.value_dim)
+        return StateSpec(((self.kernel - 1, self.qkv_size), memory))
+
+    @property
+    def working(self) -> Working:
+        projected = sum(self.inputs[1])
+        native = projected + self.qkv_size + self.value_size
+        return Working(native, 8 * native, self.value_size)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 1 if self.in_turn else math.gcd(self.key_heads, self.value_heads)
+
+    def shard(self, tp_size: int) -> GatedDeltaNetSpec:
+        return replace(self, key_heads=self.key_heads // tp_size, value_heads=self.value_heads // tp_size)
+
+    def build(self, factory: WeightFactory) -> Mixer:
+        return GatedDeltaNet(self, factory)
+
+    def _within(self, *names: str) -> tuple[str, ...]:
+        return tuple(f"{self.prefix}.{name}" for name in names)
 
 
 class GatedDeltaNet:
@@ -24,20 +109,19 @@ class GatedDeltaNet:
     """
 
     def __init__(self, spec: GatedDeltaNetSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
+        self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         names, sizes = spec.inputs
         keys, values, heads = spec.key_heads * spec.key_dim, spec.value_size, spec.value_heads
         qkv, gates, rates = (Piece(keys), Piece(keys), Piece(values)), (Piece(values),), (Piece(heads),)
         kinds = {"all": ((*qkv, *gates), (*rates, *rates)), "rates": (qkv, gates, (*rates, *rates))}
         pieces = kinds.get(spec.together, (qkv, gates, rates, rates))
-        self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False, pieces=pieces)
+        adaptable = not spec.in_turn  # GGUF files have the heads in another order than adapters
+        self._input = Linear(names, spec.hidden_size, sizes, factory, bias=False, pieces=pieces, adaptable=adaptable)
         if spec.together == "all":
             factory.reorder_rows(names[0], tuple(_by_kind(spec)))
         if spec.together != "none":
             factory.reorder_rows(names[-1], tuple(_by_gate(spec)))
-        self.output = Linear(
-            (spec.output,), values, (spec.hidden_size,), factory, bias=False, takes_own=True, gives_all=True
-        )
+        self.output = output_linear(spec.output, values, spec.hidden_size, factory, adaptable=adaptable)
         below = factory.at(spec.prefix)
         self._conv = ConvWeight(below.taps("conv1d", qkv, spec.kernel), None, "silu")
         self._gates = Gates(below.float32("A_log", heads), below.float32("dt_bias", heads))

@@ -5,21 +5,102 @@ cache entry         [rotated key | latent], one per token for all heads         
 output of a head    the latent columns of the attention output times the head's value part of `kv_b_proj`
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.model_facts import KVSpec, Working
 from penstock.kernels.attention import AttentionOptions, RopeOptions
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
 from penstock.kernels.elementwise import Columns
-from penstock.kernels.linear.weight import Weight
-from penstock.kernels.lora.rows import AdapterRows
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.latent_spec import LatentAttentionSpec
-from penstock.layers.linear import Linear
-from penstock.layers.spec import StepInputs
-from penstock.native.program import empty_rows
-from penstock.quantization.base import WeightFactory
+from penstock.layers.linear import Linear, output_linear
+from penstock.layers.rope import RopeConfig
+from penstock.layers.spec import Mixer, StepInputs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.kernels.linear.weight import Weight
+    from penstock.kernels.lora.rows import AdapterRows
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class LatentNames:
+    """Names of the weights in the checkpoint, within the layer; the defaults are DeepSeek's."""
+
+    query: str = "self_attn.q_proj"
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    latent: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    heads: str = "self_attn.kv_b_proj"
+    output: str = "self_attn.o_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention (MLA; DeepSeek-AI, 2024, arXiv:2405.04434). See `MixerSpec` for the methods.
+
+    Keys and values are linear maps of a latent vector per token, and are never computed: queries are mapped to the
+    latent space instead, and the attention output is mapped from there to values. The cache entry of a token is the
+    rotated part of its key, which all heads share, and the latent. It is stored as one KV head whose keys are also its
+    values.
+    """
+
+    hidden_size: int
+    num_heads: int
+    rank: int
+    """Size of a latent (`kv_lora_rank`)."""
+    key_dim: int
+    """Elements of a head's key that come from the latent (`qk_nope_head_dim`)."""
+    value_dim: int
+    rope: RopeConfig
+    """RoPE on `rope.dim` further elements of queries and keys (`qk_rope_head_dim`)."""
+    scale: float
+    query_rank: int | None = None
+    """Size of the normalized low-rank input of the query projection (`q_lora_rank`); None: full rank."""
+    paired: bool = True
+    """Whether the checkpoint has the rotated elements in adjacent pairs: x0 y0 x1 y1 .."""
+    bias: bool = False
+    """Whether the projections of hidden states have biases, except a full-rank query projection."""
+    norm_eps: float = 1e-6
+    names: LatentNames = field(default_factory=LatentNames)
+
+    @property
+    def width(self) -> int:
+        """Elements of a token's cache entry."""
+        return self.rope.dim + self.rank
+
+    @property
+    def query_size(self) -> int:
+        return self.num_heads * (self.key_dim + self.rope.dim)
+
+    @property
+    def cache(self) -> KVSpec:
+        return KVSpec(1, self.width, latent=True)
+
+    @property
+    def working(self) -> Working:
+        columns = (2 * self.num_heads + 1) * self.width + self.query_size + (self.query_rank or 0) * 2
+        values = self.num_heads * self.value_dim
+        total = columns + 2 * self.width + values
+        return Working(total, total, max(values, self.query_rank or 0))
+
+    @property
+    def tp_divisor(self) -> int:
+        return self.num_heads
+
+    def shard(self, tp_size: int) -> LatentAttentionSpec:
+        return replace(self, num_heads=self.num_heads // tp_size)
+
+    def build(self, factory: WeightFactory) -> Mixer:
+        return LatentAttention(self, factory)
 
 
 class HeadMaps:
@@ -38,19 +119,19 @@ class HeadMaps:
         self._load_into = factory.load_into
         factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
-    def _fill(self, whole: Tensor) -> None:
+    def _fill(self, whole: NDArray[Any]) -> None:
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
-        heads = torch.split(whole, self._each)
+        heads = whole.reshape(-1, self._each, whole.shape[1])
         for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
-            self._load_into(keys, heads[head][: self._key_dim].T.contiguous())
-            self._load_into(values, heads[head][self._key_dim :])
+            self._load_into(keys, heads[head, : self._key_dim].T)
+            self._load_into(values, heads[head, self._key_dim :])
 
 
 class LatentAttention:
     """See `LatentAttentionSpec`, and `Mixer` for the methods."""
 
     def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
+        self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         self._rope = RopeOptions(self._spec.num_heads, parts=2)
         self._attention = AttentionOptions(self._spec.num_heads, spec.scale)
         names, hidden, bias = spec.names, spec.hidden_size, spec.bias
@@ -58,21 +139,13 @@ class LatentAttention:
         if spec.query_rank is None:
             self._query = Linear((names.query,), hidden, (spec.query_size,), factory, bias=False)
         else:
-            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias, gives_all=True)
+            self._down = Linear((names.query_down,), hidden, (spec.query_rank,), factory, bias=bias, gather_output=True)
             self._down_norm = factory.tensor(f"{names.query_norm}.weight", spec.query_rank)
             self._query = Linear((names.query_up,), spec.query_rank, (spec.query_size,), factory, bias=False)
-        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias, gives_all=True)
+        self._latent = Linear((names.latent,), hidden, (spec.width,), factory, bias=bias, gather_output=True)
         self._latent_norm = factory.tensor(f"{names.latent_norm}.weight", spec.rank)
         self._heads = HeadMaps(spec, factory)
-        self._output = Linear(
-            (names.output,),
-            spec.num_heads * spec.value_dim,
-            (hidden,),
-            factory,
-            bias=bias,
-            takes_own=True,
-            gives_all=True,
-        )
+        self._output = output_linear(names.output, spec.num_heads * spec.value_dim, hidden, factory, bias=bias)
 
     def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
         """The attention output over cache entries: [num_tokens, num_heads * width]."""
@@ -86,7 +159,7 @@ class LatentAttention:
     def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         """`mixed`, the result of `mix` -> [num_tokens, hidden_size]."""
         spec = self._spec
-        values = empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
+        values = self._ops.empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
         firsts = [head * spec.width + spec.rope.dim for head in range(spec.num_heads)]
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
         return self._output(values, adapters)
@@ -98,10 +171,10 @@ class LatentAttention:
         narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
         query = self._query(narrow, adapters)
         latent = self._latent(x, adapters)
-        rank_alone = empty_rows(x, (spec.rank,), x.dtype)
+        rank_alone = ops.empty_rows(x, (spec.rank,), x.dtype)
         ops.copy_columns(latent, rank_alone, Columns(0, 0, spec.rank))
         normed = ops.rms_norm(rank_alone, self._latent_norm, spec.norm_eps)
-        made = empty_rows(x, ((spec.num_heads + 1) * width,), x.dtype)
+        made = ops.empty_rows(x, ((spec.num_heads + 1) * width,), x.dtype)
         heads = Columns(spec.key_dim, 0, rotated, spec.num_heads, each, width, paired=spec.paired)
         ops.copy_columns(query, made, heads)
         firsts = [head * each for head in range(spec.num_heads)]

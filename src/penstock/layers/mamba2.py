@@ -1,18 +1,89 @@
 """The Mamba 2 mixer."""
 
-from torch import Tensor
+from __future__ import annotations
 
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.config.model_facts import StateSpec, Working
+from penstock.config.state_layout import matrix_state
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates, ScanShape
 from penstock.kernels.recurrent.states import StateCache
-from penstock.layers.linear import Linear
-from penstock.layers.mamba2_spec import Mamba2Spec
-from penstock.layers.spec import StepInputs
-from penstock.native.program import empty_rows
-from penstock.quantization.base import WeightFactory
+from penstock.layers.linear import Linear, output_linear
+from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Spec:
+    """A state space scan over convolved values, inputs and outputs (x, B, C). See `MixerSpec` for the methods."""
+
+    hidden_size: int
+    heads: int
+    head_dim: int
+    groups: int
+    """Groups of inputs and outputs (B, C); each is shared by `heads / groups` adjacent heads."""
+    state_size: int
+    kernel: int
+    """Width of the convolution in tokens."""
+    norm_eps: float
+    norm_groups: int
+    """Number of column groups of the result that are normalized separately."""
+    shortest_step: float = 0.0
+    longest_step: float = float("inf")
+    bias: bool = False
+    """Whether the projections have biases."""
+    conv_bias: bool = True
+    prefix: str = "mamba"
+    """Prefix of its tensor names, within the layer."""
+
+    @property
+    def inner_size(self) -> int:
+        """Columns of the values, of the gate and of the result."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Columns that the convolution covers: values, inputs and outputs."""
+        return self.inner_size + 2 * self.groups * self.state_size
+
+    @property
+    def projected_size(self) -> int:
+        return self.inner_size + self.conv_size + self.heads
+
+    @property
+    def rope(self) -> None:
+        return None
+
+    @property
+    def cache(self) -> StateSpec:
+        memory = matrix_state(self.heads, self.state_size, self.head_dim)
+        return StateSpec(((self.kernel - 1, self.conv_size), memory))
+
+    @property
+    def working(self) -> Working:
+        native = self.projected_size + self.conv_size + self.inner_size
+        expanded = 2 * self.heads * self.state_size  # the reference expands inputs and outputs to all heads
+        return Working(native, 8 * native + 2 * expanded, self.inner_size)
+
+    @property
+    def tp_divisor(self) -> int:
+        return self.heads if self.groups == 1 else math.gcd(self.heads, self.groups)
+
+    def shard(self, tp_size: int) -> Mamba2Spec:
+        return replace(self, heads=self.heads // tp_size, groups=max(1, self.groups // tp_size))
+
+    def build(self, factory: WeightFactory) -> Mixer:
+        return Mamba2(self, factory)
 
 
 class Mamba2:
@@ -24,7 +95,7 @@ class Mamba2:
     """
 
     def __init__(self, spec: Mamba2Spec, factory: WeightFactory) -> None:
-        self._spec, self._ops = spec.share(factory.ranks.size), factory.ops
+        self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         below, inner, own = factory.at(spec.prefix), Piece(spec.inner_size), self._spec
         of_groups = Piece(spec.groups * spec.state_size, whole=own.groups == spec.groups)
         conv = (inner, of_groups, of_groups)
@@ -39,14 +110,8 @@ class Mamba2:
         # each norm group lies on one rank; otherwise all columns are gathered first
         self._norm_all = spec.norm_groups % factory.ranks.size != 0
         self._inner = spec.inner_size
-        self.output = Linear(
-            ("out_proj",),
-            spec.inner_size,
-            (spec.hidden_size,),
-            below,
-            bias=spec.bias,
-            takes_own=not self._norm_all,
-            gives_all=True,
+        self.output = output_linear(
+            "out_proj", spec.inner_size, spec.hidden_size, below, bias=spec.bias, gather_input=not self._norm_all
         )
         bias = below.float32("conv1d.bias", *conv) if spec.conv_bias else None
         self._conv = ConvWeight(below.taps("conv1d", conv, spec.kernel), bias, "silu")
@@ -70,7 +135,7 @@ class Mamba2:
         seen = ops.state_space_scan(xbc, projected, first_step, self._shape, self._gates, self._skip, memory, batch)
         gate = projected
         if self._norm_all and ops.collective.ranks.size > 1:
-            own_gate = empty_rows(projected, (spec.inner_size,), projected.dtype)
+            own_gate = ops.empty_rows(projected, (spec.inner_size,), projected.dtype)
             ops.copy_columns(projected, own_gate, Columns(0, 0, spec.inner_size))
             seen, gate = (ops.collective.columns(part, self._inner) for part in (seen, own_gate))
         return ops.gated_rms_norm(seen, gate, 0, self._norm, spec.norm_eps, self._group, gate_first=True)

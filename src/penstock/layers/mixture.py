@@ -1,16 +1,119 @@
 """The mixture-of-experts layer."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from penstock.kernels.experts import Experts
-from penstock.kernels.linear.weight import LinearMap, Weight
-from penstock.kernels.lora.rows import AdapterRows
-from penstock.layers.linear import Linear
-from penstock.layers.mixture_spec import MixtureSpec
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from penstock.config.feed_forward import Activation, Routing
+from penstock.config.model_facts import Working
+from penstock.layers.linear import Linear, output_linear
+from penstock.layers.mlp import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.norm import Norm
-from penstock.layers.spec import NormSpec
-from penstock.quantization.base import WeightFactory
+from penstock.layers.spec import FeedForward, NormSpec
+from penstock.quantization.rows import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.experts import Experts
+    from penstock.kernels.linear.weight import LinearMap, Weight
+    from penstock.kernels.lora.rows import AdapterRows
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureNames:
+    """Names of the weights in the checkpoint, within the layer; the defaults are those of most families."""
+
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    """Prefix of the experts, as in `mlp.experts.3.gate_proj`. Stacked tensors of all experts are supported, too."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    shared_gate: str = "mlp.shared_expert_gate"
+    router_norm: str = "router.scale"
+    """The complete name of the tensor within the layer, like the next one."""
+    expert_scales: str = "router.per_expert_scale"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    narrow: str = "mlp.fc1_latent_proj"
+    widen: str = "mlp.fc2_latent_proj"
+    stacked: tuple[tuple[str, str], ...] = ()
+    """Names of stacked expert tensors in the checkpoint, within the layer, with the standard name of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """A mixture of experts: for each token, the weighted sum of down(act(gate(x)) * up(x)) over `routing.top_k`
+    experts, plus the output of `shared`, if any. With the activation `relu2`, experts have no gate.
+
+    See `FeedForwardSpec` for the methods.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    """Inner size of an expert."""
+    routing: Routing
+    activation: Activation = "silu"
+    bias: bool = False
+    """Whether the experts' matrices have biases."""
+    router_bias: bool = False
+    correction: bool = False
+    """Whether a correction bias is added to the router's scores when experts are chosen, but not to their weights."""
+    shared: GatedMLPSpec | PlainMLPSpec | None = None
+    """The shared expert: an MLP that processes every token."""
+    shared_gate: bool = False
+    """Whether the output of `shared` is scaled by the sigmoid of a linear map of the token to one number."""
+    scales_x: bool = False
+    """Whether the routing weights multiply the experts' inputs instead of their outputs."""
+    expert_scales: bool = False
+    """Whether each expert's routing weight is multiplied by a learned scale of the expert."""
+    norms_eps: float | None = None
+    """Epsilon of the norms of the router's and the experts' inputs; None: no such norms."""
+    latent: int | None = None
+    """Size of the latent space in which the experts work, with projections into and out of it; None: `hidden_size`."""
+    latent_bias: bool = False
+    """Whether those two projections have biases."""
+    transposed: bool = False
+    """Whether stacked expert tensors store the matrices transposed, as [columns, rows]."""
+    interleaved: bool = False
+    """Whether stacked expert tensors interleave the rows of gate and up."""
+    names: MixtureNames = field(default_factory=MixtureNames)
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have a gate."""
+        return self.activation != "relu2"
+
+    @property
+    def expert_size(self) -> int:
+        """Columns of the experts' inputs and outputs."""
+        return self.latent or self.hidden_size
+
+    @property
+    def working(self) -> Working:
+        hidden, inner, experts = self.hidden_size, self.intermediate_size, self.routing.num_experts
+        widest = max(hidden, inner)
+        pair = 2 * widest + inner + 2 * hidden  # the input row, the input of down, float32 sums
+        beside = 3 * (0 if self.shared is None else self.shared.intermediate_size) + hidden + 2 * (self.latent or 0)
+        token = self.routing.top_k * (pair + 4) + 4 * experts + beside
+        return Working(token, token + 3 * self.routing.top_k * inner, widest)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 0
+
+    def shard(self, tp_size: int) -> MixtureSpec:
+        return replace(
+            self,
+            intermediate_size=-(-self.intermediate_size // tp_size),
+            shared=None if self.shared is None else self.shared.shard(tp_size),
+        )
+
+    def build(self, factory: WeightFactory) -> FeedForward:
+        return Mixture(self, factory)
 
 
 class Mixture:
@@ -18,15 +121,15 @@ class Mixture:
 
     def __init__(self, spec: MixtureSpec, factory: WeightFactory) -> None:
         names, experts = spec.names, spec.routing.num_experts
-        self._routing, self._ops = spec.routing, factory.ops
+        self._routing, self._ops, self._logits_dtype = spec.routing, factory.ops, factory.logits_dtype
         self._router = factory.linear((names.router,), (experts,), spec.hidden_size, whole=True)
         self._router_bias = None
         if spec.router_bias:
             self._router_bias = factory.bias((names.router,), (experts,), self._router.bias_dtype, whole=True)
-        self._correction = factory.tensor(names.correction, experts, dtype=torch.float32) if spec.correction else None
+        self._correction = factory.float32(names.correction, Piece(experts, whole=True)) if spec.correction else None
         self._scales = None
         if spec.expert_scales:
-            self._scales = factory.tensor(names.expert_scales, experts, dtype=torch.float32)
+            self._scales = factory.float32(names.expert_scales, Piece(experts, whole=True))
         self._norms = None if spec.norms_eps is None else _Norms(spec, spec.norms_eps, factory)
         self.experts = _experts(spec, factory)
         self._size = spec.expert_size
@@ -39,19 +142,19 @@ class Mixture:
         if spec.latent is not None:
             assert self._shared_gate is None
             bias, hidden = spec.latent_bias, spec.hidden_size
-            self._narrow = Linear((names.narrow,), hidden, (spec.latent,), factory, bias=bias, gives_all=True)
-            self._widen = Linear(
-                (names.widen,), spec.latent, (hidden,), factory, bias=bias, takes_own=True, gives_all=True
+            self._narrow = Linear(
+                (names.narrow,), hidden, (spec.latent,), factory, bias=bias, gather_output=True, adaptable=False
             )
+            self._widen = output_linear(names.widen, spec.latent, hidden, factory, bias=bias, adaptable=False)
 
     def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
-        logits = self._router.linear(routed, self._router_bias, torch.float32)
+        logits = self._router.linear(routed, self._router_bias, self._logits_dtype)
         ids, weights = self._ops.route(logits, self._routing, self._correction, self._scales)
         shared = None if self._shared is None else self._shared(x, adapters)
-        gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, torch.float32)
+        gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, self._logits_dtype)
         if self._narrow is None or self._widen is None:
             mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
             return self._ops.collective.columns(mixed, self._size)
@@ -64,7 +167,7 @@ class _Norms:
 
     def __init__(self, spec: MixtureSpec, eps: float, factory: WeightFactory) -> None:
         names, hidden = spec.names, spec.hidden_size
-        self._router = factory.tensor(names.router_norm, hidden, dtype=torch.float32, factor=hidden**-0.5)
+        self._router = factory.float32(names.router_norm, Piece(hidden, whole=True), factor=hidden**-0.5)
         self._experts = Norm(NormSpec(names.experts_norm, hidden, eps), factory)
         self._eps, self._ops = eps, factory.ops
 

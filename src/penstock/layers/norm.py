@@ -1,10 +1,18 @@
 """The normalization layer."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from penstock.kernels.elementwise import NormWeight
 from penstock.layers.spec import NormSpec
-from penstock.quantization.base import WeightFactory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.quantization.base import WeightFactory
 
 
 class Norm:
@@ -14,7 +22,7 @@ class Norm:
         self.weight = factory.norm(spec.name, spec.size, spec.offset)
         self.bias = factory.tensor(f"{spec.name}.bias", spec.size) if spec.bias else None
         if spec.centred and self.bias is None:
-            self.bias = factory.empty(spec.size).zero_()
+            self.bias = factory.constant(np.zeros(spec.size, np.float32), factory.dtype)
         self.eps = spec.eps
         self._ops = factory.ops
 
@@ -22,7 +30,7 @@ class Norm:
         return self._ops.rms_norm(x, self.weight, self.eps, bias=self.bias)
 
     def of_sum(
-        self, x: Tensor, residual: Tensor, factor: float, *, after: "Norm | None" = None, total: Tensor | None = None
+        self, x: Tensor, residual: Tensor, factor: float, *, after: Norm | None = None, total: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
 

@@ -1,25 +1,93 @@
-"""Per-layer embeddings; see `per_layer_spec.py`."""
+"""Per-layer embeddings (Gemma 3n and 4): a second, wide token embedding with columns for each layer.
 
-import torch
-from torch import Tensor
+inputs = per_layer_norm(projection(embedding)) + table[token]      | layer 0 | layer 1 | ...
+x     += norm_after(projection(activation(gate(x)) * inputs[layer]))
+"""
 
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.config.feed_forward import Activation
+from penstock.config.model_facts import Working
 from penstock.layers.embedding import OwnLookup
-from penstock.layers.linear import Linear
-from penstock.layers.per_layer_spec import GatedPerLayerInputSpec, PerLayerEmbeddingSpec
-from penstock.quantization.base import WeightFactory
+from penstock.layers.linear import Linear, output_linear
+from penstock.layers.spec import PerLayerInput
+from penstock.quantization.rows import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerEmbeddingSpec:
+    """The wide embedding plus a projection of the usual one: `size` columns per layer."""
+
+    vocab_size: int
+    hidden_size: int
+    size: int
+    num_layers: int
+    norm_eps: float
+    name: str = "model.embed_tokens_per_layer"
+    projection: str = "model.per_layer_model_projection"
+    norm: str = "model.per_layer_projection_norm"
+
+    @property
+    def columns(self) -> int:
+        """Columns of all layers."""
+        return self.num_layers * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class GatedPerLayerInputSpec:
+    """projection(activation(gate(x)) * inputs of the layer). See `PerLayerInputSpec` for the methods."""
+
+    hidden_size: int
+    size: int
+    first: int
+    """The layer's first column of the inputs."""
+    columns: int
+    """Columns of the inputs of all layers."""
+    activation: Activation
+    gate: str = "per_layer_input_gate"
+    projection: str = "per_layer_projection"
+
+    @property
+    def working(self) -> Working:
+        total = self.size + 3 * self.columns  # the model's inputs of all layers and their two summands
+        return Working(total, total, self.size)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 0
+
+    def shard(self, tp_size: int) -> GatedPerLayerInputSpec:
+        return replace(self, size=-(-self.size // tp_size))
+
+    def build(self, factory: WeightFactory) -> PerLayerInput:
+        return GatedPerLayerInput(self, factory)
 
 
 class PerLayerEmbedding:
     """Computes the per-layer inputs of all layers from a step's tokens."""
 
     def __init__(self, spec: PerLayerEmbeddingSpec, factory: WeightFactory) -> None:
-        self._lookup = OwnLookup(spec.vocab_size, factory.embedding(*spec.table), factory)
+        self._lookup = OwnLookup(spec.vocab_size, factory.embedding(spec.name, spec.vocab_size, spec.columns), factory)
         self._projection = Linear(
-            (spec.projection,), spec.hidden_size, (spec.columns,), factory, bias=False, gives_all=True
+            (spec.projection,),
+            spec.hidden_size,
+            (spec.columns,),
+            factory,
+            bias=False,
+            gather_output=True,
+            adaptable=False,
         )
         # Both summands are divided by sqrt(2). The projection is also divided by sqrt(hidden_size), which the norm
         # cancels, except in its epsilon.
-        self._norm = factory.tensor(f"{spec.norm}.weight", spec.size, dtype=torch.float32, factor=0.5**0.5)
+        self._norm = factory.float32(f"{spec.norm}.weight", Piece(spec.size, whole=True), factor=0.5**0.5)
         self._eps = spec.norm_eps * spec.hidden_size
         self._factor = (spec.size / 2) ** 0.5
         self._num_layers, self._ops = spec.num_layers, factory.ops
@@ -34,10 +102,8 @@ class GatedPerLayerInput:
     """See `GatedPerLayerInputSpec`, and `PerLayerInput`."""
 
     def __init__(self, spec: GatedPerLayerInputSpec, factory: WeightFactory) -> None:
-        self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False)
-        self._projection = Linear(
-            (spec.projection,), spec.size, (spec.hidden_size,), factory, bias=False, takes_own=True, gives_all=True
-        )
+        self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False, adaptable=False)
+        self._projection = output_linear(spec.projection, spec.size, spec.hidden_size, factory, adaptable=False)
         self._first = spec.first + factory.ranks.own(spec.size).start
         self._spec, self._ops = spec, factory.ops
 

@@ -1,11 +1,65 @@
 """The sum of parallel feed-forward parts."""
 
-from torch import Tensor
+from __future__ import annotations
 
-from penstock.kernels.lora.rows import AdapterRows
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.config.model_facts import Working
 from penstock.layers.norm import Norm
-from penstock.layers.sum_spec import Summand, SumSpec
-from penstock.quantization.base import WeightFactory
+from penstock.layers.spec import FeedForward, FeedForwardSpec, NormSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.lora.rows import AdapterRows
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """norm_after(part(norm(x)))."""
+
+    part: FeedForwardSpec
+    norm: NormSpec | None
+    norm_after: NormSpec | None
+
+    @property
+    def norms(self) -> Iterator[NormSpec]:
+        """The norms that the summand has."""
+        yield from (norm for norm in (self.norm, self.norm_after) if norm is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class SumSpec:
+    """The sum of the outputs of several parts on the same input. See `FeedForwardSpec` for the methods."""
+
+    hidden_size: int
+    summands: tuple[Summand, ...]
+
+    @property
+    def working(self) -> Working:
+        parts = [summand.part.working for summand in self.summands]
+        beside = 4 * self.hidden_size
+        return Working(
+            sum(part.native for part in parts) + beside,
+            sum(part.reference for part in parts) + beside,
+            max(part.widest for part in parts),
+        )
+
+    @property
+    def tp_divisor(self) -> int:
+        return math.gcd(*(summand.part.tp_divisor for summand in self.summands))
+
+    def shard(self, tp_size: int) -> SumSpec:
+        return replace(
+            self, summands=tuple(replace(summand, part=summand.part.shard(tp_size)) for summand in self.summands)
+        )
+
+    def build(self, factory: WeightFactory) -> FeedForward:
+        return Sum(self, factory)
 
 
 class Sum:

@@ -1,26 +1,32 @@
 """The decoder: runs any model that a `ModelSpec` describes as a list of layers."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from penstock.kernels.batch import Batch
-from penstock.kernels.cache import AnyCache
-from penstock.kernels.lora.rows import AdapterRows
-from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
 from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
-from penstock.quantization.base import WeightFactory
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
+from penstock.quantization.rows import Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.cache import AnyCache
+    from penstock.kernels.lora.rows import AdapterRows
+    from penstock.kernels.ops import Ops
+    from penstock.layers.rope import RopeConfig, TemperatureConfig
+    from penstock.quantization.base import WeightFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,13 @@ class Residual:
         return self._ops.add_rows(x, stream.residual, self._factor, total=stream.total)
 
 
-class BranchNorms:
+class SubLayerNorms:
     """The norms before and after a part of a layer, and the norm of the residual sum; each is optional."""
 
-    def __init__(self, branch: Branch[Any], factory: WeightFactory) -> None:
-        self.before = None if branch.norm is None else Norm(branch.norm, factory)
-        self.after = None if branch.norm_after is None else Norm(branch.norm_after, factory)
-        self._of_sum = None if branch.norm_of_sum is None else Norm(branch.norm_of_sum, factory)
+    def __init__(self, spec: SubLayer[Any], factory: WeightFactory) -> None:
+        self.before = None if spec.norm is None else Norm(spec.norm, factory)
+        self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
+        self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
 
     def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
         """The residual stream after the part with the output `x`."""
@@ -92,15 +98,15 @@ class DecoderLayer:
         self._residual = Residual(factor, factory.ops)
         self._mixer = self._feed_forward = self._per_layer = None
         if spec.mixer is not None:
-            self._mixer_norms = BranchNorms(spec.mixer, factory)
+            self._mixer_norms = SubLayerNorms(spec.mixer, factory)
             self._mixer = spec.mixer.part.build(factory)
         if spec.feed_forward is not None:
-            self._feed_forward_norms = BranchNorms(spec.feed_forward, factory)
+            self._feed_forward_norms = SubLayerNorms(spec.feed_forward, factory)
             self._feed_forward = spec.feed_forward.part.build(factory.precise() if is_last else factory)
         if spec.per_layer is not None:
-            self._per_layer_norms = BranchNorms(spec.per_layer, factory)
+            self._per_layer_norms = SubLayerNorms(spec.per_layer, factory)
             self._per_layer = spec.per_layer.part.build(factory)
-        self._scale = None if spec.scale is None else factory.tensor(spec.scale, 1, dtype=torch.float32)
+        self._scale = None if spec.scale is None else factory.float32(spec.scale, Piece(1, whole=True))
 
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
@@ -151,12 +157,22 @@ class PositionTables:
     """The tables of rotary angles and query factors, from which each step's `StepInputs` are gathered."""
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+        """
+        Args:
+            max_positions: the maximum model length in tokens; 0: no tables, in a build that only records sizes.
+        """
+        self._rotaries: dict[RopeConfig, Rotary] = {}
+        self._temperatures: dict[TemperatureConfig, Temperatures] = {}
+        if not max_positions:
+            return
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
         """Compute the pages of the tables that have these positions [num_tokens], which `inputs` may then take."""
+        if not self._rotaries:
+            return
         pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
@@ -179,14 +195,14 @@ class PositionTables:
 class Decoder:
     """Token ids in, logits out, over a paged KV cache. The loader fills the weights.
 
-    `forward` and `lm_head` are also called once with recorded tensors, which have no content: neither may branch on a
-    tensor's content or number of rows.
+    `forward` and `compute_logits` are also called once with recorded tensors, which have no content: neither may branch
+    on a tensor's content or number of rows.
     """
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
         Args:
-            max_positions: the maximum model length in tokens.
+            max_positions: see `PositionTables`.
         """
         self.spec = spec
         self._ops = factory.ops
@@ -218,7 +234,8 @@ class Decoder:
     ) -> tuple[Tensor, ...]:
         """Run a step's tokens through the layers, and write the caches.
 
-        Returns the inputs of the last layer's `feed_forward`; `lm_head` computes the rest, for the needed rows only.
+        Returns the inputs of the last layer's `feed_forward`; `compute_logits` computes the rest, for the needed rows
+        only.
 
         Args:
             token_ids: [num_tokens] int64.
@@ -252,13 +269,8 @@ class Decoder:
         return normed
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """`lm_head`, then `scale_logits`."""
-        return self.scale_logits(self.lm_head(hidden, rows, adapters))
-
-    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """The rest of the last layer, the final norm and the projection to the vocabulary.
-
-        Returns [len(rows), vocab_size] float32.
+        """The logits [len(rows), vocab_size] float32 of some rows: the rest of the last layer, the final norm, the
+        projection to the vocabulary, and `scale_logits`.
 
         Args:
             hidden: the result of `forward`.
@@ -266,16 +278,16 @@ class Decoder:
             adapters: the LoRA adapters of these rows.
         """
         wanted = [self._ops.gather(part, rows) for part in hidden]
-        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters))
+        return self.scale_logits(self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters)))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        """Apply the spec's logits divisor and soft cap to the logits from `lm_head`, in place."""
+        """Apply the spec's logits divisor and soft cap to the output projection's logits, in place."""
         if self.spec.logits_divisor != 1.0:
-            logits = logits.div_(self.spec.logits_divisor)
+            logits = self._ops.activate(logits, None, divisor=self.spec.logits_divisor)
         cap = self.spec.logits_soft_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits if cap is None else self._ops.activate(logits, "tanh", divisor=cap, factor=cap)
 
-    def ignored_tensors(self) -> "re.Pattern[str]":
+    def ignored_tensors(self) -> re.Pattern[str]:
         """A pattern of the checkpoint tensors that are not loaded: computed tables, copies of tied weights."""
         names = self.spec.names
         tied = (re.escape(f"{names.output}.weight"),) if self.spec.tie_embeddings else ()

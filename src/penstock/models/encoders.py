@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TokenScoreHead
 from penstock.models.families.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
 from penstock.models.families.gemma2 import gemma2_spec

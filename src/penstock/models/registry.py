@@ -9,15 +9,17 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.config.model_facts import ModelFacts, Working
 from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.models.adaptable import adapted_rows
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.sizes import WeightSizes
+from penstock.models.decoder import Decoder
+from penstock.models.encoder import Encoder
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.families.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
 from penstock.models.families.ernie4_5 import ernie4_5_spec
@@ -53,19 +55,19 @@ from penstock.models.loading.gguf_scheme import read_gguf_scheme
 from penstock.models.loading.gguf_spec import as_stored
 from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
+from penstock.models.mtp import MTPHead
+from penstock.models.sizes import adapted_rows, head_sizes, model_sizes, stored_matrices
 from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
+from penstock.system.start import Start
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
-    from penstock.models.decoder import Decoder
-    from penstock.models.encoder import Encoder
     from penstock.models.loading.loader import WeightFile
     from penstock.models.loading.packed_loading import PackedLookup
-    from penstock.models.mtp import MTPHead
     from penstock.quantization.base import WeightFactory
 
-    ModelT = TypeVar("ModelT", Decoder, Encoder)
+ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +149,9 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         raise CheckpointError(f"{config.file}: a model with bidirectional attention can embed texts, but not generate")
     if checkpoint.gguf is not None:
         spec = as_stored(spec, checkpoint.gguf)
-        _check_elements(spec, checkpoint, checkpoint.gguf)
-        return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, spec.matrices()))
+        sizes = model_sizes(spec)
+        _check_elements(sizes, checkpoint, checkpoint.gguf)
+        return replace(spec, quantization=read_gguf_scheme(checkpoint.gguf, stored_matrices(spec, sizes)))
     scheme = read_scheme(config)
     if scheme is not None:
         scheme = with_prefixes(scheme, spec.names.prefixes)
@@ -177,23 +180,22 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     if checkpoint.gguf is not None:
         return  # `_check_elements` checks the tensors in its header
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
-    matrices = spec.matrices()
-    elements = sum(matrix.rows * matrix.columns for matrix in matrices)
-    needed = sum(matrix.rows * matrix.columns * matrix.format.bits // 8 for matrix in matrices)
-    needed += 2 * (spec.num_parameters - elements)
+    sizes = model_sizes(spec)
+    needed = sum(matrix.rows * matrix.columns * matrix.format.bits // 8 for matrix in stored_matrices(spec, sizes))
+    needed += 2 * sizes.num_other_parameters
     if needed > stored:
         raise CheckpointError(
-            f"{checkpoint.config_file} describes a model of {spec.num_parameters} parameters, at least "
+            f"{checkpoint.config_file} describes a model of {sizes.num_parameters} parameters, at least "
             f"{needed} bytes, but the weight files have {stored}: they are incomplete, or one of these sizes is wrong: "
             f"{_sizes(checkpoint)}"
         )
 
 
-def _check_elements(spec: ModelSpec, checkpoint: Checkpoint, gguf: GGUFFile) -> None:
+def _check_elements(sizes: WeightSizes, checkpoint: Checkpoint, gguf: GGUFFile) -> None:
     stored = sum(info.size for info in gguf.tensors.values())
-    if spec.num_parameters > stored:
+    if sizes.num_parameters > stored:
         raise CheckpointError(
-            f"{gguf.path} describes a model of {spec.num_parameters} parameters, but its tensors have {stored} "
+            f"{gguf.path} describes a model of {sizes.num_parameters} parameters, but its tensors have {stored} "
             f"elements: tensors are missing, or one of these sizes is wrong: {_sizes(checkpoint)}"
         )
 
@@ -216,26 +218,30 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     spec = read_spec(checkpoint)
     if with_weights:
         _check_files(spec, checkpoint)
-    whole, spec = spec, spec.share(ranks)
-    layers = tuple(layer.facts for layer in spec.layers)
+    facts = _facts(checkpoint.name, spec, ranks)
+    return replace(facts, adapted_rows=adapted_rows(spec, ranks), is_encoder=spec.encoder is not None)
+
+
+def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = None) -> ModelFacts:
+    """The facts of a model, or of the head of the model `head_of`."""
+    layers = tuple(layer.facts for layer in spec.shard(ranks).layers)
+    sizes = model_sizes(spec, ranks) if head_of is None else head_sizes(head_of, ranks)
     if ranks > 1:  # all-gathered results of other ranks need memory, too
-        before = (layer.facts.working for layer in whole.layers)
-        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, before, strict=True))
+        whole = (layer.facts.working for layer in spec.layers)
+        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, whole, strict=True))
     scheme = spec.quantization
     return ModelFacts(
-        name=checkpoint.name,
+        name=name,
         dtype=spec.dtype,
-        num_parameters=spec.num_parameters,
+        num_parameters=sizes.num_parameters,
         max_position=spec.max_position,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         layers=layers,
         rotary_dim=sum(rope.dim for rope in spec.ropes),
-        matrices=tuple(spec.matrices()),
+        matrices=stored_matrices(spec, sizes),
         stored_format=scheme.format if scheme else None,
-        adapted_rows=adapted_rows(spec),
         halves_kv=isinstance(scheme, GGUFScheme),
-        is_encoder=spec.encoder is not None,
     )
 
 
@@ -252,28 +258,10 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
     spec = read_spec(checkpoint)
     if spec.mtp is None:
         return None
-    head, hidden = _mtp_model(checkpoint, spec, spec.mtp), spec.hidden_size
-    head = head.share(ranks)
-    own = replace(spec.mtp, layer=head.layers[0])
-    matrices = [head.matrix(*matrix) for matrix in own.matrices(hidden)]
-    facts, small = own.layer.facts, own.num_other_parameters
-    if ranks > 1:  # all-gathered results of other ranks need memory, too
-        facts = replace(facts, working=(*facts.working, *spec.mtp.layer.facts.working))
+    facts = _facts(f"the head of {checkpoint.name}", _mtp_model(checkpoint, spec, spec.mtp), ranks, head_of=spec)
+    hidden, (layer,) = spec.hidden_size, facts.layers
     beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
-    scheme = head.quantization
-    return ModelFacts(
-        name=f"the head of {checkpoint.name}",
-        dtype=spec.dtype,
-        num_parameters=sum(matrix.rows * matrix.columns for matrix in matrices) + small,
-        max_position=spec.max_position,
-        vocab_size=spec.vocab_size,
-        hidden_size=hidden,
-        layers=(replace(facts, working=(*facts.working, beginning)),),
-        rotary_dim=sum(rope.dim for rope in head.ropes),
-        matrices=tuple(matrices),
-        stored_format=scheme.format if scheme else None,
-        halves_kv=isinstance(scheme, GGUFScheme),
-    )
+    return replace(facts, layers=(replace(layer, working=(*layer.working, beginning)),))
 
 
 def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> ModelSpec:
@@ -281,33 +269,22 @@ def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> Model
     head = mtp.as_model(target)
     if checkpoint.gguf is None:
         return head
-    matrices = [head.matrix(*matrix) for matrix in mtp.matrices(target.hidden_size)]
+    matrices = stored_matrices(head, head_sizes(target))
     return replace(head, quantization=read_gguf_scheme(checkpoint.gguf, matrices))
 
 
-def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "Decoder") -> "MTPHead":
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Decoder) -> MTPHead:
     """Load the multi-token prediction head of `target`; `settings` are the head's own.
 
     Raises:
         CheckpointError: the weights are damaged, incomplete or in an unsupported format.
     """
-    import torch
-
     from penstock.models.loading.loader import load_weights
-    from penstock.models.mtp import MTPHead
-    from penstock.quantization.base import WeightFactory
-    from penstock.quantization.methods import make_method
 
     mtp = target.spec.mtp
     assert mtp is not None, "read_mtp_facts returned its facts"
     spec = _mtp_model(checkpoint, target.spec, mtp)
-    factory = WeightFactory(
-        make_method(settings.quantization, spec.quantization, ops),
-        ops,
-        getattr(torch, settings.dtype),
-        torch.device(settings.device),
-        stored=torch.float16 if settings.float16_weights else None,
-    )
+    factory = _new_factory(spec, settings, ops)
     head = MTPHead(mtp, target, settings.max_model_len, factory)
     wanted = "|".join(map(re.escape, factory.parameters))
     files = open_weights(checkpoint, replace(spec, mtp=mtp), factory.parameters)
@@ -315,31 +292,30 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: "De
     return head
 
 
-def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Decoder":
+def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> Decoder:
     """Load a model with its weights, in the dtype and on the device of `settings`; it computes with `ops`.
+
+    Args:
+        start: what was prepared for loading the model.
 
     Raises:
         CheckpointError: the config or the weights are damaged, incomplete or in an unsupported format.
     """
-    # imported lazily: `engine/startup.py` reads facts before torch is imported, and `penstock simulate` without it
-    from penstock.models.decoder import Decoder
-
-    return _load(checkpoint, settings, ops, Decoder)
+    return _load(checkpoint, settings, ops, start or Start(), Decoder)
 
 
-def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops") -> "Encoder":
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> Encoder:
     """Like `load_model`, for a model that embeds or scores."""
-    from penstock.models.encoder import Encoder
-
-    return _load(checkpoint, settings, ops, Encoder)
+    return _load(checkpoint, settings, ops, start or Start(), Encoder)
 
 
 def _load(
     checkpoint: Checkpoint,
     settings: Settings,
     ops: "Ops",
+    start: Start,
     make: "Callable[[ModelSpec, int, WeightFactory], ModelT]",
-) -> "ModelT":
+) -> ModelT:
     from penstock.models.loading.packed_loading import load_through_cache
 
     given = HFConfig(checkpoint)
@@ -352,7 +328,7 @@ def _load(
         keys = ", ".join(checkpoint.unheeded)
         logger.warning("%s: these settings have no effect (docs/model-folders.md has the reasons): %s", file, keys)
     return load_through_cache(
-        checkpoint, settings, ops.collective.ranks, partial(_make_model, checkpoint, spec, settings, ops, make)
+        checkpoint, settings, ops, start, partial(_make_model, checkpoint, spec, settings, ops, make)
     )
 
 
@@ -365,26 +341,31 @@ def _make_model(
     lookup: "PackedLookup",
 ) -> "tuple[ModelT, WeightFactory]":
     """Build the model; load and pack the weights that are not in the cache (`lookup`)."""
-    import torch
-
     from penstock.models.loading.loader import load_weights
-    from penstock.quantization.base import WeightFactory
-    from penstock.quantization.methods import make_method
 
-    factory = WeightFactory(
-        make_method(settings.quantization, spec.quantization, ops),
-        ops,
-        getattr(torch, settings.dtype),
-        torch.device(settings.device),
-        lookup,
-        stored=torch.float16 if settings.float16_weights else None,
-        takes_adapters=settings.memory.adapters > 0,
-    )
+    factory = _new_factory(spec, settings, ops, lookup=lookup, takes_adapters=settings.memory.adapters > 0)
     model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
     return model, factory
+
+
+def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":
+    """A factory of the model's weights; see `WeightFactory` for the options."""
+    import torch
+
+    from penstock.quantization.base import WeightFactory
+    from penstock.quantization.methods import make_method
+
+    return WeightFactory(
+        make_method(settings.quantization, spec.quantization, ops),
+        ops,
+        getattr(torch, settings.dtype),
+        torch.device(settings.device),
+        stored=torch.float16 if settings.float16_weights else None,
+        **options,
+    )
 
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":

@@ -1,4 +1,4 @@
-"""The spec of a model: a list of layers. Plain data, no torch. Each family turns its `config.json` into a `ModelSpec`.
+"""The spec of a model: a list of layers. Plain data, which each family makes of its `config.json`.
 
 A layer has a mixer, which combines tokens (such as attention), and a feed-forward part. Each takes the normalized
 residual stream, and its output is added to the stream. `penstock.layers` has the kinds of parts, each with its spec.
@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from penstock.config.model_facts import DType, LayerFacts, Matrix
+from penstock.config.model_facts import DType, LayerFacts
 from penstock.config.ranks import check_divides
-from penstock.config.weight_formats import FLOAT
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.config.weight_formats import FLOAT, WeightFormat
+from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_spec import EncoderSpec
-from penstock.layers.per_layer_spec import PerLayerEmbeddingSpec
+from penstock.layers.per_layer import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
-from penstock.layers.spec import FeedForwardSpec, MatrixSize, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
+from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.quantization.scheme import StoredScheme
 
 PartT = TypeVar("PartT", MixerSpec, FeedForwardSpec, PerLayerInputSpec)
 
 
 @dataclass(frozen=True, slots=True)
-class Branch(Generic[PartT]):
+class SubLayer(Generic[PartT]):
     """A part of a layer and its norms: `norm_after(part(norm(stream)))` is added to the residual stream.
 
     With `norm_of_sum` (post-norm), the stream then becomes the norm of the sum.
@@ -36,8 +36,12 @@ class Branch(Generic[PartT]):
 
     @property
     def norms(self) -> Iterator[NormSpec]:
-        """The norms that the branch has."""
+        """The norms of the sub-layer."""
         yield from (norm for norm in (self.norm, self.norm_after, self.norm_of_sum) if norm is not None)
+
+    def shard(self, tp_size: int) -> "SubLayer[PartT]":
+        """The sub-layer with one rank's shard of its part."""
+        return replace(self, part=self.part.shard(tp_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,9 @@ class LayerSpec:
 
     name: str
     """Prefix of its tensor names, such as `model.layers.3`."""
-    mixer: Branch[MixerSpec] | None
-    feed_forward: Branch[FeedForwardSpec] | None
-    per_layer: Branch[PerLayerInputSpec] | None = None
+    mixer: SubLayer[MixerSpec] | None
+    feed_forward: SubLayer[FeedForwardSpec] | None
+    per_layer: SubLayer[PerLayerInputSpec] | None = None
     """The part that applies the layer's columns of `ModelSpec.per_layer`."""
     scale: str | None = None
     """Name, within the layer, of the scalar that the residual stream is multiplied by at the end of the layer."""
@@ -63,29 +67,20 @@ class LayerSpec:
         if self.per_layer is not None:
             yield self.per_layer.part
 
-    def share(self, ranks: int) -> "LayerSpec":
+    def shard(self, tp_size: int) -> "LayerSpec":
         """The spec of one rank's shard of the layer."""
-        mixer, feed_forward, per_layer = self.mixer, self.feed_forward, self.per_layer
-        if mixer is not None:
-            mixer = replace(mixer, part=mixer.part.share(ranks))
-        if feed_forward is not None:
-            feed_forward = replace(feed_forward, part=feed_forward.part.share(ranks))
-        if per_layer is not None:
-            per_layer = replace(per_layer, part=per_layer.part.share(ranks))
-        return replace(self, mixer=mixer, feed_forward=feed_forward, per_layer=per_layer)
+        return replace(
+            self,
+            mixer=self.mixer and self.mixer.shard(tp_size),
+            feed_forward=self.feed_forward and self.feed_forward.shard(tp_size),
+            per_layer=self.per_layer and self.per_layer.shard(tp_size),
+        )
 
     @property
     def facts(self) -> LayerFacts:
         """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
         return LayerFacts(cache, tuple(part.working for part in self.parts))
-
-    @property
-    def num_other_parameters(self) -> int:
-        """Number of weight elements that are not in matrices."""
-        branches = (branch for branch in (self.mixer, self.feed_forward, self.per_layer) if branch is not None)
-        norms = sum(norm.num_parameters for branch in branches for norm in branch.norms)
-        return norms + sum(part.num_other_parameters for part in self.parts) + (self.scale is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +109,6 @@ class MTPSpec:
         """A model that consists of the head's layer, with all else taken from its target."""
         return replace(target, layers=(self.layer,), mtp=None)
 
-    def matrices(self, hidden_size: int) -> Iterator[MatrixSize]:
-        """The head's matrices, with complete names."""
-        yield MatrixSize(self.projection, hidden_size, 2 * hidden_size)
-        for part in self.layer.parts:
-            for name, rows, columns in part.matrices():
-                yield MatrixSize(f"{self.layer.name}.{name}", rows, columns)
-
-    @property
-    def num_other_parameters(self) -> int:
-        """Number of weight elements that are not in matrices."""
-        norms = (self.embedding_norm, self.hidden_norm, self.norm)
-        return self.layer.num_other_parameters + sum(norm.num_parameters for norm in norms)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -143,7 +125,7 @@ class ModelSpec:
     tie_embeddings: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    """Factor on the output of each branch before it is added to the residual stream."""
+    """Factor on the output of each sub-layer before it is added to the residual stream."""
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
     """Logits become soft_cap * tanh(logit / soft_cap)."""
@@ -158,17 +140,15 @@ class ModelSpec:
     """The storage format of the layers' matrices; None: floating point."""
     encoder: EncoderSpec | None = None
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
-    ranks: int = 1
-    """Number of ranks among which the embedding and the output projection are sharded by rows."""
 
-    def share(self, ranks: int) -> "ModelSpec":
-        """The spec of one rank's shard of the model.
+    def shard(self, tp_size: int) -> "ModelSpec":
+        """The spec of one rank's shard of the layers, of which caches and working memory follow.
 
         Raises:
             ConfigError: the model cannot be divided among so many ranks.
         """
-        check_divides(ranks, math.gcd(*(part.divided_by for layer in self.layers for part in layer.parts)))
-        return replace(self, layers=tuple(layer.share(ranks) for layer in self.layers), ranks=ranks)
+        check_divides(tp_size, math.gcd(*(part.tp_divisor for layer in self.layers for part in layer.parts)))
+        return replace(self, layers=tuple(layer.shard(tp_size) for layer in self.layers))
 
     @property
     def num_layers(self) -> int:
@@ -190,40 +170,6 @@ class ModelSpec:
         """The mixers of the layers; layers without one are skipped."""
         return (layer.mixer.part for layer in self.layers if layer.mixer is not None)
 
-    def matrices(self) -> list[Matrix]:
-        """All matrices: the layers', the output projection unless it is tied, and the embedding."""
-        found = [
-            self.matrix(f"{layer.name}.{name}", rows, columns)
-            for layer in self.layers
-            for part in layer.parts
-            for name, rows, columns in part.matrices()
-        ]
-        table = (-(-self.vocab_size // self.ranks), self.hidden_size)
-        if self.encoder is not None:
-            found += [self.matrix(*matrix) for matrix in self.encoder.matrices()]
-            return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=False)]
-        if not self.tie_embeddings:
-            found.append(self.matrix(self.names.output, *table))
-        if self.per_layer is not None:
-            for matrix in (self.per_layer.projection_matrix, self.per_layer.table):
-                rows = -(-matrix.rows // self.ranks)
-                found.append(
-                    replace(
-                        self.matrix(matrix.name, rows, matrix.columns),
-                        multiplied=matrix.name == self.per_layer.projection,
-                    )
-                )
-        return [*found, replace(self.matrix(self.names.embedding, *table), multiplied=self.tie_embeddings)]
-
-    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        """The matrix with this complete name, in its storage format."""
-        return Matrix(name, rows, columns, self.quantization.format_of(name) if self.quantization else FLOAT)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of elements of all weights; a tied embedding counts once."""
-        small = sum(layer.num_other_parameters for layer in self.layers) + self.final_norm.num_parameters
-        small += 0 if self.encoder is None else self.encoder.num_other_parameters
-        small += self.vocab_size * self.output_bias
-        small += 0 if self.per_layer is None else self.per_layer.size
-        return sum(matrix.rows * matrix.columns for matrix in self.matrices()) + small
+    def format_of(self, name: str) -> WeightFormat:
+        """The storage format of the matrix with this complete name."""
+        return FLOAT if self.quantization is None else self.quantization.format_of(name)

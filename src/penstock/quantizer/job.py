@@ -30,8 +30,9 @@ from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.config.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import Ops
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.mlp import GatedMLPSpec
+from penstock.models.sizes import model_sizes
 from penstock.models.spec import ModelSpec
 from penstock.quantization.gptq import fit_grid, round_with_feedback
 from penstock.quantization.scheme import HINT
@@ -83,7 +84,7 @@ class Job:
         shared = any(isinstance(part, AttentionSpec) and part.shared is not None for part in parts)
         if shared or not all(isinstance(part, (AttentionSpec, GatedMLPSpec)) for part in parts):
             raise CheckpointError(f"{self.checkpoint.path} is of a family that quantize does not support")
-        for matrix in self.spec.matrices():
+        for matrix in model_sizes(self.spec).matrices:
             if matrix.columns % 32 or matrix.rows % 8:
                 raise CheckpointError(
                     f"{matrix.name} has {matrix.rows} rows of {matrix.columns}: quantize needs a multiple of 8 rows, "
@@ -258,7 +259,7 @@ class Job:
         return f"{self.out}: {size / 2**20:,.1f} MiB, {8 * size / num_weights:.2f} bits a weight"
 
     def _save_rest(self) -> None:
-        rounded = {f"{matrix.name}.weight" for matrix in self.spec.matrices()} - self._embeddings()
+        rounded = {f"{matrix.name}.weight" for matrix in model_sizes(self.spec).matrices} - self._embeddings()
         for file in weight_files(self.checkpoint.path):
             with safe_open(file, "pt") as opened:
                 rest = {name: opened.get_tensor(name) for name in set(opened.keys()) - rounded}

@@ -47,6 +47,7 @@ from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
 from penstock.runner.torch_runner import TorchRunner
 from penstock.system.host import Seat, bracketed, seats, start_child
+from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -183,13 +184,18 @@ class RankLaunch:
         assert library is not None
         return SharedGroup(SharedMemoryCollective(library, self.ranks, self.shared))
 
-    def runner(self, checkpoint: Checkpoint, group: Group) -> TorchRunner:
+    def runner(self, checkpoint: Checkpoint, group: Group, start: Start | None = None) -> TorchRunner:
         """Load the rank's part of the model."""
         with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
             self.seat.take()
-        settings = self.settings
-        ops = make_ops(torch.device(settings.device), group.collective, widened_weights=settings.widened_weights)
-        return TorchRunner(checkpoint, settings, ops)
+        settings, start = self.settings, start or Start()
+        ops = make_ops(
+            torch.device(settings.device),
+            group.collective,
+            widened_weights=settings.widened_weights,
+            allocator=start.allocator,
+        )
+        return TorchRunner(checkpoint, settings, ops, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +240,15 @@ class RankStep:
     changes: list[AdapterChange]
 
 
-def start_runner(checkpoint: Checkpoint, settings: Settings) -> "AnyRunner":
-    """Create the runner for the settings: in this process, or across several ranks."""
+def start_runner(checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> "AnyRunner":
+    """Create the runner for the settings: in this process, or across several ranks.
+
+    Args:
+        start: what was prepared in this process for loading the model.
+    """
     if settings.tensor_parallel_size == 1:
-        return TorchRunner(checkpoint, settings)
-    return RankedRunner(checkpoint, settings)
+        return TorchRunner(checkpoint, settings, start=start)
+    return RankedRunner(checkpoint, settings, start)
 
 
 class RankedRunner:
@@ -250,7 +260,8 @@ class RankedRunner:
         DeviceLostError: a rank could not load its shard.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
+    def __init__(self, checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> None:
+        """`start`: see `start_runner`."""
         self._folder: RankFolder | None = None
         self._group: Group | None = None
         self._plans: PlanSource | None = None
@@ -265,7 +276,7 @@ class RankedRunner:
                 first, self._group = self._start_on_nodes(checkpoint, settings, settings.rendezvous)
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
-            self._runner = first.runner(checkpoint, self._group)
+            self._runner = first.runner(checkpoint, self._group, start)
             self._group.share(b"")  # wait until every rank has loaded its part
             self._moves_blocks = settings.moves_blocks
             self.blocks = self._blocks_of_all(self._group) if settings.moves_blocks else None

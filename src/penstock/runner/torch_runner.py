@@ -14,13 +14,15 @@ from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, Step
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops, make_ops
-from penstock.models.adaptable import adaptable
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
+from penstock.models.sizes import adaptable
+from penstock.native import set_num_threads
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.sampling.sampler import Sampler, token_logprobs
+from penstock.system.start import Start
 
 _TEXTS = re.compile(
     "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
@@ -60,17 +62,21 @@ class TorchRunner:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
     """
 
-    def __init__(self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None, start: Start | None = None
+    ) -> None:
         """
         Args:
-            ops: operations to compute with; None: the device's fastest.
+            ops: operations to compute with; None: the device's fastest, with the start's allocator.
+            start: what was prepared for loading the model.
         """
-        torch.set_num_threads(settings.threads)
+        start = start or Start()
+        set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._max_rows = settings.max_num_seqs
-        self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights)
+        self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
         with torch.inference_mode():
-            self._model = load_model(checkpoint, settings, self._ops)
+            self._model = load_model(checkpoint, settings, self._ops, start)
             self._adapters = None
             if settings.memory.adapters:
                 dtype = getattr(torch, settings.dtype)
@@ -96,7 +102,8 @@ class TorchRunner:
         if settings.speculation is None or not settings.speculation.mtp:
             return None
         memory, dtype = settings.memory, getattr(torch, settings.dtype)
-        return HiddenStates(memory.num_blocks, memory.block_size, self._model.spec.hidden_size, dtype, self._device)
+        size, num_own = self._model.spec.hidden_size, settings.max_num_seqs
+        return HiddenStates(self._ops, memory.num_blocks, memory.block_size, num_own, size, dtype, self._device)
 
     @property
     def model(self) -> Decoder:

@@ -27,12 +27,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.system.reserve import FileArena, aligned, ask_for_huge_pages
+from penstock.system.allocator import FileArena, aligned, ask_for_huge_pages
 
 if TYPE_CHECKING:  # a file is looked for before numpy is imported
     import numpy as np
@@ -196,6 +195,20 @@ class WeightCache:
         except OSError as error:
             log.warning("%s cannot be read (%s): the weights are packed anew", path, error)
         return None
+
+    def find(self, key: str, opened: PackedFile | None = None) -> PackedFile | None:
+        """The verified file of a key; None if there is none. A damaged one is set aside.
+
+        Args:
+            opened: a file that is being verified already; used if it is the key's.
+        """
+        found = opened
+        if found is None or found.key != key or not found.path.exists():
+            found = self.open(key)
+        if found is not None and not found.is_whole():
+            self.set_aside(key, "has damaged pages")
+            return None
+        return found
 
     def set_aside(self, key: str, reason: str) -> None:
         """Rename a damaged file to KEY.damaged; it is deleted when its space is needed."""
@@ -454,37 +467,3 @@ def _write_all(file: int, offset: int, part: "Bytes") -> None:
 
 def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
-
-
-_FOUND: ContextVar[PackedFile | None] = ContextVar("packed weights", default=None)
-"""The file that `startup` opened before importing torch; its pages are verified meanwhile."""
-_WRITER: ContextVar[PackedFileWriter | None] = ContextVar("packed weights writer", default=None)
-"""The writer that `startup` began if it found no file."""
-
-
-@contextlib.contextmanager
-def opened(found: PackedFile | None, writer: PackedFileWriter | None) -> Iterator[None]:
-    """Context in which `find` and `writer_for` return what `startup` opened or began."""
-    tokens = _FOUND.set(found), _WRITER.set(writer)
-    try:
-        yield
-    finally:
-        _FOUND.reset(tokens[0])
-        _WRITER.reset(tokens[1])
-
-
-def writer_for(key: str) -> PackedFileWriter | None:
-    """The writer that `startup` began for this key, which it has locked."""
-    writer = _WRITER.get()
-    return writer if writer is not None and writer.key == key else None
-
-
-def find(cache: WeightCache, key: str) -> PackedFile | None:
-    """The verified file of a key; None if there is none. A damaged one is set aside."""
-    found = _FOUND.get()
-    if found is None or found.key != key or not found.path.exists():
-        found = cache.open(key)
-    if found is not None and not found.is_whole():
-        cache.set_aside(key, "has damaged pages")
-        return None
-    return found

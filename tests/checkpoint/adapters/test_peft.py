@@ -10,8 +10,8 @@ from penstock import LLM, SamplingParams
 from penstock.checkpoint.adapters.folder import read_adapter
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import AdapterError
-from penstock.models.adaptable import adaptable
 from penstock.models.registry import read_spec
+from penstock.models.sizes import adaptable
 from tests.kernels.versions import needs_native
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_random

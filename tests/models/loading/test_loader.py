@@ -14,12 +14,14 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint, weight_files
 from penstock.errors import CheckpointError
+from penstock.kernels.memory import store
 from penstock.kernels.ops import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.loading import loader
 from penstock.models.loading.loader import load_weights
 from penstock.models.loading.safetensors_weights import SafetensorsFile
 from penstock.models.registry import read_spec
+from penstock.models.sizes import model_sizes
 from penstock.quantization.base import TensorParameter, Unquantized, WeightFactory
 
 NOTHING = re.compile("(?!)")
@@ -31,7 +33,7 @@ def parameters() -> dict[str, Tensor]:
 
 def load(folder: Path, into: dict[str, Tensor], ignored: "re.Pattern[str]" = NOTHING) -> None:
     files = [SafetensorsFile(file) for file in weight_files(folder)]
-    load_weights(files, {name: TensorParameter(tensor) for name, tensor in into.items()}, ignored)
+    load_weights(files, {name: TensorParameter(store, tensor) for name, tensor in into.items()}, ignored)
 
 
 def write(folder: Path, **changes: Tensor | None) -> dict[str, Tensor]:
@@ -262,7 +264,7 @@ def test_a_model_asks_for_exactly_the_tensors_of_its_checkpoint(tiny_llama: Path
     Decoder(spec, 8, factory)
     stored = load_file(tiny_llama / "model.safetensors")
     assert {name: part.shape for name, part in factory.parameters.items()} == {n: t.shape for n, t in stored.items()}
-    assert sum(tensor.numel() for tensor in stored.values()) == spec.num_parameters
+    assert sum(tensor.numel() for tensor in stored.values()) == model_sizes(spec).num_parameters
 
 
 def test_a_tensor_in_two_files_is_taken_if_it_is_equal_and_refused_if_not(tmp_path: Path) -> None:
@@ -286,7 +288,7 @@ def test_two_names_that_become_one_are_taken_if_equal_and_refused_if_not(tmp_pat
         shard(tmp_path, {file: {n: t for n, t in names.items() if files[n] == file} for file in {*files.values()}})
         into = parameters()
         files_read = [SafetensorsFile(file, prefixes) for file in weight_files(tmp_path)]
-        load_weights(files_read, {name: TensorParameter(tensor) for name, tensor in into.items()}, NOTHING)
+        load_weights(files_read, {name: TensorParameter(store, tensor) for name, tensor in into.items()}, NOTHING)
         return into
 
     assert torch.equal(read(a.clone())["a.weight"], a)

@@ -5,15 +5,18 @@ reference         attention over it in plain torch
 native            cache and operations of the native kernels, in the layout of `csrc/kv_layout.h`
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-from penstock.kernels.batch import Batch
-from penstock.kernels.block_bytes import BlockBytes
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.block_bytes import BlockBytes
 
 
 @dataclass(frozen=True, slots=True)

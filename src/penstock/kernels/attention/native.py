@@ -16,7 +16,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
 from penstock.native.program import call, empty_rows
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 _PADDING = 256
@@ -118,8 +118,8 @@ def can_pack(shape: CacheShape) -> bool:
 class AttentionKernels:
     """Allocates caches in the native layout."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, allocator: Allocator) -> None:
+        self._library, self._allocator = library, allocator
 
     def new_caches(self, shapes: Sequence[CacheShape]) -> LayerCaches:
         """Allocate zeroed caches; reference caches if the native layout does not support one of the shapes.
@@ -128,10 +128,10 @@ class AttentionKernels:
         contiguous.
         """
         if not all(map(can_pack, shapes)):
-            return reference_cache.new_caches(shapes)
+            return reference_cache.new_caches(shapes, self._allocator)
         num_blocks = shapes[0].num_blocks
         ends = [0, *itertools.accumulate(map(_block_bytes, shapes))]
-        memory = reserve.zeros(num_blocks * ends[-1] + _PADDING)
+        memory = self._allocator.zeros(num_blocks * ends[-1] + _PADDING)
         blocks = memory[:-_PADDING].reshape(num_blocks, ends[-1])
         layers = tuple(
             PackedCache(self._library, blocks[:, first:last], shape)

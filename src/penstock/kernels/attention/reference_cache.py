@@ -13,6 +13,7 @@ interleaved     x0 y0 x1 y1 .. | rest        pairs are (x0, y0), (x1, y1), ...
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,18 +22,20 @@ from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import GatheredBytes
 from penstock.kernels.elementwise.reference import rms_norm
-from penstock.system import reserve
+from penstock.system.allocator import Allocator
 
 
 class ReferenceCache:
     """The KV cache of one layer as plain tensors. See `LayerCache` for the methods."""
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, shape: CacheShape, allocator: Allocator) -> None:
         self.dtype, self.gather_limit = shape.dtype, shape.gather_limit
         slots = (shape.num_blocks, shape.block_size, shape.num_heads)
         self._latent = shape.latent
-        self.key, self.key_scales = _new_side(slots, shape)
-        self.value, self.value_scales = (self.key, self.key_scales) if shape.latent else _new_side(slots, shape)
+        self.key, self.key_scales = _new_side(slots, shape, allocator)
+        self.value, self.value_scales = (
+            (self.key, self.key_scales) if shape.latent else _new_side(slots, shape, allocator)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -92,24 +95,25 @@ class ReferenceCache:
         return [tensor for tensor in tensors if tensor is not None]
 
 
-def new_caches(shapes: Sequence[CacheShape]) -> LayerCaches:
+def new_caches(shapes: Sequence[CacheShape], allocator: Allocator) -> LayerCaches:
     """Allocate zeroed caches of plain tensors."""
-    layers = tuple(ReferenceCache(shape) for shape in shapes)
+    layers = tuple(ReferenceCache(shape, allocator) for shape in shapes)
     blocks = GatheredBytes([tensor for layer in layers for tensor in layer.tensors()])
     return LayerCaches(layers, lambda num_blocks: None, blocks)
 
 
-def _new_side(slots: tuple[int, int, int], shape: CacheShape) -> tuple[Tensor, Tensor | None]:
+def _new_side(slots: tuple[int, int, int], shape: CacheShape, allocator: Allocator) -> tuple[Tensor, Tensor | None]:
     """Allocate keys or values, with their scales."""
-    scales = _zeros(slots, torch.float32, shape.device) if shape.dtype == torch.int8 else None
-    return _zeros((*slots, shape.head_dim), shape.dtype, shape.device), scales
+    new = partial(_zeros, device=shape.device, allocator=allocator)
+    scales = new(slots, torch.float32) if shape.dtype == torch.int8 else None
+    return new((*slots, shape.head_dim), shape.dtype), scales
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device, allocator: Allocator) -> Tensor:
     """A tensor of zeros; on a CPU only reserved, as the operating system zeroes pages on first touch."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(reserve.zeros(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+    return torch.from_numpy(allocator.zeros(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:

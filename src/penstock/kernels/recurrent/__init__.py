@@ -16,13 +16,16 @@ If the first token of a step is the first of its sequence, the initial state is 
 (`kernels.batch`) continues in the branch's block after some of its tokens, and the table's block keeps the state there.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from penstock.kernels.batch import Batch
-from penstock.kernels.recurrent.states import StatePart
+    from penstock.kernels.batch import Batch
+    from penstock.kernels.recurrent.states import StatePart
 
 Activation = Literal["silu"] | None
 

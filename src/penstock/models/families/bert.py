@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.config.feed_forward import Activation
-from penstock.layers.attention_spec import AttentionNames, AttentionSpec
+from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart, TableSpec
-from penstock.layers.mlp_spec import PlainMLPSpec
+from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.spec import NormSpec
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -142,8 +142,8 @@ def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> 
     )
     return LayerSpec(
         name=name,
-        mixer=Branch(attention, None, norm_of_sum=layer_norm("attention.output.LayerNorm", hidden, eps)),
-        feed_forward=Branch(mlp, None, norm_of_sum=layer_norm("output.LayerNorm", hidden, eps)),
+        mixer=SubLayer(attention, None, norm_of_sum=layer_norm("attention.output.LayerNorm", hidden, eps)),
+        feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("output.LayerNorm", hidden, eps)),
     )
 
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from penstock.config.feed_forward import Routing
 from penstock.errors import CheckpointError
-from penstock.layers.latent_spec import LatentAttentionSpec
-from penstock.layers.mixture_spec import MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.latent import LatentAttentionSpec
+from penstock.layers.mixture import MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.models.families.dense import Dense, nextn_head, read_dense
 from penstock.models.families.mixtures import read_routing

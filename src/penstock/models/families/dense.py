@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from penstock.config.feed_forward import Activation
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec, MTPSpec
+from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec, SubLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Dense:
         """A pre-norm layer with Llama's names; its parts default to `attention` and `mlp`."""
         return LayerSpec(
             name=f"model.layers.{index}",
-            mixer=Branch(mixer or self.attention, self.norm("input_layernorm")),
-            feed_forward=Branch(feed_forward or self.mlp, self.norm("post_attention_layernorm")),
+            mixer=SubLayer(mixer or self.attention, self.norm("input_layernorm")),
+            feed_forward=SubLayer(feed_forward or self.mlp, self.norm("post_attention_layernorm")),
         )
 
 

@@ -10,10 +10,10 @@ logits = 30 * tanh(W norm(x) / 30)
 from dataclasses import replace
 from functools import partial
 
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.attention import AttentionSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 
 
 def gemma2_spec(config: HFConfig) -> ModelSpec:
@@ -79,6 +79,6 @@ def gemma_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec
     norm = partial(dense.norm, offset=1.0)
     return LayerSpec(
         name=f"model.layers.{index}",
-        mixer=Branch(attention, norm("input_layernorm"), norm("post_attention_layernorm")),
-        feed_forward=Branch(dense.mlp, norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")),
+        mixer=SubLayer(attention, norm("input_layernorm"), norm("post_attention_layernorm")),
+        feed_forward=SubLayer(dense.mlp, norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")),
     )

@@ -16,19 +16,19 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
-from penstock.layers.per_layer_spec import GatedPerLayerInputSpec, PerLayerEmbeddingSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.mixture import MixtureNames, MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
+from penstock.layers.per_layer import GatedPerLayerInputSpec, PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForwardSpec
-from penstock.layers.sum_spec import Summand, SumSpec
+from penstock.layers.sum import Summand, SumSpec
 from penstock.models.families.dense import Dense, check_heads, check_rotation, read_dense
 from penstock.models.families.gemma2 import read_soft_cap
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
 
 _TOWERS = (
     *("vision_config", "audio_config", "image_token_id", "video_token_id", "audio_token_id", "boi_token_id"),
@@ -175,7 +175,7 @@ def _per_layer(config: HFConfig, dense: Dense) -> PerLayerEmbeddingSpec | None:
     return PerLayerEmbeddingSpec(vocab_size, dense.model.hidden_size, size, dense.num_layers, dense.norm_eps)
 
 
-def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpec]) -> list[Branch[FeedForwardSpec]]:
+def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpec]) -> list[SubLayer[FeedForwardSpec]]:
     """The feed-forward part of each layer, with its norms."""
     wide = replace(dense.mlp, intermediate_size=2 * dense.mlp.intermediate_size)
     is_wide = config.get("use_double_wide_mlp", False)
@@ -183,8 +183,8 @@ def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpe
     before, after = dense.norm("pre_feedforward_layernorm"), dense.norm("post_feedforward_layernorm")
     mixture = _mixture(config, dense)
     if mixture is None:
-        return [Branch(mlp, before, after) for mlp in mlps]
-    return [Branch(_beside(dense, mlp, mixture), None, after) for mlp in mlps]
+        return [SubLayer(mlp, before, after) for mlp in mlps]
+    return [SubLayer(_beside(dense, mlp, mixture), None, after) for mlp in mlps]
 
 
 def _beside(dense: Dense, mlp: GatedMLPSpec, mixture: MixtureSpec) -> SumSpec:
@@ -222,12 +222,12 @@ def _layer(
     dense: Dense,
     index: int,
     attention: AttentionSpec,
-    feed_forward: Branch[FeedForwardSpec],
+    feed_forward: SubLayer[FeedForwardSpec],
     per_layer: PerLayerEmbeddingSpec | None,
 ) -> LayerSpec:
     layer = LayerSpec(
         name=f"model.layers.{index}",
-        mixer=Branch(attention, dense.norm("input_layernorm"), dense.norm("post_attention_layernorm")),
+        mixer=SubLayer(attention, dense.norm("input_layernorm"), dense.norm("post_attention_layernorm")),
         feed_forward=feed_forward,
         scale="layer_scalar",
     )
@@ -240,7 +240,7 @@ def _layer(
         per_layer.columns,
         "gelu_tanh",
     )
-    return replace(layer, per_layer=Branch(part, None, dense.norm("post_per_layer_input_norm")))
+    return replace(layer, per_layer=SubLayer(part, None, dense.norm("post_per_layer_input_norm")))
 
 
 def _names(attentions: list[AttentionSpec]) -> ModelNames:

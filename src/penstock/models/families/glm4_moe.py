@@ -8,9 +8,9 @@ x += scaling * (sum of s[e] / sum(s) * mlp_e(n)) + shared_mlp(n)         the fir
 
 from dataclasses import replace
 
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.mixture_spec import MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.mixture import MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.models.families.dense import Dense, nextn_head, read_dense
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig

@@ -10,8 +10,8 @@ x += sum of p[e] * mlp_e(n)                     Wd ((u + 1) * g * sigmoid(1.702 
 from dataclasses import replace
 from typing import Any
 
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.mixture import MixtureNames, MixtureSpec
 from penstock.models.families.dense import read_dense
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig

@@ -13,9 +13,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from penstock.layers.mamba2_spec import Mamba2Spec
-from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.mamba2 import Mamba2Spec
+from penstock.layers.mixture import MixtureNames, MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.spec import FeedForwardSpec, MixerSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.families.mixtures import read_routing

@@ -8,13 +8,13 @@ x += mlp(norm(x))                               of query and key heads
 
 from dataclasses import replace
 
-from penstock.layers.attention_spec import AttentionNames
-from penstock.layers.mlp_spec import GatedMLPSpec
-from penstock.layers.short_conv_spec import ShortConvSpec
+from penstock.layers.attention import AttentionNames
+from penstock.layers.mlp import GatedMLPSpec
+from penstock.layers.short_conv import ShortConvSpec
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 
 NAMES = AttentionNames(
     output="self_attn.out_proj", query_norm="self_attn.q_layernorm", key_norm="self_attn.k_layernorm"
@@ -73,6 +73,6 @@ def lfm2_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedFor
     """Layer `index` with LFM2's names."""
     return LayerSpec(
         f"model.layers.{index}",
-        Branch(mixer, dense.norm("operator_norm")),
-        Branch(feed_forward, dense.norm("ffn_norm")),
+        SubLayer(mixer, dense.norm("operator_norm")),
+        SubLayer(feed_forward, dense.norm("ffn_norm")),
     )

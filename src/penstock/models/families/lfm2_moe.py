@@ -8,7 +8,7 @@ x += scaling * sum of s[e] / sum(s) * mlp_e(n)  the first layers: mlp(n)
 
 from dataclasses import replace
 
-from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
+from penstock.layers.mixture import MixtureNames, MixtureSpec
 from penstock.models.families.lfm2 import lfm2_layer, lfm2_mixers, lfm2_mlp, read_lfm2
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig

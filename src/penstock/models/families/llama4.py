@@ -12,9 +12,9 @@ multimodal checkpoints is skipped.
 from dataclasses import replace
 
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.mixture import MixtureNames, MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.rope import TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec
 from penstock.models.families.dense import Dense, read_dense

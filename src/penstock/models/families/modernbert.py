@@ -6,15 +6,15 @@ x += mlp(norm(x))                               gelu for silu
 """
 
 from penstock.checkpoint.encoder_config import Pooling
-from penstock.layers.attention_spec import AttentionNames, AttentionSpec
+from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import DenseSpec, EncoderSpec, HeadPart
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import NormSpec
 from penstock.models.families.bert import activation_of, is_classifier, layer_norm, num_labels
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
 
 _THETAS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
 
@@ -64,8 +64,8 @@ def modernbert_spec(config: HFConfig) -> ModelSpec:
         layers.append(
             LayerSpec(
                 name=f"model.layers.{index}",
-                mixer=Branch(attention, norm("attn_norm") if index else None),
-                feed_forward=Branch(mlp, norm("mlp_norm")),
+                mixer=SubLayer(attention, norm("attn_norm") if index else None),
+                feed_forward=SubLayer(mlp, norm("mlp_norm")),
             )
         )
     is_scored = is_classifier(config)

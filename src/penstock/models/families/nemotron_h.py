@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from penstock.errors import CheckpointError
-from penstock.layers.attention_spec import AttentionNames, AttentionSpec
-from penstock.layers.mamba2_spec import Mamba2Spec
-from penstock.layers.mixture_spec import MixtureNames, MixtureSpec
-from penstock.layers.mlp_spec import PlainMLPSpec
+from penstock.layers.attention import AttentionNames, AttentionSpec
+from penstock.layers.mamba2 import Mamba2Spec
+from penstock.layers.mixture import MixtureNames, MixtureSpec
+from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.spec import FeedForwardSpec, MixerSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.families.granite_moe_hybrid import step_limits
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
 
 _PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -102,8 +102,8 @@ def _layer(dense: Dense, index: int, mixer: MixerSpec | None, feed_forward: Feed
     norm = dense.norm("norm")
     return LayerSpec(
         f"backbone.layers.{index}",
-        None if mixer is None else Branch(mixer, norm),
-        None if feed_forward is None else Branch(feed_forward, norm),
+        None if mixer is None else SubLayer(mixer, norm),
+        None if feed_forward is None else SubLayer(feed_forward, norm),
     )
 
 

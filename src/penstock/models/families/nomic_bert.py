@@ -5,13 +5,13 @@ x = norm(x + attention(x))                      with RoPE; every token attends t
 x = norm(x + mlp(x))
 """
 
-from penstock.layers.attention_spec import AttentionNames, AttentionSpec
+from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.encoder_spec import EncoderSpec, TableSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.models.families.bert import last_norm_apart, layer_norm
 from penstock.models.families.dense import check_heads, check_rotation
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelNames, ModelSpec
+from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
 
 
 def nomic_bert_spec(config: HFConfig) -> ModelSpec:
@@ -38,8 +38,8 @@ def nomic_bert_spec(config: HFConfig) -> ModelSpec:
     layers, final_norm = last_norm_apart(
         LayerSpec(
             name=f"encoder.layers.{index}",
-            mixer=Branch(attention, None, norm_of_sum=layer_norm("norm1", hidden, eps)),
-            feed_forward=Branch(mlp, None, norm_of_sum=layer_norm("norm2", hidden, eps)),
+            mixer=SubLayer(attention, None, norm_of_sum=layer_norm("norm1", hidden, eps)),
+            feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("norm2", hidden, eps)),
         )
         for index in range(config.size("num_hidden_layers", 12))
     )

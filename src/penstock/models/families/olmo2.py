@@ -7,10 +7,10 @@ x += norm(mlp(x))
 
 from dataclasses import replace
 
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.attention import AttentionSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 
 
 def olmo2_spec(config: HFConfig) -> ModelSpec:
@@ -52,6 +52,6 @@ def olmo_layer(dense: Dense, index: int, attention: AttentionSpec) -> LayerSpec:
     """A layer with a norm after each part, and none before."""
     return LayerSpec(
         name=f"model.layers.{index}",
-        mixer=Branch(attention, None, dense.norm("post_attention_layernorm")),
-        feed_forward=Branch(dense.mlp, None, dense.norm("post_feedforward_layernorm")),
+        mixer=SubLayer(attention, None, dense.norm("post_attention_layernorm")),
+        feed_forward=SubLayer(dense.mlp, None, dense.norm("post_feedforward_layernorm")),
     )

@@ -9,7 +9,7 @@ x += sum of p[e] * mlp_e(n)
 
 from dataclasses import replace
 
-from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mixture import MixtureSpec
 from penstock.models.families.dense import read_dense
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig

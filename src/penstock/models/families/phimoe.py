@@ -12,13 +12,13 @@ factors, as in the published model. (`transformers` 5.23 uses the short factors 
 from dataclasses import replace
 
 from penstock.errors import CheckpointError
-from penstock.layers.mixture_spec import MixtureSpec
+from penstock.layers.mixture import MixtureSpec
 from penstock.layers.rope import RopeConfig
 from penstock.models.families.dense import check_rotation, read_dense
 from penstock.models.families.mixtral import NAMES
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec, PartT
+from penstock.models.spec import LayerSpec, ModelSpec, PartT, SubLayer
 
 _MSCALES = ("short_mscale", "long_mscale")
 
@@ -53,9 +53,9 @@ def _with_biases(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=_with_bias(layer.mixer), feed_forward=_with_bias(layer.feed_forward))
 
 
-def _with_bias(branch: Branch[PartT]) -> Branch[PartT]:
-    assert branch.norm is not None
-    return replace(branch, norm=replace(branch.norm, bias=True))
+def _with_bias(sub_layer: SubLayer[PartT]) -> SubLayer[PartT]:
+    assert sub_layer.norm is not None
+    return replace(sub_layer, norm=replace(sub_layer.norm, bias=True))
 
 
 def _rope(config: HFConfig, head_dim: int, max_position: int) -> RopeConfig:

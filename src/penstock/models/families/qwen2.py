@@ -7,7 +7,7 @@ x += mlp(norm(x))
 
 from dataclasses import replace
 
-from penstock.layers.attention_spec import AttentionSpec
+from penstock.layers.attention import AttentionSpec
 from penstock.models.families.dense import read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec

@@ -15,15 +15,15 @@ from dataclasses import replace
 from typing import Literal
 
 from penstock.errors import CheckpointError
-from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
-from penstock.layers.mixture_spec import MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.gated_delta_net import GatedDeltaNetSpec
+from penstock.layers.mixture import MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import Branch, LayerSpec, ModelSpec, MTPSpec
+from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec, SubLayer
 
 _TOWERS = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
@@ -123,8 +123,8 @@ def hybrid_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedF
     assert second is not None
     return replace(
         layer,
-        mixer=Branch(mixer, replace(first, offset=1.0)),
-        feed_forward=Branch(feed_forward, replace(second, offset=1.0)),
+        mixer=SubLayer(mixer, replace(first, offset=1.0)),
+        feed_forward=SubLayer(feed_forward, replace(second, offset=1.0)),
     )
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from penstock.checkpoint.gguf.config import architecture_of
 from penstock.checkpoint.gguf.file import GGUFFile
-from penstock.layers.attention_spec import AttentionSpec
-from penstock.layers.gated_delta_net_spec import GatedDeltaNetSpec
-from penstock.layers.mixture_spec import MixtureSpec
-from penstock.layers.mlp_spec import GatedMLPSpec
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.gated_delta_net import GatedDeltaNetSpec
+from penstock.layers.mixture import MixtureSpec
+from penstock.layers.mlp import GatedMLPSpec
 from penstock.models.families.granite_moe_hybrid import EXPERT_NAMES
 from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec
 

@@ -17,7 +17,7 @@ from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
 from penstock.system.packed_cache import WeightCache
 
-MIN_BYTES = 32 * 2**20
+MIN_BYTES = 4 * 2**20
 """Minimum size of weight files worth caching: smaller models pack in a moment."""
 _PACKAGE = Path(__file__).parents[2]
 _HEAD_BYTES = 2**20
@@ -33,7 +33,8 @@ _CODE = (
     "config/weight_formats.py",
 )
 _FLAGS = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"} | {
-    *("amx_tile", "amx_bf16", "amx_int8")
+    *("amx_tile", "amx_bf16", "amx_int8"),
+    *("asimddp", "i8mm", "bf16"),  # of ARM
 }
 
 
@@ -97,7 +98,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
     return " ".join(sorted(_FLAGS.intersection(flags)))
 
 

@@ -5,21 +5,17 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from penstock.checkpoint.checkpoint import Checkpoint
-from penstock.config.ranks import Ranks
 from penstock.config.settings import Settings
 from penstock.kernels.linear.weight import Packable, Packed
+from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.loading.packed_key import about, packed_cache, packed_key
-from penstock.quantization.base import WeightFactory, packed_tensor, unpacked_tensor
-from penstock.system import reserve
-from penstock.system.packed_cache import Entry, PackedFile, PackedFileWriter, WeightCache, find, writer_for
-from penstock.system.reserve import Reserve
+from penstock.quantization.base import WeightFactory
+from penstock.system.allocator import Allocator
+from penstock.system.packed_cache import Entry, PackedFile, PackedFileWriter, WeightCache
+from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
 
@@ -30,38 +26,34 @@ Make = Callable[[PackedLookup], tuple[ModelT, WeightFactory]]
 """Builds a model, and loads and packs the weights that the lookup lacks."""
 
 
-def load_through_cache(checkpoint: Checkpoint, settings: Settings, ranks: Ranks, make: Make[ModelT]) -> ModelT:
+def load_through_cache(
+    checkpoint: Checkpoint, settings: Settings, ops: Ops, start: Start, make: Make[ModelT]
+) -> ModelT:
     """Load the model with `make`, from cached packed weights on a hit; on a miss, write them to the cache."""
-    cache = packed_cache(settings)
+    cache, ranks = packed_cache(settings), ops.collective.ranks
     key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:
         return make(_no_lookup)[0]
-    found = find(cache, key)
+    found = cache.find(key, start.found)
     if found is not None:
         return make(_lookup_in(found))[0]
-    writer = writer_for(key)
-    if writer is not None:
-        return _pack_and_cache(cache, writer, make)
     with cache.locked(key) as is_mine:
-        found = find(cache, key)  # the process that held the lock may have written it
+        found = cache.find(key, start.found)  # the process that held the lock may have written it
         if found is not None:
             return make(_lookup_in(found))[0]
         writer = cache.begin(key, settings.memory.weights, about(checkpoint, settings, ranks)) if is_mine else None
         if writer is None:
             return make(_no_lookup)[0]
-        with closing(writer), reserve.opened(Reserve(None, writer.arena)):
-            return _pack_and_cache(cache, writer, make)
+        with closing(writer):
+            return _pack_and_cache(cache, writer, ops.allocator, make)
 
 
-def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, make: Make[ModelT]) -> ModelT:
+def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, allocator: Allocator, make: Make[ModelT]) -> ModelT:
     """Load the model, packing its weights into the writer's file, and map them from the finished file."""
-    model, factory = make(_no_lookup)
-    weights = {name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)}
-    entries = {}
-    for name, weight in weights.items():
-        packed = packed_tensor(weight) if isinstance(weight, Tensor) else weight.packed()
-        entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
-    found = cache.open(writer.key) if writer.finish(entries) else None
+    with allocator.in_file(writer.arena):
+        model, factory = make(_no_lookup)
+        weights, is_finished = _finish(writer, factory)
+    found = cache.open(writer.key) if is_finished else None
     if found is not None:
         log.info(
             "packed weights are cached in %s (`penstock cache` lists such files, and empties the folder)", found.path
@@ -70,15 +62,21 @@ def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, make: Make[Mod
     return model
 
 
-def _adopt(weights: Mapping[str, Tensor | Packable], lookup: PackedLookup) -> None:
+def _finish(writer: PackedFileWriter, factory: WeightFactory) -> tuple[dict[str, Packable], bool]:
+    """Complete the file with the factory's weights; returns them, and whether that succeeded."""
+    weights: dict[str, Packable] = {
+        name: weight for name, weight in factory.made.items() if isinstance(weight, Packable)
+    }
+    packed = {name: weight.packed() for name, weight in weights.items()}
+    return weights, writer.finish({name: Entry(each.form, each.parts) for name, each in packed.items()})
+
+
+def _adopt(weights: Mapping[str, Packable], lookup: PackedLookup) -> None:
     """Move weights to the mapped file, whose memory all processes that map it share."""
     for name, weight in weights.items():
         mapped = lookup(name)
         assert mapped is not None
-        if not isinstance(weight, Tensor):
-            weight.adopt(mapped)
-        elif (tensor := unpacked_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
-            weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        weight.adopt(mapped)
 
 
 def _no_lookup(name: str) -> Packed | None:
@@ -89,11 +87,6 @@ def _no_lookup(name: str) -> Packed | None:
 def _lookup_in(file: PackedFile) -> PackedLookup:
     def lookup(name: str) -> Packed | None:
         entry = file.get(name)
-        return None if entry is None else Packed(entry.form, tuple(map(torch.from_numpy, entry.parts)))
+        return None if entry is None else Packed(entry.form, entry.parts)
 
     return lookup
-
-
-def _bytes_of(part: Tensor) -> "np.typing.NDArray[np.uint8]":
-    array: np.typing.NDArray[np.uint8] = part.numpy()
-    return array

@@ -1,0 +1,80 @@
+// The last step of a linear map: scales, bias and activation of the sums. Compiled once, not per kind of weights, which
+// would take half a minute.
+#include "activations.h"
+#include "linear_map.h"
+#include "rows.h"
+
+namespace penstock {
+namespace PENSTOCK_ISA {
+namespace {
+
+// Arguments are passed by value: stores cannot alias them.
+template <bool Gated>
+__attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
+    constexpr int outputs = Gated ? kVectors / 2 : kVectors;
+    const Weight& weight = *args.weight;
+    const int64_t rows = weight.x_bytes;  // per token
+    const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
+    const bool bends = !Gated && !args.after_gate && args.activation != kNoActivation;
+    f32x16 scale[kVectors], bias[kVectors];
+    for (int v = 0; v < kVectors; v++) {
+        const int64_t row = first + v % outputs * kLanes;
+        scale[v] = weight.row_scales ? load_f32(weight.row_scales + panel * kPanel + v * kLanes) : set_f32(1.0f);
+        bias[v] = args.bias ? load_some(args.bias + v / outputs * width + row, width - row) : zero_f32();
+    }
+    const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
+    const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v++) {
+            const Sums* of_token = sums + (token - begin) * rows;
+            const f32x16 total = load_f32(of_token[0].lane[v]);
+            y[v] = fma(rows == 1 ? total : add(total, load_f32(of_token[1].lane[v])), scale[v], bias[v]);
+        }
+        for (int v = 0; args.added && v < kVectors; v++) {
+            const int64_t row = first + v % outputs * kLanes;
+            y[v] = add(y[v], load_some(args.added + token * args.added_stride + v / outputs * width + row, width - row));
+        }
+        for (int v = 0; args.after_gate && v < outputs; v++)
+            y[v] = activated(args.activation,
+                             load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
+        for (int v = 0; bends && v < outputs; v++) y[v] = bent(args.activation, y[v]);
+        if (!Gated) return;
+#pragma GCC unroll 2
+        for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);
+    };
+    const auto finish_all = [&](const auto& store) __attribute__((always_inline)) {
+        for (int64_t token = begin; token < end; token++) {
+            f32x16 y[kVectors];
+            finished(token, y);
+            store(token, y);
+        }
+    };
+    const bool whole = width - first >= outputs * kLanes;
+    if (args.y_dtype == kBFloat16 && whole) {
+        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+            for (int v = 0; v < outputs; v += 2)
+                store_bf16(static_cast<uint16_t*>(args.y) + at(token, v), y[v], y[v + 1]);
+        });
+    } else if (args.y_dtype == kFloat32 && whole) {
+        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+            for (int v = 0; v < outputs; v++) store_f32(static_cast<float*>(args.y) + at(token, v), y[v]);
+        });
+    } else {
+        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) {
+            for (int v = 0; v < outputs; v++)
+                write_row(args.y, args.y_dtype, at(token, v), width - first - v * kLanes, y[v]);
+        });
+    }
+}
+
+}  // namespace
+
+void finish(const LinearArgs& args, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
+    args.weight->gated ? finish_sums<true>(args, begin, end, panel, sums)
+                       : finish_sums<false>(args, begin, end, panel, sums);
+}
+
+}  // namespace PENSTOCK_ISA
+}  // namespace penstock

@@ -1,0 +1,96 @@
+"""MLPs, gated and plain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.config.feed_forward import Activation
+from penstock.config.model_facts import Working
+from penstock.layers.linear import Linear, output_linear
+from penstock.layers.spec import FeedForward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.lora.rows import AdapterRows
+    from penstock.quantization.base import WeightFactory
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLPSpec:
+    """down(activation(gate(x)) * up(x)). See `FeedForwardSpec` for the methods. The default names are Llama's."""
+
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+    activation: Activation = "silu"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    """Names within the layer: one per matrix, or a single name if the checkpoint stores them fused."""
+    down: str = "mlp.down_proj"
+
+    @property
+    def working(self) -> Working:
+        return Working(self.intermediate_size, 3 * self.intermediate_size, self.intermediate_size)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 0
+
+    def shard(self, tp_size: int) -> GatedMLPSpec:
+        return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
+
+    def build(self, factory: WeightFactory) -> FeedForward:
+        return GatedMLP(self, factory)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMLPSpec:
+    """down(activation(up(x))). See `FeedForwardSpec` for the methods."""
+
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    activation: Activation = "relu2"
+
+    @property
+    def working(self) -> Working:
+        return Working(self.intermediate_size, 2 * self.intermediate_size, self.intermediate_size)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 0
+
+    def shard(self, tp_size: int) -> PlainMLPSpec:
+        return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
+
+    def build(self, factory: WeightFactory) -> FeedForward:
+        return PlainMLP(self, factory)
+
+
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)), with gate and up fused into one matrix. See `FeedForward`."""
+
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self.gate_up = Linear(
+            spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
+        )
+        self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        return self.down(self.gate_up(x, adapters), adapters)
+
+
+class PlainMLP:
+    """down(activation(up(x))). See `FeedForward`."""
+
+    def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
+        self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+
+    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+        return self.down(self.up(x, adapters), adapters)

@@ -1,0 +1,104 @@
+"""The sizes of weights, read off a build over a factory that records their shapes and allocates nothing. No torch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.config.ranks import ALONE, Ranks
+from penstock.quantization.base import Unquantized, WeightFactory
+from penstock.quantization.rows import MapRows, Piece
+
+
+class MatrixSize(NamedTuple):
+    """A matrix of the checkpoint, and the shape of a rank's shard of it."""
+
+    name: str
+    """Name in the checkpoint, without `.weight`."""
+    rows: int
+    columns: int
+    multiplied: bool = True
+    """Whether it is multiplied; False for a table whose rows are only looked up."""
+
+
+@dataclass(slots=True)
+class WeightSizes:
+    """The weights of one rank."""
+
+    matrices: list[MatrixSize] = field(default_factory=list)
+    adaptable: list[MatrixSize] = field(default_factory=list)
+    """The matrices that LoRA adapters can target."""
+    num_other_parameters: int = 0
+    """Number of weight elements that are not in `matrices`: biases, norms."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements of all weights; a tied embedding counts once."""
+        return sum(matrix.rows * matrix.columns for matrix in self.matrices) + self.num_other_parameters
+
+
+class _Nothing:
+    """Stands for each tensor, weight and operation: its attributes, items and results are itself, too."""
+
+    def __getattr__(self, name: str) -> "_Nothing":
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> "_Nothing":
+        return self
+
+    def __getitem__(self, index: object) -> "_Nothing":
+        return self
+
+    __iter__ = None  # a loop over it is an error, not endless
+
+
+NOTHING: Any = _Nothing()
+
+
+class SizeRecorder(WeightFactory):
+    """A factory that records the sizes of the weights that a rank would have. See `WeightFactory` for the methods."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        super().__init__(Unquantized(), NOTHING, NOTHING, NOTHING)
+        self.ranks, self.sizes = ranks, WeightSizes()
+
+    def lora(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        *,
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
+        whole: bool = False,
+    ) -> None:
+        for rows in self._named(names, sizes, pieces, whole):
+            self.sizes.adaptable.append(MatrixSize(rows.name, rows.kept, columns))
+
+    def embedding(self, name: str, rows: int, columns: int) -> Any:
+        own = self._rows(name, (Piece(rows),))
+        self.sizes.matrices.append(MatrixSize(own.name, own.kept, columns, multiplied=False))
+        return NOTHING
+
+    def whole_matrix(self, name: str, rows: int, columns: int, take: object) -> None:
+        self.matrix(name, rows, columns)  # the other weights, to which `take` gives its rows, are not counted again
+
+    def tensor(self, name: str, *shape: int, pieces: tuple[Piece, ...] | None = None, **_: object) -> Any:
+        own = self._rows(name, pieces or (Piece(shape[0], whole=True),))
+        self.sizes.num_other_parameters += own.kept * math.prod(shape[1:])
+        return NOTHING
+
+    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
+        return self.tensor(name, 0, kernel, pieces=pieces)
+
+    def empty(self, *shape: int, dtype: object = None) -> Any:
+        return NOTHING
+
+    def constant(self, values: object, dtype: object = None) -> Any:
+        return NOTHING
+
+    def _new_weight(self, maps: Sequence[MapRows], columns: int, *_: object, **__: object) -> Any:
+        self.sizes.matrices += [MatrixSize(rows.name, rows.kept, columns) for rows in maps]
+        return NOTHING
+
+    def _fill_bias(self, maps: Sequence[MapRows], bias: object) -> None:
+        self.sizes.num_other_parameters += sum(rows.kept for rows in maps)

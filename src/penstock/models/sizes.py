@@ -1,0 +1,62 @@
+"""The sizes of a model's weights, read off a build that allocates nothing (`layers.sizes`). No torch."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from penstock.checkpoint.adapters.folder import Adaptable
+from penstock.config.model_facts import DType, Matrix
+from penstock.config.ranks import Ranks
+from penstock.layers.sizes import SizeRecorder, WeightSizes
+from penstock.models.decoder import Decoder
+from penstock.models.encoder import Encoder
+from penstock.models.mtp import MTPHead
+from penstock.models.spec import ModelSpec
+
+
+def model_sizes(spec: ModelSpec, tp_size: int = 1) -> WeightSizes:
+    """The weights of the model: those of one rank, if there are several."""
+    # a start asks several times; of the scheme, which cannot be hashed, no shape depends
+    return _recorded(replace(spec, quantization=None), tp_size)
+
+
+@lru_cache(maxsize=4)
+def _recorded(spec: ModelSpec, tp_size: int) -> WeightSizes:
+    recorder = SizeRecorder(_largest(tp_size))
+    model = Decoder if spec.encoder is None else Encoder
+    model(spec, 0, recorder)
+    return recorder.sizes
+
+
+def head_sizes(target: ModelSpec, tp_size: int = 1) -> WeightSizes:
+    """Like `model_sizes`, for the multi-token prediction head of `target`, whose embedding it shares."""
+    recorder, mtp = SizeRecorder(_largest(tp_size)), target.mtp
+    assert mtp is not None, "this model has no head"
+    MTPHead(mtp, Decoder(mtp.as_model(target), 0, SizeRecorder()), 0, recorder)
+    return recorder.sizes
+
+
+def _largest(tp_size: int) -> Ranks:
+    """The last rank, whose shard of rows that ranks cannot share evenly is the larger one."""
+    return Ranks(tp_size - 1, tp_size)
+
+
+def stored_matrices(spec: ModelSpec, sizes: WeightSizes) -> tuple[Matrix, ...]:
+    """The matrices of a build, in the formats in which the model's checkpoint stores them."""
+    return tuple(
+        Matrix(name, rows, columns, spec.format_of(name), multiplied)
+        for name, rows, columns, multiplied in sizes.matrices
+    )
+
+
+def adaptable(spec: ModelSpec, dtype: DType) -> Adaptable:
+    """The linear layers of a model that LoRA adapters can target, with their sizes; it computes in `dtype`."""
+    matrices = {name: (rows, columns) for name, rows, columns, _ in model_sizes(spec).adaptable}
+    return Adaptable(matrices, spec.names.prefixes, dtype)
+
+
+def adapted_rows(spec: ModelSpec, tp_size: int = 1) -> int:
+    """Rows of the adaptable layers of a rank, summed over the distinct kinds of parts."""
+    recorder = SizeRecorder(_largest(tp_size))
+    for part in {part for layer in spec.layers for part in layer.parts}:
+        part.build(recorder)
+    return sum(matrix.rows for matrix in recorder.sizes.adaptable)
