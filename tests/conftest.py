@@ -31,8 +31,8 @@ def pytest_collection_finish() -> None:
 RAY = "ray"
 LONGEST = [
     RAY,
-    *("test_gpu_day", "test_serve", "test_families", "test_fuzz", "test_triton", "test_limits", "test_fleet"),
-    *("test_soak", "test_interrupts", "test_hostile", "test_encoders", "test_ranks", "test_commands"),
+    *("test_gpu_day", "test_serve", "test_agent_bodies", "test_fuzz", "test_triton", "test_limits", "test_fleet"),
+    *("test_soak", "test_interrupts", "test_hostile", "test_encoders", "test_ranks", "test_install", "test_families"),
 ]
 """Groups that take longest, by names of files: begun last, one of them would run when the other processes are idle."""
 
