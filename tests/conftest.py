@@ -1,5 +1,6 @@
 """Fixtures that more than one test folder uses. Nothing is downloaded: checkpoints are written at run time."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +19,20 @@ def pytest_sessionstart() -> None:
     missing = explain_missing_library()
     if missing is not None:
         raise pytest.UsageError(missing)
+    gc.disable()  # until all is imported
+
+
+def pytest_collection_finish() -> None:
+    """The millions of objects of the libraries and of all tests stay: no garbage collection is to visit them again."""
+    gc.freeze()
+    gc.enable()
 
 
 RAY = "ray"
 LONGEST = [
     RAY,
-    *("test_gpu_day", "test_serve", "test_families", "test_fuzz", "test_triton", "test_limits", "test_fleet"),
-    *("test_soak", "test_interrupts", "test_hostile", "test_encoders", "test_ranks", "test_commands"),
+    *("test_gpu_day", "test_serve", "test_agent_bodies", "test_fuzz", "test_triton", "test_limits", "test_fleet"),
+    *("test_soak", "test_interrupts", "test_hostile", "test_encoders", "test_ranks", "test_install", "test_families"),
 ]
 """Groups that take longest, by names of files: begun last, one of them would run when the other processes are idle."""
 

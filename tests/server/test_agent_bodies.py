@@ -1,7 +1,12 @@
-"""Requests as agents and SDKs really send them, recorded by scripts/agents in tests/agents/bodies."""
+"""Requests as agents and SDKs really send them, recorded by scripts/agents in tests/agents/bodies.
+
+Each client meets one of the kinds of models; with `TEST_BODIES=all` every one.
+"""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +21,41 @@ from tools.agents_bodies import read_requests
 from tools.agents_prefix import Usage, reused_shares, usage_of
 
 BODIES = sorted((Path(__file__).parents[1] / "agents" / "bodies").glob("*.json"))
+KINDS = (HERMES, STRICT, HARMONY)
+MEETINGS = [
+    pytest.param(kind, bodies, id=f"{kind.template.partition('.')[0]}-{bodies.stem}")
+    for place, kind in enumerate(KINDS)
+    for number, bodies in enumerate(BODIES)
+    if number % len(KINDS) == place or "TEST_BODIES" in os.environ
+]
 PROJECT = Path("/home/agent/project")
 TURNS = 10
 LEAST_SHARE = 0.95
 """Of a turn's tokens, those that the next turn finds again."""
 
 
-@pytest.fixture(scope="module", params=[HERMES, STRICT, HARMONY], ids=lambda kind: kind.template.partition(".")[0])
-def scripted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    kind = request.param
-    assert isinstance(kind, Kind)
-    folder = write_kind(tmp_path_factory.mktemp("script-model"), kind, scripts(PROJECT))
+@pytest.fixture(scope="module")
+def server_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Kind], RunningServer]]:
+    """The server of a kind of model, which starts when it is first asked for."""
     names = ("--served-model-name", "penstock,gpt-5.5", "--threads", "1")
-    with running_server("--model", str(folder), *names) as server:
-        yield server
+    started: dict[str, RunningServer] = {}
+    with ExitStack() as running:
+
+        def start(kind: Kind) -> RunningServer:
+            if kind.template not in started:
+                folder = write_kind(tmp_path_factory.mktemp("script-model"), kind, scripts(PROJECT))
+                started[kind.template] = running.enter_context(running_server("--model", str(folder), *names))
+            return started[kind.template]
+
+        yield start
 
 
-@pytest.mark.parametrize("bodies", BODIES, ids=lambda path: path.stem)
-def test_every_request_of_a_client_is_answered(scripted: RunningServer, bodies: Path) -> None:
+@pytest.mark.parametrize(("kind", "bodies"), MEETINGS)
+def test_every_request_of_a_client_is_answered(
+    server_of: Callable[[Kind], RunningServer], kind: Kind, bodies: Path
+) -> None:
     for request in read_requests(bodies):
-        answer = send(scripted, request["path"], request["headers"], request["body"])
+        answer = send(server_of(kind), request["path"], request["headers"], request["body"])
         assert answer.status_code == 200, (answer.text[:1000], json.dumps(request["body"])[:2000])
         if request["body"].get("stream"):
             assert_complete(answer.text)
@@ -55,7 +75,10 @@ def assert_complete(events: str) -> None:
     assert not [one for one in kinds if "error" in one and one["error"] is not None], data
 
 
-def test_turns_of_claude_code_find_the_turns_before_them_in_the_cache(scripted: RunningServer) -> None:
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.template.partition(".")[0])
+def test_turns_of_claude_code_find_the_turns_before_them_in_the_cache(
+    server_of: Callable[[Kind], RunningServer], kind: Kind
+) -> None:
     """Its hash in the first block of the system's text changes from request to request."""
     path = next(path for path in BODIES if path.stem == "claude-code")
     first = next(request for request in read_requests(path) if request["body"].get("tools"))
@@ -64,7 +87,7 @@ def test_turns_of_claude_code_find_the_turns_before_them_in_the_cache(scripted: 
     turns: list[Usage] = []
     for turn in range(TURNS):
         body["system"] = [billed(block, turn) for block in body["system"]]
-        answer = send(scripted, first["path"], first["headers"], body)
+        answer = send(server_of(kind), first["path"], first["headers"], body)
         assert answer.status_code == 200, answer.text
         turns.append(usage_of(answer.text))
         content = answer.json()["content"]

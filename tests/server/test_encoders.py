@@ -191,23 +191,6 @@ def test_calls_for_another_kind_of_model_say_so(server: RunningServer, client: o
         client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "hello"}])
 
 
-def test_a_model_that_generates_refuses_to_embed(tiny_llama: Path):
-    with running_server("--model", str(tiny_llama), "--threads", "1") as generating:
-        for path, body in (
-            ("/v1/embeddings", {"input": "a"}),
-            ("/v1/rerank", {"query": "a", "documents": ["b"]}),
-            ("/v1/score", {"text_1": "a", "text_2": "b"}),
-        ):
-            answer = generating.post(path, **body)
-            assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == "model"
-            message = answer.json()["error"]["message"]
-            assert "generates text; it has no embeddings" in message
-            assert message.endswith(": ask /v1/chat/completions or /v1/completions")
-        for path, body in (("/embed", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["b"]})):
-            assert tei(generating, path, **body).status_code == 422
-
-
 def test_an_engine_that_is_killed_is_replaced_and_its_texts_are_computed(server: RunningServer, client: openai.OpenAI):
     texts = [f"{place} {text}" for place, text in enumerate(some_texts(200, longest=30))]
     before = client.embeddings.create(model="minilm", input=texts)

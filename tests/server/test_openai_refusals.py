@@ -268,3 +268,17 @@ def test_a_number_with_more_digits_than_needed_is_taken_outside_of_schemas(serve
     body = """{"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 1,
       "temperature": 0.69999999999999996}"""
     assert post_text(server, body).status_code == 200
+
+
+def test_a_model_that_generates_refuses_to_embed(server):
+    for path, body in (
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ):
+        error = refusal(server.post(path, **body))
+        assert error["param"] == "model"
+        assert "generates text; it has no embeddings" in error["message"]
+        assert error["message"].endswith(": ask /v1/chat/completions or /v1/completions")
+    for path, body in (("/embed", {"inputs": "a"}), ("/rerank", {"query": "a", "texts": ["b"]})):
+        assert fetch.post(f"{server.url}{path}", json=body).status_code == 422

@@ -44,11 +44,20 @@ def roomy_llama(tmp_path_factory):
     return write_tiny_llama(tmp_path_factory.mktemp("roomy-llama"), max_position_embeddings=8192)
 
 
+PATIENT = ("--threads", "1", "--max-unread-tokens", "1000000", "--drain-timeout", "200")
+
+
 @pytest.fixture
 def own_server(roomy_llama, folder):
     """A server that the test may stop or break, and that waits for slow readers. One at a time: it has one thread."""
-    flags = ("--threads", "1", "--max-unread-tokens", "1000000", "--drain-timeout", "200")
-    with running_server("--model", str(roomy_llama), *flags) as running:
+    with running_server("--model", str(roomy_llama), *PATIENT) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lasting_server(roomy_llama):
+    """Likewise, but it outlives the tests, which may end its engine."""
+    with running_server("--model", str(roomy_llama), *PATIENT) as running:
         yield running
 
 
@@ -199,22 +208,22 @@ def test_a_reader_that_never_reads_holds_nobody_up(server):
     wait_until(server.idle)
 
 
-def test_an_engine_that_stands_still_turns_health_bad_until_it_is_replaced(own_server):
-    first = own_server.engine_pid
-    assert [health(own_server, path) for path in ("", "/live", "/ready")] == [(200, "ok")] * 3
+def test_an_engine_that_stands_still_turns_health_bad_until_it_is_replaced(lasting_server):
+    first = lasting_server.engine_pid
+    assert [health(lasting_server, path) for path in ("", "/live", "/ready")] == [(200, "ok")] * 3
     os.kill(first, signal.SIGSTOP)
-    before = own_server.engine_pids()
-    wait_until(lambda: own_server.engine_pids() - before)  # one that became an engine: Popen waits for that
-    (second,) = own_server.engine_pids() - before
+    before = lasting_server.engine_pids()
+    wait_until(lambda: lasting_server.engine_pids() - before)  # one that became an engine: Popen waits for that
+    (second,) = lasting_server.engine_pids() - before
     os.kill(second, signal.SIGSTOP)  # it has hardly begun to start: time to ask
-    assert health(own_server) == (503, "unhealthy")
-    assert fetch.get(f"{own_server.url}/ping").json()["error_type"] == "healthcheck", "as TGI's clients know it"
-    assert health(own_server, "/ready") == (503, "unhealthy")
-    assert health(own_server, "/live") == (200, "restarting")
+    assert health(lasting_server) == (503, "unhealthy")
+    assert fetch.get(f"{lasting_server.url}/ping").json()["error_type"] == "healthcheck", "as TGI's clients know it"
+    assert health(lasting_server, "/ready") == (503, "unhealthy")
+    assert health(lasting_server, "/live") == (200, "restarting")
     with contextlib.suppress(ProcessLookupError):  # it may be replaced already, too
         os.kill(second, signal.SIGCONT)
-    wait_until(lambda: health(own_server) == (200, "ok"))
-    assert own_server.engine_pid != first
+    wait_until(lambda: health(lasting_server) == (200, "ok"))
+    assert lasting_server.engine_pid != first
     assert not alive(first)
 
 
@@ -327,12 +336,11 @@ def test_a_second_interrupt_ends_open_streams_with_an_error_event_and_leaves_not
     check_nothing_is_left(own_server, engine, folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_open_streams_end_and_takes_nothing_new(own_server, folder, number):
+def test_a_signal_lets_open_streams_end_and_takes_nothing_new(own_server, folder):
     engine = own_server.engine_pid
     with open_stream(own_server, **LONGER | {"n": 2, "max_tokens": 2000}) as connection, ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_to_end, connection)
-        own_server.signal(number)
+        own_server.signal(signal.SIGTERM)
         wait_until(lambda: health(own_server, "/ready") == (503, "draining"))
         assert health(own_server) == (200, "ok")
         refused = own_server.post("/v1/completions", prompt="the quick")
@@ -342,6 +350,7 @@ def test_a_signal_lets_open_streams_end_and_takes_nothing_new(own_server, folder
     assert received.count(b'"finish_reason":"length"') == 2
     assert b"[DONE]" in received
     told = [line.split(": ", 1)[1] for line in own_server.log if " INFO penstock.server: " in line]
+    told = [line for line in told if not line.startswith("loading for ")]  # every 5 s, on a busy machine
     for number, start in ((0, "penstock "), (1, "ready in "), (3, "serving "), (4, "draining: "), (5, "stopped")):
         assert told[number].startswith(start), told
     assert told[0].startswith(f"penstock {__version__}: loading ")
@@ -380,9 +389,10 @@ def test_a_second_signal_stops_at_once(own_server, folder):
     check_nothing_is_left(own_server, engine, folder)
 
 
-def test_an_engine_that_is_killed_is_replaced_and_no_client_notices(own_server):
-    with openai.OpenAI(base_url=f"{own_server.url}/v1", api_key="none", max_retries=0) as client:
-        body = {"model": own_server.model, "prompt": [5], "n": 8, "max_tokens": 200, "seed": 1, "temperature": 1.0}
+def test_an_engine_that_is_killed_is_replaced_and_no_client_notices(lasting_server):
+    restarts = lasting_server.metrics()["penstock_engine_restarts_total"]
+    with openai.OpenAI(base_url=f"{lasting_server.url}/v1", api_key="none", max_retries=0) as client:
+        body = {"model": lasting_server.model, "prompt": [5], "n": 8, "max_tokens": 200, "seed": 1, "temperature": 1.0}
 
         def answer():
             return [
@@ -400,12 +410,12 @@ def test_an_engine_that_is_killed_is_replaced_and_no_client_notices(own_server):
                 texts[choice.index] += choice.text
             if not killed and len(texts[0]) > 20:
                 killed = True
-                os.kill(own_server.engine_pid, signal.SIGKILL)
+                os.kill(lasting_server.engine_pid, signal.SIGKILL)
         waiter.join()
     assert killed
     assert texts == undisturbed
     assert outcome["whole"] == undisturbed
-    assert own_server.metrics()["penstock_engine_restarts_total"] == 1
+    assert lasting_server.metrics()["penstock_engine_restarts_total"] == restarts + 1
     client.close()
 
 
@@ -432,11 +442,11 @@ def test_too_few_files_are_refused_with_advice_that_can_be_followed(monkeypatch,
     assert "-1" not in str(caught.value)
 
 
-@pytest.mark.parametrize("mask", [0o777, 0o000])
-def test_what_a_server_writes_is_for_its_user_alone_whatever_the_umask(tiny_llama, folder, mask):
+def test_what_a_server_writes_is_for_its_user_alone_whatever_the_umask(tiny_llama, folder):
+    """This one takes the user's rights, and leaves those of all others."""
     named = ("--journal", str(folder / "journal"), "--kv-disk", str(folder / "cache.kv"))
     ranks = ("--tensor-parallel-size", "2", "--threads", "2")
-    before = os.umask(mask)
+    before = os.umask(0o700)
     try:
         server = RunningServer("--model", str(tiny_llama), *ranks, *named)
     finally:
