@@ -1,4 +1,4 @@
-// Copies columns of rows to columns of other rows, head by head, as they are or with pairs deinterleaved.
+// Copies columns of rows to columns of other rows, head by head: as they are, converted, or with pairs deinterleaved.
 #include <cstring>
 
 #include "ops.h"
@@ -35,13 +35,22 @@ void copy_row(const ColumnsArgs& args, int64_t row) {
     }
 }
 
+void convert_row(const ColumnsArgs& args, int64_t row) {
+    int64_t from = row * args.x_stride + args.first, to = row * args.y_stride + args.to;
+    for (int64_t head = 0; head < args.heads; head++, from += args.step, to += args.to_step)
+        for (int64_t i = 0; i < args.count; i += kLanes)
+            write_row(args.y, args.y_dtype, to + i, args.count - i,
+                      load_some_as_f32(args.x, args.dtype, from + i, args.count - i));
+}
+
 }  // namespace
 
 void copy_columns(const ColumnsArgs& args) {
     parallel(
         [&](int64_t thread, int64_t threads) {
             const int64_t end = args.rows * (thread + 1) / threads;
-            for (int64_t row = args.rows * thread / threads; row < end; row++) copy_row(args, row);
+            for (int64_t row = args.rows * thread / threads; row < end; row++)
+                args.dtype == args.y_dtype ? copy_row(args, row) : convert_row(args, row);
         },
         args.rows * args.heads * args.count);
 }

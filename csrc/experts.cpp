@@ -8,6 +8,7 @@
 // All pairs pass gate and up, then down; then each token's outputs are summed in the order of its experts' ids, so a
 // token's result does not depend on the other tokens. Steps of many tokens are computed in several portions.
 #include <cstring>
+#include <initializer_list>
 
 #include "linear.h"
 #include "ops.h"
@@ -28,22 +29,25 @@ struct PairRun {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Bytes of an activation row, enough for the input format of any of these weights.
-int64_t row_bytes(const Weight* const* weights, int64_t experts) {
-    int64_t most = 0;
+// Calls body(weight) for each of the experts' weights, or for the first alone if all are alike.
+template <class Body>
+void for_formats(const Weight* const* weights, int64_t experts, bool mixed, const Body& body) {
     for (int64_t e = 0; weights && e < experts; e++) {
-        most = std_max(most, aligned(linear_scratch_bytes(*weights[e], 1)));
-        if (weights[e]->kind != kWeightBFloat12 && weights[e]->kind != kWeightBFloat16) break;  // all are of one kind
+        if (weights[e]) body(*weights[e]);
+        if (!mixed) return;
     }
-    return most;
 }
+
+// Whether some of the experts may have 12 bits and others 16.
+bool is_bfloat16(const Weight& weight) { return weight.kind == kWeightBFloat12 || weight.kind == kWeightBFloat16; }
 
 // A portion's sizes, and its buffers in the scratch memory.
 struct Mixture {
     const ExpertsArgs& args;
     const int64_t hidden, inner, outputs;  // columns of x; of down; rows of down
     const int64_t first_inner;             // first of this rank's columns of down's input
-    int64_t tokens, pairs, row, bytes = 0;
+    int64_t tokens, pairs, row = 0, bytes = 0;
+    int64_t most_rows = INT64_MAX;  // of a run
     uint8_t* rows;     // [pairs], `row` bytes each: the next product's input, in its weights' input format
     uint8_t* inner_x;  // [pairs, inner]: down's input
     float* outs;       // [pairs, outputs]
@@ -59,8 +63,15 @@ struct Mixture {
           first_inner(args.ranks ? own_begin(*args.ranks, inner) : 0) {
         tokens = std_min(args.tokens, std_max(kTokens, kRowsEach * args.experts / args.top_k));
         pairs = tokens * args.top_k;
-        row = std_max(row_bytes(args.gate, args.experts), row_bytes(args.gate_up, args.experts));
-        row = std_max(row, row_bytes(args.down, args.experts));
+        for (const Weight* const* weights : {args.gate, args.gate_up, args.down}) {
+            const bool may_widen = weights && weights[0] && is_bfloat16(*weights[0]);
+            for_formats(weights, args.experts, args.mixed || may_widen, [&](const Weight& weight) {
+                row = std_max(row, aligned(linear_scratch_bytes(weight, 1)));
+            });
+            for_formats(weights, args.experts, args.mixed, [&](const Weight& weight) {
+                most_rows = std_min(most_rows, linear_most_rows(weight));
+            });
+        }
         take(rows, pairs * row);
         take(inner_x, pairs * inner * bytes_of(args.dtype));
         take(outs, pairs * outputs);
@@ -83,7 +94,7 @@ struct Mixture {
 
     // Sorts the pairs of `count` tokens from `first` on by expert.
     void group(int64_t first, int64_t count) const {
-        const int64_t k = args.top_k, most = std_min(linear_most_rows(*args.gate_up[0]), linear_most_rows(*args.down[0]));
+        const int64_t k = args.top_k, most = most_rows;
         const int32_t* ids = args.ids + first * k;
         int64_t *begins = state + 1, begin = 0, found = 0;
         std::memset(begins, 0, static_cast<size_t>(args.experts) * sizeof(int64_t));
@@ -126,7 +137,7 @@ struct Mixture {
     void prepare(const Weight* const* weights, bool is_down, int64_t begin, int64_t end) const {
         for (const PairRun* run = runs; run < runs + num_runs(); run++) {
             const int64_t from = std_max(begin, run->begin), to = std_min(end, run->end);
-            if (from >= to) continue;
+            if (from >= to || !weights[run->expert]) continue;
             const LinearArgs of = map(*run, weights, nullptr, is_down);
             for (int64_t i = from; i < to; i++) {
                 const int64_t row = is_down ? i - run->begin : args.scale_x ? i : sources[i];
@@ -145,17 +156,30 @@ struct Mixture {
         }
     }
 
-    // Multiply every run with every panel of its expert; `finish(run, map)` sets where the products go.
+    // Multiply every run with every panel of its expert; `finish(run, map)` completes the map, whose bias is that of the
+    // expert's first row in `bias`, `bias_rows` for each expert.
     template <class Finish>
-    void multiply(const Weight* const* weights, const float* bias, bool is_down, const Finish& finish) const {
-        const int64_t panels = linear_panels(*weights[0]), count = num_runs() * panels;
+    void multiply(const Weight* const* weights, const float* bias, int64_t bias_rows, bool is_down,
+                  const Finish& finish) const {
+        const int64_t panels = most_panels(weights), count = num_runs() * panels;
         take_turns(count, [&](int64_t i, int64_t next) {
             const PairRun &run = runs[i / panels], &after = runs[std_min(next, count - 1) / panels];
-            const Weight& weight = *weights[run.expert];
-            LinearArgs of = map(run, weights, bias ? bias + run.expert * weight.rows : nullptr, is_down);
+            const Weight *weight = weights[run.expert], *next_weight = weights[after.expert];
+            if (args.mixed && (!weight || i % panels >= linear_panels(*weight))) return;
+            if (!next_weight || next % panels >= linear_panels(*next_weight)) next_weight = weight, next = i;
+            LinearArgs of = map(run, weights, bias ? bias + run.expert * bias_rows : nullptr, is_down);
             finish(run, of);
-            linear_panel(of, i % panels, linear_panel_data(*weights[after.expert], next % panels));
+            linear_panel(of, i % panels, linear_panel_data(*next_weight, next % panels));
         });
+    }
+
+    // Panels of the weight with the most of them.
+    int64_t most_panels(const Weight* const* weights) const {
+        int64_t most = 0;
+        for_formats(weights, args.experts, args.mixed, [&](const Weight& weight) {
+            most = std_max(most, linear_panels(weight));
+        });
+        return most;
     }
 
     // Sum columns of a token over its experts.
@@ -188,21 +212,23 @@ struct Mixture {
         if (thread == 0) group(first, count);
         barrier();
         if (args.scale_x) scale(begin, end);
-        const auto first_map = [&](const Weight* const* weights, const float* bias, const auto& finish) {
+        const int64_t bias_rows = args.gate_up[0]->rows * (args.gate && args.gate[0] ? 2 : 1);
+        const auto first_map = [&](const Weight* const* weights, const auto& finish) {
             prepare(weights, false, begin, end);
             barrier();
-            multiply(weights, bias, false, finish);
+            multiply(weights, args.gate_up_bias, bias_rows, false, finish);
             barrier();
         };
-        if (args.gate) first_map(args.gate, nullptr, [](const PairRun&, LinearArgs&) {});
-        first_map(args.gate_up, args.gate_up_bias, [&](const PairRun&, LinearArgs& of) {
-            of.after_gate = args.gate != nullptr;
+        if (args.gate) first_map(args.gate, [](const PairRun&, LinearArgs&) {});
+        first_map(args.gate_up, [&](const PairRun& run, LinearArgs& of) {
+            of.after_gate = args.gate && args.gate[run.expert];
+            if (of.after_gate && of.bias) of.bias += args.gate[run.expert]->rows;
             of.activation = args.activation;
         });
         if (args.ranks && !exchange_inner(size, thread, threads)) return false;
         prepare(args.down, true, begin, end);
         barrier();
-        multiply(args.down, args.down_bias, true, [](const PairRun&, LinearArgs&) {});
+        multiply(args.down, args.down_bias, outputs, true, [](const PairRun&, LinearArgs&) {});
         barrier();
         const int64_t segments = (outputs + kSegment - 1) / kSegment;
         for (int64_t i = share(count * segments, thread); i < share(count * segments, thread + 1); i++) {

@@ -1,4 +1,4 @@
-// Operations of one pass over memory: rows of a table by index, rows times a factor, sums of rows.
+// Operations of one pass over memory: rows from and to a table by index, rows times a factor, sums of rows.
 #include <cstring>
 
 #include "ops.h"
@@ -14,7 +14,18 @@ void gather(const GatherArgs& args) {
         [&](int64_t thread, int64_t threads) {
             const int64_t end = args.num_rows * (thread + 1) / threads;
             for (int64_t row = args.num_rows * thread / threads; row < end; row++)
-                std::memcpy(args.y + row * args.row_bytes, args.table + args.row_ids[row] * args.row_bytes,
+                std::memcpy(args.y + row * args.row_bytes, args.table + args.row_ids[row] * args.table_stride,
+                            static_cast<size_t>(args.row_bytes));
+        },
+        args.num_rows * args.row_bytes);
+}
+
+void scatter(const ScatterArgs& args) {
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t end = args.num_rows * (thread + 1) / threads;
+            for (int64_t row = args.num_rows * thread / threads; row < end; row++)
+                std::memcpy(args.table + args.row_ids[row] * args.table_stride, args.x + row * args.row_bytes,
                             static_cast<size_t>(args.row_bytes));
         },
         args.num_rows * args.row_bytes);

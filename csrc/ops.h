@@ -1,6 +1,6 @@
 // The library's operations: the arguments of each, and the table of one instruction set's versions of them.
 //
-// The caller owns all memory. Sizes are in elements unless the name says bytes. All OpenMP threads take part in a call.
+// The caller owns all memory. Sizes are in elements unless the name says bytes. All threads of a team (threads.h) take part in a call.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,18 @@ struct Weight {
     int64_t x_bytes;  // bytes that activations are rounded to: 1, or 2 (each weight is then multiplied twice)
 };
 
-// Activation of a gate, which then multiplies `up`; or of a map's output.
-enum Activation : int32_t { kNoActivation = 0, kSilu = 1, kGeluTanh = 2, kClampedSwiglu = 3, kSquaredRelu = 4, kGelu = 5 };
+// Activation of a gate, which then multiplies `up`; or of a map's output. Those from kRelu on are for ActivateArgs alone.
+enum Activation : int32_t {
+    kNoActivation = 0,
+    kSilu = 1,
+    kGeluTanh = 2,
+    kClampedSwiglu = 3,
+    kSquaredRelu = 4,
+    kGelu = 5,
+    kRelu = 6,
+    kLogistic = 7,  // the sigmoid
+    kTanh = 8,
+};
 
 // The rows of a pass grouped into runs by adapter: a run's rows are contiguous in `rows`.
 struct AdapterRows {
@@ -235,11 +245,21 @@ struct NormArgs {
 };
 
 struct GatherArgs {
-    const uint8_t* table;  // rows of `row_bytes`
+    const uint8_t* table;  // rows of `row_bytes`, `table_stride` bytes apart
+    int64_t table_stride;
     int64_t row_bytes;
     const int64_t* row_ids;  // [num_rows]
     int64_t num_rows;
     uint8_t* y;  // [num_rows, row_bytes]
+};
+
+struct ScatterArgs {
+    const uint8_t* x;  // [num_rows, row_bytes]
+    int64_t row_bytes;
+    const int64_t* row_ids;  // [num_rows], all different
+    int64_t num_rows;
+    uint8_t* table;  // rows of `row_bytes`, `table_stride` bytes apart
+    int64_t table_stride;
 };
 
 struct ScaleArgs {
@@ -250,14 +270,26 @@ struct ScaleArgs {
     float factor;
 };
 
+// x = factor * activation(x / divisor), rounded once.
+struct ActivateArgs {
+    void* x;  // [rows, columns]
+    int32_t dtype;
+    int32_t activation;
+    int64_t rows;
+    int64_t columns;
+    float divisor;
+    float factor;
+};
+
 // Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns
-// from `to` on, heads `to_step` apart. `paired`: the even columns first, then the odd ones.
+// from `to` on, heads `to_step` apart. `paired`: the even columns first, then the odd ones; x and y are of one type.
 struct ColumnsArgs {
     const uint8_t* x;  // rows `x_stride` apart
     int64_t x_stride;
     uint8_t* y;  // rows `y_stride` apart
     int64_t y_stride;
-    int32_t dtype;  // of both
+    int32_t dtype;    // of x
+    int32_t y_dtype;  // elements are converted, rounded once
     int32_t paired;
     int64_t rows;
     int64_t first;
@@ -404,9 +436,10 @@ struct RouteArgs {
 constexpr int64_t kMostExperts = 1024;
 
 // y = the sum over a token's experts, in the order of `ids`, of weight * down(activation(gate) * up). Each expert has a
-// matrix in `gate_up` (gated) and `down`; or in `gate`, `gate_up` (then `up` alone) and `down`.
+// matrix in `gate_up` (gated) and `down`; or in `gate`, `gate_up` (then `up` alone) and `down`. With `mixed`, each
+// expert may do either, in formats of its own.
 struct ExpertsArgs {
-    const Weight* const* gate;  // [experts], or null
+    const Weight* const* gate;  // [experts]: null where gate and up are one matrix; or null, if they are everywhere
     const Weight* const* gate_up;
     const Weight* const* down;
     const float* gate_up_bias;  // [experts, gate and up], or null
@@ -424,6 +457,7 @@ struct ExpertsArgs {
     int32_t dtype;           // of x, shared and y
     int32_t activation;
     int32_t scale_x;  // weights scale the experts' input instead of their output
+    int32_t mixed;
     uint8_t* scratch;  // experts_scratch_bytes
     Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
 };
@@ -438,7 +472,9 @@ struct ExpertsArgs {
     OP(rope_and_cache, RopeArgs)            \
     OP(rms_norm, NormArgs)                  \
     OP(gather, GatherArgs)                  \
+    OP(scatter, ScatterArgs)                \
     OP(scale, ScaleArgs)                    \
+    OP(activate, ActivateArgs)              \
     OP(copy_columns, ColumnsArgs)           \
     OP(add_rows, AddArgs)                   \
     OP(head_gates, HeadGatesArgs)           \

@@ -20,10 +20,25 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(missing)
 
 
+RAY = "ray"
+LONGEST = [
+    RAY,
+    *("test_gpu_day", "test_serve", "test_families", "test_fuzz", "test_triton", "test_limits", "test_fleet"),
+    *("test_soak", "test_interrupts", "test_hostile", "test_encoders", "test_ranks", "test_commands"),
+]
+"""Groups that take longest, by names of files: begun last, one of them would run when the other processes are idle."""
+
+
+def group_of(item: pytest.Item) -> str:
+    return RAY if "_ray" in item.path.stem else str(item.path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a file share servers, so one process runs them (`--dist loadgroup`); one runs all that start Ray."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(Path(group_of(item)).stem, len(LONGEST)))
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if "_ray" in item.path.stem else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,8 +18,10 @@ import torch
 
 from benchmarks.report import save
 from benchmarks.speed.ceilings import measure
+from penstock import native
 from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ops import make_ops
 from tests.kernels.weights import random_integers
@@ -32,13 +34,14 @@ OPS = make_ops(CPU)
 
 def packed(rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Weight:
     weight = OPS.new_weight(rows, columns, format, gated=gated, dtype=torch.bfloat16, device=CPU)
-    weight.load(0, torch.randn(rows, columns) * 0.05 if format is FLOAT else random_integers(rows, columns, format))
+    floats = array_of(torch.randn(rows, columns) * 0.05)
+    weight.load(0, floats if format is FLOAT else random_integers(rows, columns, format))
     return weight
 
 
 def main() -> int:
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     shares: dict[str, list[float]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
     for name in sys.argv[1:] or ["int4", "q4_k", "float"]:

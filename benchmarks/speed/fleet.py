@@ -164,14 +164,18 @@ async def kill_once(engine: AsyncEngine, params: SamplingParams, number: int) ->
     for stream in streams.values():  # until none is under suspicion
         while len(stream.snapshot()[0].outputs[0].token_ids) < 20:
             await stream.__anext__()
-    place = engine.fleet.dispatcher.place_of
-    victim = place(names[0])
+
+    def replica(name: str) -> int | None:
+        one = engine.open_requests.find(name)
+        return None if one is None else one.replica
+
+    victim = replica(names[0])
     assert victim is not None
-    mine = [streams[name] for name in names if place(name) == victim]
+    mine = [streams[name] for name in names if replica(name) == victim]
     assert 0 < len(mine) < len(names)
     began = time.perf_counter()
-    os.kill(engine.fleet.places[victim].supervisor.pid, signal.SIGKILL)
-    while place(names[0]) == victim:
+    os.kill(engine.fleet.replicas[victim].pid, signal.SIGKILL)
+    while replica(names[0]) == victim:
         await asyncio.sleep(0.001)
     for stream in mine:
         await stream.__anext__()  # what had come before
@@ -186,7 +190,7 @@ async def kill_once(engine: AsyncEngine, params: SamplingParams, number: int) ->
         one.cancel()
     for stream in streams.values():
         stream.abort()
-    while engine.fleet.places[victim].supervisor.down is not None:
+    while engine.fleet.replicas[victim].down is not None:
         await asyncio.sleep(0.05)
     return seconds
 

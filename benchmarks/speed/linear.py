@@ -18,7 +18,9 @@ import torch
 
 from benchmarks.report import save
 from benchmarks.speed.ceilings import measure
+from penstock import native
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import make_ops
 from tests.kernels.weights import random_integers
@@ -39,7 +41,7 @@ COPIED_BYTES = 150 << 20
 
 def packed(rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> list[Weight]:
     """Copies of a weight."""
-    content = torch.randn(rows, columns) * 0.05 if format is FLOAT else random_integers(rows, columns, format)
+    content = array_of(torch.randn(rows, columns) * 0.05) if format is FLOAT else random_integers(rows, columns, format)
     weights: list[Weight] = []
     while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
         weights.append(OPS.new_weight(rows, columns, format, gated=False, dtype=dtype, device=CPU))
@@ -57,7 +59,7 @@ def seconds(weights: list[Weight], x: torch.Tensor) -> float:
 
 def main() -> int:
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     rates: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     for _ in range(3):

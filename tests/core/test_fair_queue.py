@@ -140,7 +140,7 @@ def test_tenants_that_come_and_go_leave_nothing_behind() -> None:
     push(queue, "a0", 1, 0)
     for i in range(1000):
         queue.remove(push(queue, "b0", 1, i))
-    assert len(queue._active) < 20
+    assert len(queue._counters._active) < 20
     assert drain(queue) == ["a0"]
 
 

@@ -47,16 +47,16 @@ def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(
         assert told[PULLED] >= NUM_STREAMS
         assert told['penstock_block_transfers_total{what="pulled_nixl"}'] == (told[PULLED] if transfer == "nixl" else 0)
         assert told['penstock_block_transfers_total{what="missed"}'] == 0
-        for place in (0, 1):
-            check_answers(asyncio.run(disturbed(server, place)), expected)
+        for replica in (0, 1):
+            check_answers(asyncio.run(disturbed(server, replica)), expected)
 
 
-async def disturbed(server: RunningServer, place: int) -> list[Told]:
+async def disturbed(server: RunningServer, replica: int) -> list[Told]:
     """All streams, while an engine is killed."""
     telling = asyncio.ensure_future(tell_all(server, bodies()))
     enough = await read_tokens(server) + 50
     while not telling.done() and await read_tokens(server) < enough:
         await asyncio.sleep(0.01)
-    victim = next(one for one in await asyncio.to_thread(engines, server) if one["place"] == place)
+    victim = next(one for one in await asyncio.to_thread(engines, server) if one["place"] == replica)
     os.kill(victim["pid"], signal.SIGKILL)
     return await telling

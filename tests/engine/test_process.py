@@ -30,7 +30,7 @@ from penstock.engine.protocol import (
     encode,
 )
 from penstock.fleet.link import EngineLink, describe_exit
-from penstock.fleet.supervisor import await_ready
+from penstock.fleet.replica import await_ready
 from tests.engine.rule_core import CRASH, HANG, MARKED, RULE_CORE, TELLING_CORE, RuleCore
 from tests.support.params import GREEDY
 from tests.support.waiting import alive, wait_until

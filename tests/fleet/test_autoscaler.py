@@ -84,7 +84,7 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_stream(t
     async def talk(engine):
         scaler = FleetScaler(engine.fleet, Autoscaler(1, 2, 0.0, 0.0))
         scaler.check(1.0)
-        assert len(engine.fleet.places) == 1
+        assert len(engine.fleet.replicas) == 1
         streams = [open_one(engine, 10 if i else SLOW, request_id=str(i), max_tokens=60) for i in range(80)]
         assert scaler.demand().num_wanted == 2
         if fails:
@@ -94,7 +94,7 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_stream(t
         scaler.check(3.0)
         assert scaler.demand().num_engines == 2, "it waits for the one that starts"
         await until(lambda: not scaler.demand().num_starting)
-        assert len(engine.fleet.places) == 2 - fails
+        assert len(engine.fleet.replicas) == 2 - fails
         if fails:
             scaler.check(3.5)
             assert scaler.demand().num_starting == 0, "it is tried again after a pause"
@@ -105,9 +105,9 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_stream(t
             expected = list(range(11, 71)) if i else slow_tokens(60)
             assert [answer.token_ids for answer in (await one.results())[0].outputs] == [expected]
         scaler.check(4.0)
-        await until(lambda: len(engine.fleet.places) == 1)
+        await until(lambda: len(engine.fleet.replicas) == 1)
         scaler.check(5.0)
         await asyncio.sleep(0)
-        assert len(engine.fleet.places) == 1
+        assert len(engine.fleet.replicas) == 1
 
     with_fleet(talk, tmp_path, kinds=(EngineLink,))

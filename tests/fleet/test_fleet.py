@@ -10,9 +10,10 @@ from penstock.api.request import FinishReason
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueTimeoutError
-from penstock.fleet import fleet, link
+from penstock.fleet import link
+from penstock.fleet import replica as replica_module
 from penstock.fleet.link import EngineLink
-from penstock.fleet.supervisor import DEFAULT_RESTARTS, RestartPolicy
+from penstock.fleet.replica import DEFAULT_RESTARTS, RestartPolicy
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.recovery.journal import Journal
 from tests.engine.rule_core import CRASH, HANG, RULE_CORE, SLOW
@@ -35,12 +36,12 @@ def with_fleet(talk, model, kinds=(EngineLink, EngineLink), step_deadline=30.0, 
     return asyncio.run(run())
 
 
-def place_of(engine, request_id):
-    return engine.fleet.dispatcher.place_of(request_id)
+def replica_of(engine, request_id):
+    return engine.open_requests.find(request_id).replica
 
 
-def pid_of(engine, place):
-    return engine.fleet.places[place].supervisor.pid
+def pid_of(engine, replica):
+    return engine.fleet.replicas[replica].pid
 
 
 async def several_steps(request_stream):
@@ -56,9 +57,9 @@ def slow_tokens(count):
 def test_requests_are_shared_out_and_answered(tmp_path):
     async def talk(engine):
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=5) for i in range(4)]
-        assert [place_of(engine, str(i)) for i in range(4)] == [0, 1, 0, 1]
+        assert [replica_of(engine, str(i)) for i in range(4)] == [0, 1, 0, 1]
         assert [tokens_of(await drain(one)) for one in streams] == [slow_tokens(5)] * 4
-        steps = engine.metrics.place_steps.values
+        steps = engine.metrics.replica_steps.values
         assert min(steps["0"], steps["1"]) >= 5
         assert engine.metrics.steps.values[""] == steps["0"] + steps["1"]
         assert engine.info.max_num_seqs == 64
@@ -73,19 +74,19 @@ def test_the_streams_of_a_killed_engine_go_on_at_once_and_it_comes_back(tmp_path
         streams = {name: open_one(engine, SLOW, request_id=name, n=2, max_tokens=30) for name in "abcd"}
         await asyncio.gather(*(several_steps(one) for one in streams.values()))
         os.kill(pid_of(engine, 1), number)
-        await until(lambda: place_of(engine, "b") == 0)
-        assert engine.fleet.places[1].supervisor.down, "they did not wait for its successor"
+        await until(lambda: replica_of(engine, "b") == 0)
+        assert engine.fleet.replicas[1].down, "they did not wait for its successor"
         assert engine.metrics.fleet_moved.values[""] == 2
-        assert await engine.trouble() is None
+        assert await engine.health_error() is None
         assert not engine.restarting
         for one in streams.values():
             results = await one.results()
             assert [answer.token_ids for answer in results[0].outputs] == [slow_tokens(30)] * 2
-        await until(lambda: engine.fleet.places[1].supervisor.down is None)
+        await until(lambda: engine.fleet.replicas[1].down is None)
         again = [open_one(engine, 10, request_id=f"again {i}") for i in range(2)]
-        assert {place_of(engine, "again 0"), place_of(engine, "again 1")} == {0, 1}
+        assert {replica_of(engine, "again 0"), replica_of(engine, "again 1")} == {0, 1}
         assert [tokens_of(await drain(one)) for one in again] == [[11, 12, 13, 14]] * 2
-        assert engine.metrics.place_restarts.values == {"0": 0, "1": 1}
+        assert engine.metrics.replica_restarts.values == {"0": 0, "1": 1}
 
     with_fleet(talk, tmp_path)
 
@@ -95,13 +96,13 @@ def test_the_streams_of_a_hanging_engine_go_on(tmp_path):
         other = open_one(engine, SLOW, request_id="other", max_tokens=60)
         await two_steps(other)
         hanging = open_one(engine, HANG, request_id="hangs")
-        joined = place_of(engine, "hangs")
-        assert joined != place_of(engine, "other")
+        joined = replica_of(engine, "hangs")
+        assert joined != replica_of(engine, "other")
         (end,) = await drain(hanging)
         assert end.finish_reason is FinishReason.ERROR
         assert (await drain(other))[-1].finish_reason is FinishReason.LENGTH
         (life,) = engine.history.find("hangs")
-        assert {place for _, place in life.places} == {joined}, "a poisonous request meets one engine only"
+        assert {replica for _, replica in life.replicas} == {joined}, "a poisonous request meets one engine only"
 
     with_fleet(talk, tmp_path, step_deadline=1.0)
 
@@ -113,8 +114,8 @@ def test_a_poisonous_request_meets_one_engine_and_is_ended(tmp_path, capfd):
         (end,) = await drain(open_one(engine, CRASH, request_id="poison"))
         assert "a step fell over" in end.error
         (life,) = engine.history.find("poison")
-        assert len({place for _, place in life.places}) == 1
-        assert sum(engine.metrics.place_restarts.values.values()) == 2
+        assert len({replica for _, replica in life.replicas}) == 1
+        assert sum(engine.metrics.replica_restarts.values.values()) == 2
         for one in others:
             assert (await drain(one))[-1].finish_reason is FinishReason.LENGTH
 
@@ -140,16 +141,16 @@ class LostLink(LinkWithoutAnother):
 @pytest.mark.parametrize("kind", [LinkWithoutAnother, LostLink])
 def test_whoever_is_under_suspicion_does_not_wait_for_a_machine_that_does_not_come(tmp_path, monkeypatch, kind):
     if kind is LinkWithoutAnother:
-        monkeypatch.setattr(fleet, "restart_patience", lambda first_start: 0.5)
+        monkeypatch.setattr(replica_module, "restart_patience", lambda first_start: 0.5)
 
     async def talk(engine):
         others = [open_one(engine, SLOW, request_id=str(i), max_tokens=200) for i in range(2)]
         await asyncio.gather(*(several_steps(one) for one in others))
         doubted = open_one(engine, SLOW, request_id="doubted", max_tokens=5)
-        assert place_of(engine, "doubted") == 0
+        assert replica_of(engine, "doubted") == 0
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         assert tokens_of(await drain(doubted)) == slow_tokens(5)
-        assert engine.fleet.places[0].supervisor.down
+        assert engine.fleet.replicas[0].down
         assert engine.metrics.fleet_moved.values[""] == 2
         for one in others:
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(200)
@@ -174,31 +175,31 @@ def test_the_streams_of_an_engine_that_cannot_be_killed_go_on(tmp_path, monkeypa
     async def talk(engine):
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=100) for i in range(2)]
         await asyncio.gather(*(several_steps(one) for one in streams))
-        assert place_of(engine, "0") == 0
-        stuck = engine.fleet.places[0].supervisor._link
+        assert replica_of(engine, "0") == 0
+        stuck = engine.fleet.replicas[0]._link
         hanging = open_one(engine, HANG, request_id="hangs")
-        assert place_of(engine, "hangs") == 0
+        assert replica_of(engine, "hangs") == 0
         for one in streams:
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(100)
         (end,) = await drain(hanging)
         assert end.finish_reason is FinishReason.ERROR
-        await until(lambda: engine.fleet.places[0].supervisor.down is None)
+        await until(lambda: engine.fleet.replicas[0].down is None)
         await until(lambda: not stuck._process.runs)  # by the end of its standard input, as it only sleeps
 
     with_fleet(talk, tmp_path, kinds=(StuckLink, EngineLink), step_deadline=1.0)
 
 
 def test_an_added_engine_takes_over_from_one_that_does_not_come_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleet, "restart_patience", lambda first_start: 0.0)
+    monkeypatch.setattr(replica_module, "restart_patience", lambda first_start: 0.0)
 
     async def talk(engine):
         begun = open_one(engine, SLOW, request_id="begun", max_tokens=50)
         await several_steps(begun)
         os.kill(pid_of(engine, 0), signal.SIGKILL)
-        await until(lambda: engine.fleet.places[0].supervisor.down)
+        await until(lambda: engine.fleet.replicas[0].down)
         await engine.fleet.grow()
         assert (await begun.results())[0].outputs[0].token_ids == slow_tokens(50)
-        assert engine.fleet.places[0].supervisor.down
+        assert engine.fleet.replicas[0].down
 
     with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother,))
 
@@ -207,11 +208,11 @@ def test_a_request_waiting_for_a_machine_that_does_not_come_expires(tmp_path):
     async def talk(engine):
         accepted = engine.accept_request([HANG], SamplingParams(max_tokens=4), request_id="late")
         late = engine.open([accepted], stream=False, queue_timeout=0.5)
-        await until(lambda: engine.fleet.dispatcher.is_in_engine("late"))
+        await until(lambda: engine.open_requests.find("late").is_in_engine)
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         with pytest.raises(QueueTimeoutError, match="waited"):
             await late.results()
-        assert engine.fleet.dispatcher.num_at(0) == 0
+        assert engine.fleet.replicas[0].status.num_requests == 0
 
     with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother,))
 
@@ -219,15 +220,15 @@ def test_a_request_waiting_for_a_machine_that_does_not_come_expires(tmp_path):
 def test_a_drained_engine_that_dies_is_gone_once_its_requests_have_moved(tmp_path):
     async def talk(engine):
         os.kill(pid_of(engine, 1), signal.SIGKILL)
-        await until(lambda: engine.fleet.places[1].supervisor.down)
+        await until(lambda: engine.fleet.replicas[1].down)
         begun = open_one(engine, SLOW, request_id="begun", max_tokens=400)
         await several_steps(begun)
         retiring = asyncio.ensure_future(engine.fleet.retire(0))  # the request ends there, as no other engine is up
-        await until(lambda: engine.fleet.places[1].supervisor.down is None)
-        assert place_of(engine, "begun") == 0
+        await until(lambda: engine.fleet.replicas[1].down is None)
+        assert replica_of(engine, "begun") == 0
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         await retiring
-        assert place_of(engine, "begun") == 1
+        assert replica_of(engine, "begun") == 1
         begun.abort()
 
     with_fleet(talk, tmp_path, kinds=(LinkWithoutAnother, EngineLink))
@@ -235,10 +236,10 @@ def test_a_drained_engine_that_dies_is_gone_once_its_requests_have_moved(tmp_pat
 
 def test_all_engines_down_is_trouble_and_what_comes_meanwhile_waits(tmp_path):
     async def talk(engine):
-        for place in (0, 1):
-            os.kill(pid_of(engine, place), signal.SIGKILL)
+        for replica in (0, 1):
+            os.kill(pid_of(engine, replica), signal.SIGKILL)
         await until(lambda: engine.restarting)
-        assert "restarted" in await engine.trouble()
+        assert "restarted" in await engine.health_error()
         assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_fleet(talk, tmp_path)
@@ -250,11 +251,11 @@ def test_an_engine_that_cannot_be_started_again_leaves_its_requests_to_the_other
         await streams[0].__anext__()
         (tmp_path / "out-of-order").touch()
         os.kill(pid_of(engine, 0), signal.SIGKILL)
-        await until(lambda: list(engine.fleet.places) == [1])
+        await until(lambda: list(engine.fleet.replicas) == [1])
         for one in streams:
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(40)
         assert not engine.given_up.is_set()
-        assert engine.metrics.place_up.values == {"1": 1}
+        assert engine.metrics.replica_up.values == {"1": 1}
         os.kill(pid_of(engine, 1), signal.SIGKILL)
         await engine.given_up.wait()
 
@@ -266,20 +267,20 @@ def test_engines_are_added_and_drained_while_streams_go_on(tmp_path):
         fleet = engine.fleet
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=50) for i in range(3)]
         await asyncio.gather(*(one.__anext__() for one in streams))
-        assert {place_of(engine, str(i)) for i in range(3)} == {0}
+        assert {replica_of(engine, str(i)) for i in range(3)} == {0}
         with pytest.raises(InvalidRequestError, match="the only one"):
             await fleet.retire(0)
-        place = await fleet.grow()
-        assert place.number == 1
+        replica = await fleet.grow()
+        assert replica.number == 1
         retiring = asyncio.ensure_future(fleet.retire(0))
         await asyncio.sleep(0)
-        assert [state.place for state in fleet.states()] == [1], "all of it went on elsewhere at once"
-        assert {place_of(engine, str(i)) for i in range(3)} == {1}
+        assert [state.replica for state in fleet.states()] == [1], "all of it went on elsewhere at once"
+        assert {replica_of(engine, str(i)) for i in range(3)} == {1}
         await retiring
         for one in streams:
             results = await one.results()
             assert results[0].outputs[0].token_ids == slow_tokens(50)
-        assert list(fleet.places) == [1]
+        assert list(fleet.replicas) == [1]
         with pytest.raises(InvalidRequestError, match="there is no engine 7"):
             await fleet.retire(7)
         assert engine.admission._answers.most == 64 + engine._limits.max_queued
@@ -297,7 +298,7 @@ def test_a_reload_replaces_every_engine_and_begun_answers_end_by_the_old_model(t
         with pytest.raises(InvalidRequestError, match="in progress"):
             await engine.fleet.reload()
         await reloading
-        assert list(engine.fleet.places) == [2, 3]
+        assert list(engine.fleet.replicas) == [2, 3]
         assert {state.arithmetic for state in engine.fleet.states()} == {"trained"}
         for one in streams:
             assert (await one.results())[0].outputs[0].token_ids == slow_tokens(40)
@@ -314,7 +315,7 @@ def test_a_model_that_takes_other_requests_is_refused_and_all_stays_as_it_was(tm
     async def talk(engine):
         with pytest.raises(ConfigError, match="another vocabulary"):
             await engine.fleet.reload(str(tmp_path / "other-words"))
-        assert [state.place for state in engine.fleet.states()] == [0, 1]
+        assert [state.replica for state in engine.fleet.states()] == [0, 1]
         assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_fleet(talk, tmp_path)
@@ -325,8 +326,8 @@ def test_an_answer_that_no_engine_can_go_on_with_ends_with_an_error(tmp_path):
         begun = open_one(engine, SLOW, request_id="begun", max_tokens=200)
         await two_steps(begun)
         (tmp_path / "trained").touch()
-        for place in (0, 1):
-            os.kill(pid_of(engine, place), signal.SIGKILL)
+        for replica in (0, 1):
+            os.kill(pid_of(engine, replica), signal.SIGKILL)
         assert "computes as it did" in (await drain(begun))[-1].error
         assert tokens_of(await drain(open_one(engine, 10, request_id="b"))) == [11, 12, 13, 14]
 
@@ -360,7 +361,7 @@ def test_what_a_journal_holds_is_taken_up_by_all_engines(tmp_path):
         try:
             await asyncio.wait_for(talk(engine), 120)
         finally:
-            engine.lose(EngineDeadError("killed"))
+            engine.fail_all(EngineDeadError("killed"))
             await engine.close()
 
     async def first(engine):
@@ -368,7 +369,7 @@ def test_what_a_journal_holds_is_taken_up_by_all_engines(tmp_path):
         await asyncio.gather(*(two_steps(one) for one in streams))
 
     async def second(engine):
-        assert sorted(place_of(engine, str(i)) for i in range(4)) == [0, 0, 1, 1]
+        assert sorted(replica_of(engine, str(i)) for i in range(4)) == [0, 0, 1, 1]
         await engine.drained()
         for i in range(4):
             ((_, output),) = await engine.look_up(str(i), "")

@@ -1,4 +1,4 @@
-"""The place that a queued request goes to: room, tenants, prompts that are cached, roles."""
+"""The replica that a queued request goes to: room, tenants, prompts that are cached, roles."""
 
 from dataclasses import replace
 
@@ -10,14 +10,14 @@ from tests.core.fakes import make_request
 from tests.fleet.fleets import DECODE, PREFILL, ROOM, add, dispatcher, due, token
 
 
-def test_a_single_place_gets_everything_at_once():
+def test_a_single_replica_gets_everything_at_once():
     fleet = dispatcher(ROOM)
     add(fleet, *"abcdefgh", length=50)
     assert due(fleet) == [(0, name) for name in "abcdefgh"]
     assert not fleet.has_waiting
 
 
-def test_several_places_get_no_more_than_their_engines_can_begin_with():
+def test_several_replicas_get_no_more_than_their_engines_can_begin_with():
     fleet = dispatcher(ROOM, ROOM)
     add(fleet, *"abcdefgh", length=6)
     assert due(fleet) == [(0, "a"), (1, "b"), (0, "c"), (1, "d")]  # all slots
@@ -45,7 +45,7 @@ def test_a_tenant_or_a_priority_does_not_wait_behind_prompts_that_it_would_overt
     assert {name for _, name in due(fleet)} == {"small", "urgent"}
 
 
-def test_a_request_waits_for_the_place_that_has_its_prompt_rather_than_being_computed_elsewhere():
+def test_a_request_waits_for_the_replica_that_has_its_prompt_rather_than_being_computed_elsewhere():
     fleet = dispatcher(*[replace(ROOM, max_num_seqs=2, max_num_batched_tokens=100)] * 2, router="prefix")
     add(fleet, "a", length=80)
     ((home, _),) = due(fleet)
@@ -69,12 +69,12 @@ def test_every_router_serves_all_requests_and_leaves_no_load(router):
     add(fleet, *map(str, range(30)), length=5)
     done = []
     while fleet.has_waiting:
-        for place, name in due(fleet):
-            assert fleet.record_output(place, token(name), 1)
+        for replica, name in due(fleet):
+            assert fleet.record_output(replica, token(name), 1)
             fleet.remove_request(name, [[1]])
             done.append(name)
     assert sorted(done, key=int) == [str(i) for i in range(30)]
-    assert all(fleet.load_of(place).num_open == fleet.load_of(place).pending == 0 for place in range(3))
+    assert all(fleet.load_of(replica).num_open == fleet.load_of(replica).pending == 0 for replica in range(3))
 
 
 def test_a_long_prompt_is_computed_by_a_prefill_engine_and_goes_on_at_another_one():

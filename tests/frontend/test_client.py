@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.fleet import engine_process
 from penstock.fleet.link import EngineLink
-from penstock.fleet.supervisor import DEFAULT_RESTARTS, PING_SECONDS, RestartPolicy
+from penstock.fleet.replica import DEFAULT_RESTARTS, PING_SECONDS, RestartPolicy
 from penstock.frontend.client import AsyncEngine
 from tests.engine.rule_core import BLOCKS, CRASH, HANG, RULE_CORE, SLOW
 
@@ -180,7 +180,7 @@ def test_open_requests_go_on_where_they_were_when_the_engine_dies(tmp_path, capf
         assert result.outputs[0].token_ids == expected
         assert engine.metrics.success.values["length"] == 3
         assert engine.metrics.generation_tokens.values[""] == 75
-        assert await engine.trouble() is None
+        assert await engine.health_error() is None
 
     with_engine(talk, tmp_path)
 
@@ -211,7 +211,7 @@ def test_a_request_that_comes_while_there_is_no_engine_waits_for_the_next_one(tm
         request_stream = open_one(engine, 10)
         aborted = open_one(engine, 10, request_id="b")
         aborted.abort()
-        assert "restarted" in await engine.trouble()
+        assert "restarted" in await engine.health_error()
         assert tokens_of(await drain(request_stream)) == [11, 12, 13, 14]
         assert [delta.finish_reason for delta in await drain(aborted)] == [FinishReason.ABORT]
 
@@ -266,13 +266,13 @@ def test_a_step_that_never_ends_is_noticed_and_the_rest_go_on(tmp_path):
 def test_an_idle_engine_that_stands_still_is_replaced(tmp_path):
     async def talk(engine):
         first = engine.pid
-        assert await engine.trouble() is None
+        assert await engine.health_error() is None
         kill(engine, signal.SIGSTOP)
         await until(lambda: engine.restarting)
-        assert "was stopped" in await engine.trouble()
+        assert "was stopped" in await engine.health_error()
         await until(lambda: not engine.restarting)
         assert engine.pid != first
-        assert await engine.trouble() is None
+        assert await engine.health_error() is None
         assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
 
     with_engine(talk, tmp_path)
@@ -293,7 +293,7 @@ def test_an_idle_engine_is_not_blamed_for_a_delay_of_the_event_loop(tmp_path, mo
             time.sleep(1.2 * PING_SECONDS)
             return events
 
-        asked = asyncio.ensure_future(engine.trouble())
+        asked = asyncio.ensure_future(engine.health_error())
         asyncio.get_running_loop().call_soon(monkeypatch.setattr, selector, "select", delayed)
         assert await asked is None
 
@@ -303,10 +303,10 @@ def test_an_idle_engine_is_not_blamed_for_a_delay_of_the_event_loop(tmp_path, mo
 def test_an_engine_in_the_step_of_an_aborted_request_may_take_as_long_as_any_step(tmp_path):
     async def talk(engine):
         aborted = open_one(engine, HANG)
-        await until(lambda: engine.fleet.places[0].supervisor._link.in_flight.num_tokens())
+        await until(lambda: engine.fleet.replicas[0]._link.in_flight.num_tokens())
         aborted.abort()
-        assert await engine.trouble() is None
-        assert "does not answer" in await engine.trouble()
+        assert await engine.health_error() is None
+        assert "does not answer" in await engine.health_error()
         kill(engine)
 
     with_engine(talk, tmp_path, step_deadline=1.5 * PING_SECONDS)
@@ -322,7 +322,7 @@ def test_an_engine_that_cannot_be_started_again_is_given_up_and_every_waiter_is_
         with pytest.raises(EngineDeadError, match="cannot be started again"):
             await drain(waiting)
         assert engine.given_up.is_set()
-        assert "cannot be started" in await engine.trouble()
+        assert "cannot be started" in await engine.health_error()
         with pytest.raises(EngineDeadError):
             open_one(engine, 1, request_id="b")
 
@@ -397,7 +397,7 @@ def test_a_defect_in_what_reads_one_request_ends_that_one_alone(tmp_path, caplog
         def fail(output, now):
             raise RuntimeError("a defect")
 
-        engine._requests._live["a"].output_processor.process_output = fail
+        engine.open_requests.find("a").output_processor.process_output = fail
         with pytest.raises(EngineError, match="its log has the details"):
             await drain(broken)
         assert (await drain(other))[-1].finish_reason is FinishReason.LENGTH
@@ -427,7 +427,7 @@ def test_a_drained_server_ends_what_is_open_and_takes_nothing_new(tmp_path):
 def test_a_server_that_closes_at_once_tells_whoever_waits(tmp_path):
     async def talk(engine):
         request_stream = open_one(engine, SLOW, max_tokens=400)
-        engine.lose(EngineDeadError("closing time"))
+        engine.fail_all(EngineDeadError("closing time"))
         with pytest.raises(EngineDeadError, match="closing time"):
             await request_stream.results()
         with pytest.raises(EngineDeadError, match="closing time"):

@@ -15,8 +15,9 @@ def record(began, **account):
 
 def accept(history, request, alias=None):
     """A request comes, and goes to the only engine at once."""
-    history.accepted(request, alias)
-    history.handed_over(request.request_id, 0, request.arrival)
+    accepted = history.accepted(request, alias)
+    accepted.handed_over(0, request.arrival)
+    return accepted
 
 
 def told(history, name):
@@ -53,17 +54,18 @@ def test_a_request_is_explained_by_its_waits_chunks_and_preemptions_with_equal_s
 
 def test_the_account_of_a_real_scheduler_adds_up():
     scheduler, runner, history = make_scheduler(max_num_seqs=1, budget=8), FakeRunner(16, 4), History("fcfs")
+    records = {}
     for name in ("a", "b"):
         request = make_request(name, [1] * 6, 3, stop_token_ids=())
         scheduler.add_request(request)
-        accept(history, request)
+        records[name] = accept(history, request)
     step = 0
     while scheduler.has_work:
         outputs = run_step(scheduler, runner)
         history.record_step(StepRecord(step + 0.5, 0.0, 0.5, 0.0, scheduler.trace))
         step += 1
         for output in outputs:
-            history.progressed(output.request_id, float(step), output.finish_reason)
+            records[output.request_id].progressed(float(step), output.finish_reason)
     (request_record,) = history.find("b")
     events = history.explain(request_record)
     assert [event.what for event in events] == ["waited", "admitted", "computed", "generated"]
@@ -85,7 +87,6 @@ def test_only_so_much_is_remembered():
         history.record_step(record(float(i)))
     assert 601 <= len(history.steps(1e9)) < 601 + STEPS_A_PIECE
     assert len(history.steps(20.5)) == 20
-    history.progressed("r1", 1.0, None)  # forgotten already
 
 
 def test_steps_are_remembered_as_they_were_and_in_order_however_many_there_are():
@@ -94,8 +95,7 @@ def test_steps_are_remembered_as_they_were_and_in_order_however_many_there_are()
     for step in steps:
         history.record_step(step)
     assert history.steps(9.0) == steps
-    accept(history, dataclasses.replace(make_request("r150", [1]), arrival=1.5))
-    history.progressed("r150", 2.55, "length")
+    accept(history, dataclasses.replace(make_request("r150", [1]), arrival=1.5)).progressed(2.55, "length")
     waited, admitted, generated = told(history, "r150")
     assert (waited[0], waited[2]) == ("waited", 99)
     assert admitted == ("admitted", 0.0, 1, 150, None)
@@ -117,9 +117,9 @@ def test_a_request_is_remembered_without_its_prompt():
 
 def test_the_trace_has_each_step_its_parts_and_each_request():
     history = History("fcfs")
-    history.accepted(make_request("a", [1]), None)
-    history.progressed("a", 1.0, None)
-    history.progressed("a", 3.0, "length")
+    accepted = history.accepted(make_request("a", [1]), None)
+    accepted.progressed(1.0, None)
+    accepted.progressed(3.0, "length")
     trace = chrome_trace([record(0.5, chunks=[("a", 4)]), record(1.5)], history.records())
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [event["name"] for event in slices[:4]] == ["4 tokens of 2", "schedule", "execute", "update"]

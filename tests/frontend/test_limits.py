@@ -40,9 +40,7 @@ def with_admission(play, max_num_seqs=2, clock=None, **limits):
 
 
 def enter(admission, *names, prompt=3, n=1, caller=ANYONE, timeout=None):
-    requests = [make_request(name, [1] * prompt, n=n) for name in names]
-    admission.enter(requests, caller, timeout)
-    return requests
+    return admission.enter([make_request(name, [1] * prompt, n=n) for name in names], caller, timeout)
 
 
 def test_as_many_answers_may_be_open_as_run_and_may_wait_together():
@@ -131,8 +129,8 @@ def test_a_caller_pays_for_prompts_and_answers_and_only_for_what_was_let_in():
     async def play(admission, expired):
         purse = Purse(10)
         caller = Caller("team", account=purse)
-        (request,) = enter(admission, "a", prompt=6, caller=caller)
-        admission.output(request, 3)
+        (one,) = enter(admission, "a", prompt=6, caller=caller)
+        admission.output(one, 3)
         assert purse.left == 1
         with pytest.raises(RateLimitError):
             enter(admission, "b", prompt=2, caller=caller)
@@ -165,11 +163,11 @@ def test_retry_after_is_the_time_in_which_the_queue_empties_at_the_pace_of_late(
     async def play(admission, expired):
         waiting = enter(admission, *(f"w{i}" for i in range(20)))
         running = enter(admission, *(f"r{i}" for i in range(60)))
-        for request in running:
-            admission.output(request, 1)
-        for request in running[:50]:
+        for one in running:
+            admission.output(one, 1)
+        for one in running[:50]:
             clock.now += 0.25
-            admission.left(request)
+            admission.left(one)
         with pytest.raises(OverloadedError) as refused:
             enter(admission, *(f"x{i}" for i in range(80)))
         assert 5 <= refused.value.retry_after < 5.2

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.elementwise.reference import activate_gated
@@ -46,6 +47,63 @@ def test_rows_are_gathered_in_any_order_and_repeated(ops: Ops, shape: tuple[int,
     for ids in ([], [69], [3, 0, 3, 68], [*range(70)] * 40):
         row_ids = torch.tensor(ids, dtype=torch.int64)
         assert torch.equal(ops.gather(table, row_ids), table[row_ids])
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_rows_are_scattered_and_moved_within_rows_that_lie_apart(ops: Ops) -> None:
+    pool = torch.randn(40, 3, 7, 5)
+    expected, part = pool.clone(), pool[:, 1]
+    ids = torch.randperm(40)[:9]
+    x = torch.randn(9, 7, 5)
+    expected[ids, 1] = x
+    ops.scatter(x, ids, part)
+    assert torch.equal(pool, expected)
+    assert torch.equal(ops.gather(part, ids), x)
+    ops.copy_rows(part, [(0, 1), (1, 0), (0, 39)])
+    expected[[1, 0, 39], 1] = expected[[0, 1, 0], 1]
+    assert torch.equal(pool, expected)
+
+
+ACTIVATIONS: dict[HeadActivation | None, Callable[[float], float]] = {
+    None: lambda x: x,
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "relu": lambda x: max(0.0, x),
+    "sigmoid": lambda x: 1 / (1 + math.exp(-max(x, -700))),
+    "silu": lambda x: x / (1 + math.exp(-max(x, -700))),
+    "tanh": math.tanh,
+}
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_each_element_is_activated_the_same_alone_and_in_any_row(
+    ops: Ops, dtype: torch.dtype, activation: HeadActivation | None
+) -> None:
+    rows = [torch.linspace(-most, most, 37) for most in (1e-3, 2, 8, 90, 3e4)]
+    x = torch.stack(rows).to(dtype)
+    wanted = [[3 * ACTIVATIONS[activation](one / 1.7) for one in row] for row in x.tolist()]
+    found = ops.activate(x.clone(), activation, divisor=1.7, factor=3.0)
+    coarse = {torch.float32: 1e-6, torch.bfloat16: 0.01, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(found.double(), torch.tensor(wanted).double(), rtol=coarse, atol=6e-6)
+    for row, alone in enumerate(found):
+        assert torch.equal(ops.activate(x[row : row + 1].clone(), activation, divisor=1.7, factor=3.0)[0], alone)
+    assert ops.activate(torch.full((1, 3), math.nan), activation).isnan().all()
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_columns_are_converted_to_the_type_of_their_place(ops: Ops, dtype: torch.dtype) -> None:
+    x = torch.randn(5, 45)
+    narrow = torch.zeros(5, 50, dtype=dtype)
+    ops.copy_columns(x, narrow, Columns(first=3, to=4, count=19, heads=2, step=20, to_step=25))
+    assert torch.equal(narrow[:, 4:23], x[:, 3:22].to(dtype))
+    assert torch.equal(narrow[:, 29:48], x[:, 23:42].to(dtype))
+    assert not narrow[:, :4].any()
+    assert not narrow[:, 23:29].any()
+    wide = torch.zeros(5, 19)
+    ops.copy_columns(narrow, wide, Columns(4, 0, 19))
+    assert torch.equal(wide, x[:, 3:22].to(dtype).float())
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

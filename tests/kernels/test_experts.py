@@ -1,5 +1,6 @@
 """Mixtures of experts: the native ones against the reference, and their bits against themselves."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock import native
 from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.kernels.arrays import array_of
 from penstock.kernels.experts import Experts
+from penstock.kernels.experts.native import PackedExperts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ops import Ops
@@ -34,25 +38,33 @@ def filled(
     weight = ops.new_weight(rows, columns, format, dtype=dtype, device=CPU, **{"gated": False, **options})
     if format is FLOAT:
         generator = torch.Generator().manual_seed(seed)
-        weight.load(0, (torch.randn(rows, columns, generator=generator) * 0.2).to(dtype))
+        weight.load(0, array_of((torch.randn(rows, columns, generator=generator) * 0.2).to(dtype)))
     else:
         weight.load(0, random_integers(rows, columns, format, seed))
     return weight
 
 
 def mixture(
-    ops: Ops, experts: int, format: WeightFormat, dtype: torch.dtype, *, biased: bool = False, apart: bool = False
+    ops: Ops,
+    experts: int,
+    format: WeightFormat,
+    dtype: torch.dtype,
+    *,
+    biased: bool = False,
+    apart: Sequence[int] = (),
+    others: tuple[WeightFormat, ...] = (),
 ) -> Experts:
-    """With gate and up `apart`, in formats of their own."""
+    """With gate and up `apart` in some experts, in formats of their own; the last experts are in formats `others`."""
     gate_up: list[LinearMap] = []
-    for seed in range(experts):
-        if apart:
+    formats = [format] * (experts - len(others)) + list(others)
+    for seed, format in enumerate(formats):
+        if seed in apart:
             both = [(format, 2 * seed), (FORMATS["q8_0"], 2 * seed + 1)]
             parts = [filled(ops, INNER, HIDDEN, each, dtype, place) for each, place in both]
             gate_up.append(JoinedWeight(parts, "silu"))
         else:
             gate_up.append(filled(ops, 2 * INNER, HIDDEN, format, dtype, seed, gated=True))
-    down = [filled(ops, OUT, INNER, format, dtype, 100 + seed) for seed in range(experts)]
+    down = [filled(ops, OUT, INNER, format, dtype, 100 + seed) for seed, format in enumerate(formats)]
     biases: list[Tensor | None] = [None, None]
     if biased:
         made = (torch.linspace(-1, 1, experts * rows).view(experts, rows) for rows in (2 * INNER, OUT))
@@ -116,13 +128,22 @@ def test_experts_may_have_no_gate(format: WeightFormat, dtype: torch.dtype) -> N
 
 @needs_native
 @pytest.mark.parametrize("format", ["float", "q4_k", "q6_k"])
-def test_gate_and_up_may_be_kept_in_different_formats(format: str) -> None:
+@pytest.mark.parametrize(
+    ("apart", "others"), [(range(6), ()), ((), ("int4", "float")), ((0, 4), ("float", "q5_k")), ((3,), ())], ids=str
+)
+def test_gate_and_up_and_each_expert_may_be_kept_in_different_formats(
+    format: str, apart: Sequence[int], others: Sequence[str]
+) -> None:
     x, ids, weights = step(23, 6, 2, torch.float32)
-    wanted, found = (
-        mixture(ops, 6, FORMATS[format], torch.float32, apart=True).mix(x, ids, weights, None, None)
-        for ops in (REFERENCE, native_table())
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max() + 1))
+    formats = tuple(FORMATS[name] for name in others)
+    for biased in (False, True):
+        options: Any = {"apart": apart, "others": formats, "biased": biased}
+        wanted, made = (
+            mixture(ops, 6, FORMATS[format], torch.float32, **options) for ops in (REFERENCE, native_table())
+        )
+        assert isinstance(made, PackedExperts)
+        expected, found = (each.mix(x, ids, weights, None, None) for each in (wanted, made))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max() + 1))
 
 
 @needs_native
@@ -136,7 +157,8 @@ def test_an_expert_whose_weights_do_not_fit_in_12_bits_is_as_good_as_the_others(
     x, ids, weights = step(9, 3, 2, torch.bfloat16)
     for ops in (REFERENCE, native_table()):
         gate_up = [filled(ops, 2 * INNER, HIDDEN, FLOAT, torch.bfloat16, seed, gated=True) for seed in range(3)]
-        gate_up[1].load(0, (sizes * torch.randn(2 * INNER, HIDDEN, generator=generator.manual_seed(1))).bfloat16())
+        unlike = sizes * torch.randn(2 * INNER, HIDDEN, generator=generator.manual_seed(1))
+        gate_up[1].load(0, array_of(unlike.bfloat16()))
         down = [filled(ops, OUT, INNER, FLOAT, torch.bfloat16, seed) for seed in range(3)]
         outs.append(ops.new_experts(list(gate_up), down, None, None).mix(x, ids, weights, None, None))
     assert "cannot be compressed to 12 bits" in caplog.text
@@ -157,14 +179,14 @@ def test_a_token_is_the_same_bits_in_any_company(format: WeightFormat, dtype: to
         return made.mix(x[rows], ids[rows], weights[rows], beside[rows], None, scale_x=scale_x)
 
     alone = torch.cat([mixed(token, token + 1) for token in range(tokens)])
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            native.set_num_threads(count)
             for first, last in ((0, tokens), (3, 260), (7, 9), (11, 50)):
                 assert torch.equal(mixed(first, last), alone[first:last])
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

@@ -8,12 +8,15 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from penstock import native
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
@@ -39,18 +42,23 @@ multiplies_bfloat16 = pytest.mark.skipif(
 
 
 def values(rows: int, columns: int, format: WeightFormat, seed: int) -> Tensor | Quantized:
-    """What `load` takes."""
+    """Rows of a weight."""
     if format is FLOAT:
         rng = np.random.default_rng(seed)
         return torch.from_numpy(rng.standard_normal((rows, columns), np.float32) * 0.1).bfloat16()
     return random_integers(rows, columns, format, seed)
 
 
+def rows_of(content: Tensor | Quantized) -> NDArray[Any] | Quantized:
+    """What `load` takes."""
+    return array_of(content) if isinstance(content, Tensor) else content
+
+
 def fill(weight: Weight, content: Tensor | Quantized, cuts: list[int]) -> None:
     """Load `content` in pieces, the last first."""
     bounds = [0, *cuts, weight.rows]
     for first, last in reversed(list(pairwise(bounds))):
-        weight.load(first, content[first:last])
+        weight.load(first, rows_of(content[first:last]))
 
 
 def both(
@@ -108,10 +116,10 @@ def test_activations_are_those_of_the_reference(activation: Activation, gated: b
     outs = []
     for ops in (REFERENCE, native_table()):
         weight = ops.new_weight(90, 100, FLOAT, gated=gated, activation=activation, dtype=dtype, device=CPU)
-        weight.load(0, content)
+        weight.load(0, rows_of(content))
         halves = [ops.new_weight(45, 100, FLOAT, gated=False, dtype=dtype, device=CPU) for _ in range(2)]
         for half, rows in zip(halves, (slice(45), slice(45, 90)), strict=True):
-            half.load(0, content[rows])
+            half.load(0, rows_of(content[rows]))
         outs.append(weight.linear(x, None, torch.float32))
         if gated:
             outs.append(JoinedWeight(halves, activation).linear(x, None, torch.float32))
@@ -142,14 +150,14 @@ def test_a_row_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torc
     packed = both(200, 330, format, dtype, gated, [])[1]
     x = activations(61, 330, dtype)
     alone = torch.cat([packed.linear(x[i : i + 1], None, torch.float32) for i in range(61)])
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            native.set_num_threads(count)
             for first, last in ((0, 61), *((5, 5 + few) for few in range(1, 15))):  # few meet weights otherwise
                 assert torch.equal(packed.linear(x[first:last], None, torch.float32), alone[first:last])
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
 
 
 @needs_native
@@ -159,7 +167,7 @@ def test_a_precise_map_rounds_activations_a_hundred_times_finer_and_a_row_is_the
 ) -> None:
     rows, columns, tokens, format = 150, 330, 25, FORMATS[name]
     x, content = activations(tokens, columns, torch.float32), random_integers(rows, columns, format)
-    exact = x.double() @ dequantize(content, format).double().T
+    exact = x.double() @ tensor_of(dequantize(content, format)).double().T
     coarse, precise = (
         native_table().new_weight(rows, columns, format, gated=False, dtype=torch.float32, device=CPU, precise=precise)
         for precise in (False, True)
@@ -256,7 +264,7 @@ def test_float16_weights_take_and_give_float32_beyond_their_own_range() -> None:
         made = ops.new_weight(
             90, 100, FLOAT, gated=False, dtype=torch.float32, stored=torch.float16, device=torch.device("cpu")
         )
-        made.load(0, weight.half())
+        made.load(0, array_of(weight.half()))
         assert made.nbytes < 2.1 * 128 * 100
         torch.testing.assert_close(
             made.linear(x, None, torch.float32), x @ weight.half().float().T, rtol=1e-5, atol=5.0
@@ -302,7 +310,7 @@ def test_bfloat16_near_the_largest_of_its_block_is_held_exactly() -> None:
     magnitude[:, 0] = 1.0
     weight = torch.where(torch.from_numpy(rng.random((32, 64)) < 0.5), magnitude, -magnitude)
     packed = native_table().new_weight(32, 64, FLOAT, gated=False, dtype=torch.bfloat16, device=CPU)
-    packed.load(0, weight)
+    packed.load(0, array_of(weight))
     assert torch.equal(packed.lookup(torch.arange(32)), weight)
 
 
@@ -342,7 +350,7 @@ def test_integers_are_held_exactly_and_in_the_bytes_that_are_planned(
     content = random_integers(rows, columns, format, seed=cut)
     packed = native_table().new_weight(rows, columns, format, gated=gated, dtype=torch.float32, device=CPU)
     fill(packed, content, [min(cut, rows)])
-    assert torch.equal(packed.lookup(torch.arange(rows)), dequantize(content, format))
+    assert torch.equal(packed.lookup(torch.arange(rows)), tensor_of(dequantize(content, format)))
     panels = -(-rows // 64) + (1 if gated and rows // 2 % 32 else 0)
     row_scales = 4 * 64 if format.has_row_scales else 0
     assert packed.nbytes <= format.packed_bytes(64 * panels, columns) + row_scales

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock import native
 from penstock.config.weight_formats import FLOAT
+from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.lora import LoraMap, LoraTable
 from penstock.kernels.lora.rows import AdapterRows
@@ -85,8 +87,8 @@ def test_rows_without_an_adapter_and_maps_that_it_does_not_have_stay_as_they_are
 @needs_native
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_rows_bits_do_not_depend_on_the_others(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    before = native.num_threads()
+    native.set_num_threads(threads)
     try:
         ops, rng = native_table(), np.random.default_rng(3)
         x = torch.randn(90, COLUMNS, generator=torch.Generator().manual_seed(1))
@@ -98,7 +100,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(threads: int) -> None:
         order = rng.permutation(90)
         assert torch.equal(added(ops, x[order].contiguous(), [slots[i] for i in order]), together[order])
     finally:
-        torch.set_num_threads(before)
+        native.set_num_threads(before)
 
 
 @versions
@@ -126,7 +128,7 @@ def test_it_is_added_before_the_activation(ops: Ops, gated: bool, joined: bool) 
         for n in ((50, 50) if joined else (rows,))
     ]
     for first, part in zip((0, 50), parts, strict=False):
-        part.load(0, weights[first : first + part.rows])
+        part.load(0, array_of(weights[first : first + part.rows]))
     linear_map = JoinedWeight(parts, "silu" if gated else None) if joined else parts[0]
     lora = ops.new_lora(rows, COLUMNS, torch.float32, CPU)
     a, b = torch.randn(3, COLUMNS), torch.randn(3, rows)
@@ -146,7 +148,7 @@ def test_it_is_added_before_the_activation(ops: Ops, gated: bool, joined: bool) 
 def test_a_pass_without_adapters_does_not_read_what_was_to_be_added() -> None:
     ops = native_table()
     weight = ops.new_weight(64, COLUMNS, FLOAT, gated=False, dtype=torch.float32, device=CPU)
-    weight.load(0, torch.randn(64, COLUMNS))
+    weight.load(0, array_of(torch.randn(64, COLUMNS)))
     rows = AdapterRows()
     rows.assign(None)
     x = torch.randn(4, COLUMNS)

@@ -22,7 +22,7 @@ MATRIX = re.compile(r"(wgmma\.mma_async\S*?\.m\d+n\d+k\d+|mma\.sync\S*?\.m\d+n\d
 MOST_SHARED = {80: 166912, 90: 232448}
 """Bytes of shared memory that a program may have, by architecture."""
 TYPES = dict.fromkeys(("x", "weight", "queries", "key", "value"), "*bf16") | {"scale": "fp32", "a": "*i8", "b": "*i8"}
-NUMBERS = ("num_tokens", "num_rows", "num_columns")
+NUMBERS = ("num_tokens", "num_rows", "num_columns", "K")
 LISTS = ("query_start", "seq_lens", "table_start", "blocks", "items", "num_items", "tiles", "decodes", "first_item")
 
 

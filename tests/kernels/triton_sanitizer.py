@@ -20,36 +20,47 @@ class AddressError(AssertionError):
 
 
 class _Launch:
-    """The tensors of a launch, and which program wrote an address."""
+    """The tensors of a launch, each with the program that wrote at each of its bytes (0: none)."""
 
     def __init__(self) -> None:
-        self.ranges: list[tuple[int, int]] = []
-        self.writers: dict[int, tuple[int, ...]] = {}
-        self.program: tuple[int, ...] = ()
+        self.tensors: list[tuple[int, NDArray[np.int32]]] = []
+        self.programs: dict[tuple[int, ...], int] = {}
+        self.program = 0
+
+    def begin(self, index: tuple[int, ...]) -> None:
+        self.program = self.programs.setdefault(index, len(self.programs) + 1)
 
     def add(self, tensor: Any) -> None:
         if tensor.numel():
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            first = tensor.data_ptr()
-            self.ranges.append((first, first + (last + 1) * tensor.element_size()))
+            self.tensors.append((tensor.data_ptr(), np.zeros((last + 1) * tensor.element_size(), np.int32)))
 
     def check(self, pointers: Any, mask: Any, *, write: bool) -> None:
         used = np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
-        addresses: NDArray[np.uint64] = pointers.data[used].ravel()
+        addresses = pointers.data[used].ravel().astype(np.int64)
+        if not addresses.size:
+            return
         size = np.dtype(interpreter._get_np_dtype(pointers.get_element_ty())).itemsize
+        low, high = int(addresses.min()), int(addresses.max())
         inside = np.zeros(addresses.shape, bool)
-        for first, end in self.ranges:
-            inside |= (addresses >= first) & (addresses + size <= end)
+        touched: list[tuple[NDArray[np.int32], NDArray[np.int64]]] = []
+        for first, writers in self.tensors:  # those of views overlap
+            if first <= high and low < first + len(writers):
+                offsets = addresses - first
+                within = (offsets >= 0) & (offsets + size <= len(writers))
+                inside |= within
+                touched.append((writers, offsets[within]))
         verb = "writes" if write else "reads"
         if not inside.all():
             raise AddressError(f"a program {verb} {np.count_nonzero(~inside)} addresses outside of all tensors")
         if write and len(np.unique(addresses)) != len(addresses):
             raise AddressError("a store has an address twice")
-        for address in addresses.tolist():
-            if self.writers.get(address, self.program) != self.program:
+        for writers, offsets in touched:
+            before = writers[offsets]
+            if np.any((before != 0) & (before != self.program)):
                 raise AddressError(f"a program {verb} what another one wrote")
             if write:
-                self.writers[address] = self.program
+                writers[offsets] = self.program
 
 
 @contextmanager
@@ -83,7 +94,7 @@ def sanitized(*, reverse: bool = False) -> Iterator[None]:
     def placed(builder: Any, *index: int) -> None:
         if reverse:
             index = tuple(size - 1 - each for size, each in zip(builder.grid_dim, index, strict=True))
-        launch.program = index
+        launch.begin(index)
         place(builder, *index)
 
     replaced = {"create_masked_load": loaded, "create_masked_store": stored, "set_grid_idx": placed}

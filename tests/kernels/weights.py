@@ -1,8 +1,10 @@
 """Random rows of weights in every integer format."""
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from penstock.config.weight_formats import StoredType, WeightFormat
 from penstock.kernels.linear.quantized import Quantized
@@ -15,19 +17,19 @@ def random_integers(rows: int, columns: int, format: WeightFormat, seed: int = 0
     minima = format.offset == "minimum"
     largest = 1.0 / 2**format.bits
 
-    def stored(type: StoredType | None, shape: tuple[int, int], most: float) -> Tensor | None:
+    def stored(type: StoredType | None, shape: tuple[int, int], most: float) -> NDArray[Any] | None:
         if type is None:
             return None
         if type.endswith("int8"):
             made = rng.integers(-127 if type == "int8" else 0, 128 if type == "int8" else int(most), shape)
         else:
             made = rng.uniform(most / 10, most, shape)
-        return torch.from_numpy(made).to(getattr(torch, type))
+        return made.astype(getattr(ml_dtypes, type, type))
 
     scales = stored(format.scale, groups, 256 if format.super_type else largest)
     assert scales is not None
     zeros = {"centre": 0, "zero": 2**format.bits, "fraction": 128, "minimum": 256 if format.super_type else 0.5}
-    values = torch.from_numpy(rng.integers(0, 2**format.bits, (rows, columns), np.uint8))
+    values = rng.integers(0, 2**format.bits, (rows, columns), np.uint8)
     if format.value == "e4m3":
         values[values & 127 == 127] = 0  # its bits of what is no number
     return Quantized(

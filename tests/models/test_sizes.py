@@ -50,7 +50,12 @@ class Counting(WeightFactory):
         return self._count(super().weight_of(*args))
 
     def empty(self, *args: Any, **options: Any) -> Any:
-        tensor = super().empty(*args, **options)
+        return self._count_elements(super().empty(*args, **options))
+
+    def _tensor(self, *args: Any) -> Any:
+        return self._count_elements(super()._tensor(*args))
+
+    def _count_elements(self, tensor: torch.Tensor) -> torch.Tensor:
         self.counted.append(tensor.numel())
         return tensor
 
@@ -99,7 +104,7 @@ def test_a_head_has_its_own_weights_alone(tmp_path: Path) -> None:
     assert spec.mtp is not None
     factory = counting(1)
     MTPHead(spec.mtp, Decoder(spec, 8, counting(1)), 8, factory)
-    assert head_sizes(spec, spec.mtp).num_parameters == sum(factory.counted)
+    assert head_sizes(spec).num_parameters == sum(factory.counted)
 
 
 def test_no_layer_needs_torch_to_state_its_weights() -> None:

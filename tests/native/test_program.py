@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from penstock.config.weight_formats import FLOAT
+from penstock.kernels.arrays import array_of
 from penstock.native.program import CannotRecordError, Program, RecordedTensor
 from penstock.native.structs import Segment
 from tests.kernels.versions import LIBRARY, native_table, needs_native
@@ -23,8 +24,8 @@ class Block:
         self.ops, cpu = native_table(), torch.device("cpu")
         self.up = self.ops.new_weight(96, WIDTH, FLOAT, gated=True, dtype=torch.float32, device=cpu)
         self.down = self.ops.new_weight(WIDTH, 48, FLOAT, gated=False, dtype=torch.float32, device=cpu)
-        self.up.load(0, torch.randn(96, WIDTH))
-        self.down.load(0, torch.randn(WIDTH, 48))
+        self.up.load(0, array_of(torch.randn(96, WIDTH)))
+        self.down.load(0, array_of(torch.randn(WIDTH, 48)))
         self.norm = torch.rand(WIDTH) + 0.5
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,9 @@
 """Random rows of every GGUF type that the kernels have a home for."""
 
 import numpy as np
-import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-from torch import Tensor
 
 HALVES = {  # where a block has float16: of its scale, and of its minimum
     "Q8_0": (0,),
@@ -24,7 +22,7 @@ HALVES = {  # where a block has float16: of its scale, and of its minimum
 }
 
 
-def random_rows(type: str, rows: int, blocks: int, seed: int) -> Tensor:
+def random_rows(type: str, rows: int, blocks: int, seed: int) -> NDArray[np.uint8]:
     """`rows` [rows, bytes] of `blocks` blocks each: any bytes, with scales of any finite size and sign."""
     rng = np.random.default_rng(seed)
     _, size = GGML_QUANT_SIZES[GGMLQuantizationType[type]]
@@ -33,7 +31,7 @@ def random_rows(type: str, rows: int, blocks: int, seed: int) -> Tensor:
         data[..., at : at + 2] = halves(rng, (rows, blocks))
     if type == "MXFP4":
         data[..., 0] = rng.integers(0, 250, (rows, blocks))
-    return torch.from_numpy(data.reshape(rows, blocks * size))
+    return data.reshape(rows, blocks * size)
 
 
 def halves(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.uint8]:
@@ -41,6 +39,7 @@ def halves(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.uint8
     return (magnitudes | rng.integers(0, 2, shape, np.uint16) << 15)[..., None].view(np.uint8)
 
 
-def dequantized(type: str, rows: Tensor) -> Tensor:
+def dequantized(type: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """By the package `gguf`."""
-    return torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType[type]))
+    made: NDArray[np.float32] = dequantize(rows, GGMLQuantizationType[type])
+    return made

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from penstock import LLM, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.weight_formats import FORMATS
 from penstock.errors import CheckpointError
+from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import dequantize
 from penstock.kernels.ops import make_ops, native_ops
 from penstock.models.decoder import Decoder
@@ -122,9 +124,9 @@ def product(values: Tensor, scales: Tensor) -> Tensor:
 def test_fp8_is_held_exactly(rows: int, columns: int, per: Any, wide: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     values, scales = random_float8(rows, columns, generator), random_scales(per, rows, columns, generator)
-    held = float8_rows(values, scales, Float8Scheme(per, "weight_scale"))
+    held = float8_rows(array_of(values), array_of(scales), Float8Scheme(per, "weight_scale"))
     wanted = product(values, scales)
-    assert torch.equal(dequantize(held, FORMATS["fp8"]), wanted)
+    assert torch.equal(tensor_of(dequantize(held, FORMATS["fp8"])), wanted)
     for table in TABLES:
         dtype = torch.float32 if wide else torch.bfloat16
         weight = table.new_weight(rows, columns, FORMATS["fp8"], gated=False, dtype=dtype, device=CPU)
@@ -146,10 +148,11 @@ def test_mxfp4_is_held_exactly(rows: int, groups: int, seed: int) -> None:
     values = torch.randint(0, 256, (rows, groups, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(1, 250, (rows, groups), dtype=torch.uint8, generator=generator)
     wanted = mxfp4(values.flatten(1), scales)
-    assert torch.equal(dequantize(mxfp4_rows(values, scales), FORMATS["mxfp4"]), wanted)
+    held = mxfp4_rows(array_of(values), array_of(scales))
+    assert torch.equal(tensor_of(dequantize(held, FORMATS["mxfp4"])), wanted)
     for table in TABLES:
         weight = table.new_weight(rows, 32 * groups, FORMATS["mxfp4"], gated=False, dtype=torch.float32, device=CPU)
-        weight.load(0, mxfp4_rows(values, scales))
+        weight.load(0, held)
         assert torch.equal(weight.lookup(torch.arange(rows)), wanted)
 
 
@@ -161,7 +164,8 @@ def test_mxfp4_is_what_transformers_makes_of_it() -> None:
     scales = torch.randint(110, 135, (2, 6, 4), dtype=torch.uint8, generator=generator)
     theirs = convert_moe_packed_tensors(values, scales, dtype=torch.bfloat16)  # [experts, columns, rows]
     for expert in range(2):
-        ours = dequantize(mxfp4_rows(values[expert], scales[expert]), FORMATS["mxfp4"])
+        held = mxfp4_rows(array_of(values[expert]), array_of(scales[expert]))
+        ours = tensor_of(dequantize(held, FORMATS["mxfp4"]))
         assert torch.equal(ours, theirs[expert].T.float())
 
 
@@ -342,7 +346,7 @@ def test_weights_and_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match=name):
             load(tmp_path)
     with pytest.raises(CheckpointError, match="scales that are NaN"):
-        mxfp4_rows(torch.zeros(1, 1, 16, dtype=torch.uint8), torch.full((1, 1), 255, dtype=torch.uint8))
+        mxfp4_rows(np.zeros((1, 1, 16), np.uint8), np.full((1, 1), 255, np.uint8))
 
 
 def test_the_experts_of_gpt_oss_alone_are_mxfp4() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.weight_formats import FORMATS
+from penstock.kernels.arrays import tensor_of
 from penstock.kernels.ops import Ops
 from penstock.quantization.gguf_blocks import quantized_rows
 from penstock.quantization.scheme import GGUF_FORMATS
@@ -32,7 +33,7 @@ def test_a_weight_gives_the_rows_that_the_file_holds(
     )
     weight.load(rows, quantized_rows(type, stored[rows:]))
     weight.load(0, quantized_rows(type, stored[:rows]))
-    assert torch.equal(weight.lookup(torch.arange(2 * rows)), wanted)
+    assert torch.equal(weight.lookup(torch.arange(2 * rows)), tensor_of(wanted))
 
 
 def test_all_quantized_types_that_have_a_home_are_tested() -> None:

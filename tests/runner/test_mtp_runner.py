@@ -22,8 +22,9 @@ from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.engine.drafting import make_drafters, make_speculation
 from penstock.errors import CheckpointError, ConfigError, DeviceLostError
-from penstock.models.mtp import MTPHead
+from penstock.native import library
 from penstock.runner import ranks
+from penstock.runner.mtp_forward import RecordedMTP
 from penstock.runner.torch_runner import TorchRunner
 from tests.core.fakes import make_request
 from tests.kernels.versions import needs_native
@@ -33,6 +34,7 @@ from tests.support.families import SHAPE as FAMILY_SHAPE
 from tests.support.gguf_families import write_family
 from tests.support.mtp import FAMILIES, SHAPE, write_with_head
 from tests.support.stepping import kept
+from tests.support.torch_ops import TorchOps
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -148,7 +150,9 @@ def test_the_head_guesses_what_the_report_says_and_answers_stay_the_same(
     wanted = run(plain, TEXTS, 12)
     plain.close()
     core = engine(folder, **options)
-    assert run(core, TEXTS, 12) == wanted
+    with TorchOps() as noted:
+        assert run(core, TEXTS, 12) == wanted
+    assert noted.names == [] or library() is None
     guessed = [(text, draft) for text, draft in seen if draft]
     assert len(guessed) > 8
     assert {len(draft) for _, draft in guessed} >= {1, 3}
@@ -268,10 +272,10 @@ def test_a_step_of_the_head_that_fails_in_one_of_two_ranks_ends_the_engine(
     write_with_head(tmp_path, "Glm4Moe")
     core = engine(tmp_path, tensor_parallel_size=2, threads=2)
 
-    def fail(self: MTPHead, mixed: Any, rows: Tensor) -> Tensor:
+    def fail(self: RecordedMTP, *step: Any) -> Tensor:
         raise ValueError("failed")
 
-    monkeypatch.setattr(MTPHead, "finish", fail)
+    monkeypatch.setattr(RecordedMTP, "run", fail)
     monkeypatch.setattr(ranks, "GRACE", 0.1)
     with pytest.raises(DeviceLostError, match="a step of the head in several ranks failed: failed"):
         run(core, TEXTS, 12)

@@ -79,7 +79,7 @@ def test_a_client_that_leaves_is_counted_as_gone(tmp_path, caplog):
     async def talk(http, engine):
         body = HELLO | {"prompt": [SLOW], "max_tokens": 500}
         client = asyncio.ensure_future(http.post("/v1/completions", json=body))
-        while not engine.fleet.places[0].engine_is_busy:
+        while not engine.fleet.replicas[0].is_busy:
             await asyncio.sleep(0.01)
         client.cancel()
         while not facts_of(caplog):

@@ -1,5 +1,7 @@
 """Requests made of the server's own OpenAPI description, by schemathesis: a fixed budget, each time the same."""
 
+import os
+
 import httpx
 import hypothesis
 import pytest
@@ -10,7 +12,8 @@ from tests.support.waiting import wait_until
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis needs Python 3.11")
 
-EXAMPLES = 30  # a route and mode
+EXAMPLES = int(os.environ.get("TEST_FUZZ", "10"))
+"""Of a route and mode."""
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_runs_change_no_answer_no_time_and_no_count(
         ),
         router=router,
         limits=QueueLimits(queue_timeout=5.0),
-        failures=tuple(Failure(time, place) for time, place in failures if place < num_engines),
+        failures=tuple(Failure(time, replica) for time, replica in failures if replica < num_engines),
         restart_seconds=2.0,
     )
     fast, slow = (simulate(fleet, chats, runs=runs) for runs in (True, False))

@@ -80,7 +80,7 @@ def test_every_request_ends_once_and_the_same_seed_gives_the_same_times(
         settings=make_settings(num_blocks=num_blocks, max_num_seqs=4, max_model_len=num_blocks * 32),
         router=router,
         limits=QueueLimits(max_queued=max_queued),
-        failures=tuple(Failure(time, place) for time, place in failures if place < num_engines),
+        failures=tuple(Failure(time, replica) for time, replica in failures if replica < num_engines),
         restart_seconds=1.5,
     )
     chats = Chats(

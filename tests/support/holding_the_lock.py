@@ -11,7 +11,8 @@ import threading
 import time
 
 from penstock.system.host import die_with_parent, start_child
-from penstock.system.worker_process import Channel, WorkerProcess
+from penstock.system.worker_channel import Channel
+from penstock.system.worker_process import WorkerProcess
 
 NAME = "tests.support.holding_the_lock"
 

@@ -1,4 +1,4 @@
-"""Memory that is backed before it is wanted."""
+"""The memory of weights and caches, some of it in a file."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.system.allocator import Allocator, Arena, FileArena
+from penstock.system.allocator import Allocator, FileArena
 from tests.support.pages import backed_bytes
 
 PAGE = 4096
@@ -21,10 +21,8 @@ def file_room(folder: Path, size: int) -> FileArena:
         return FileArena(file.fileno(), PAGE, size)
 
 
-@pytest.mark.parametrize("of_file", [False, True])
-def test_what_is_taken_is_zeroed_begins_a_cache_line_and_is_nobody_elses(tmp_path: Path, of_file: bool) -> None:
-    room = file_room(tmp_path, 4 * PAGE) if of_file else Arena(4 * PAGE, 4 * PAGE)
-    assert room.back_some()
+def test_what_is_taken_is_zeroed_begins_a_cache_line_and_is_nobody_elses(tmp_path: Path) -> None:
+    room = file_room(tmp_path, 4 * PAGE)
     first, second, third = room.take(100), room.take(PAGE + 1), room.take(7)
     assert first is not None
     assert second is not None
@@ -53,37 +51,15 @@ def test_what_is_written_is_in_the_file(tmp_path: Path) -> None:
 
 
 def test_more_than_there_is_cannot_be_taken(tmp_path: Path) -> None:
-    for room in (Arena(PAGE, 0), file_room(tmp_path, PAGE)):
-        assert room.take(PAGE + 1) is None
-        assert room.take(PAGE) is not None
-        assert room.take(1) is None
-
-
-def test_the_rest_goes_back_and_what_was_taken_stays() -> None:
-    arena = Arena(64 * PAGE, 64 * PAGE)
-    allocator = Allocator(arena)
-    taken, beyond = allocator.zeros(PAGE + 1), arena._address + 40 * PAGE
-    taken[:] = 7
-    ctypes.memset(beyond, 1, PAGE)
-    allocator.give_back_rest()
-    assert (taken == 7).all()
-    assert ctypes.string_at(beyond, PAGE) == bytes(PAGE)
-    first, last = arena._address, arena._address + 64 * PAGE
-    assert not first <= allocator.zeros(1).ctypes.data < last
-
-
-def test_all_of_it_is_backed_if_there_is_time(tmp_path: Path) -> None:
-    room, of_file = Arena(40 * 2**20, 20 * 2**20), file_room(tmp_path, 9 * 2**20)
-    one = Allocator(room, of_file)
-    assert one._thread is not None
-    one._thread.join()
-    assert (room.backed, of_file.backed) == (20 * 2**20, 9 * 2**20)
-    assert one.num_backed == 20 * 2**20  # the system counts pages of files as free
+    room = file_room(tmp_path, PAGE)
+    assert room.take(PAGE + 1) is None
+    assert room.take(PAGE) is not None
+    assert room.take(1) is None
 
 
 def test_weights_lie_in_a_file_as_long_as_that_has_room(tmp_path: Path) -> None:
     of_file = file_room(tmp_path, 2 * PAGE)
-    allocator = Allocator(Arena(2 * PAGE, 0))
+    allocator = Allocator()
     with allocator.in_file(of_file):
         parts = [allocator.zeros(PAGE, for_weights=is_weight) for is_weight in (True, False, True, True, True)]
         assert [of_file.offset_of(part) is not None for part in parts] == [True, False, True, False, False]
@@ -91,7 +67,7 @@ def test_weights_lie_in_a_file_as_long_as_that_has_room(tmp_path: Path) -> None:
 
 def test_the_weights_of_the_next_model_lie_elsewhere_even_if_the_file_has_room(tmp_path: Path) -> None:
     of_file = file_room(tmp_path, 4 * PAGE)
-    allocator = Allocator(None, of_file)
+    allocator = Allocator()
     before = allocator.zeros(PAGE, for_weights=True)
     with allocator.in_file(of_file):
         inside = allocator.zeros(PAGE, for_weights=True)
@@ -101,8 +77,7 @@ def test_the_weights_of_the_next_model_lie_elsewhere_even_if_the_file_has_room(t
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_it_is_memory_that_the_system_may_keep_in_large_pages() -> None:
-    taken = Arena(PAGE, 0).take(1)
-    assert taken is not None
+    taken = Allocator().zeros(1)
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, permissions = line.split()[:2]
         first, beyond = (int(bound, 16) for bound in bounds.split("-"))
@@ -112,7 +87,7 @@ def test_it_is_memory_that_the_system_may_keep_in_large_pages() -> None:
     raise AssertionError("it is mapped nowhere")
 
 
-def test_without_an_arena_the_system_gives_zeros() -> None:
+def test_the_system_gives_zeros() -> None:
     assert np.array_equal(Allocator().zeros(10), np.zeros(10, np.uint8))
 
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 from tests.support.waiting import alive, wait_until
 
-CHANNEL = "from penstock.system.worker_process import Channel\nchannel = Channel()\n"
+CHANNEL = "from penstock.system.worker_channel import Channel\nchannel = Channel()\n"
 ECHO = CHANNEL + "while True: channel.send(channel.receive())"
 
 

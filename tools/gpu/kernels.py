@@ -21,8 +21,11 @@ def read(x, out, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def multiply_int8(a, b, out, K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
-    """a [ROWS, K] by b [COLUMNS, K], both int8: out [ROWS, COLUMNS] int32, by one program."""
+def multiply_int8(a, b, out, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
+    """a [ROWS, K] by b [COLUMNS, K], both int8: out [ROWS, COLUMNS] int32, by one program.
+
+    K is no constant: of a large one the compiler takes 20 s.
+    """
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     acc = tl.zeros((ROWS, COLUMNS), tl.int32)

@@ -31,6 +31,7 @@ from penstock.config.engine_config import EngineConfig
 from penstock.config.memory import Machine
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
+from penstock.kernels.arrays import array_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
@@ -137,7 +138,7 @@ def random_engine(folder: Path, shape: dict[str, Any], place: Place) -> EngineCo
     def fill(files: object, parameters: dict[str, Any], *rest: object) -> None:
         for parameter in parameters.values():
             values = torch.randn(parameter.shape, device=place.device, dtype=torch.bfloat16)
-            parameter.load(0, values.mul_(0.02) if values.ndim > 1 else values.fill_(1.0))
+            parameter.load(0, array_of((values.mul_(0.02) if values.ndim > 1 else values.fill_(1.0)).cpu()))
             del values  # before the next, which may be as large
 
     with (

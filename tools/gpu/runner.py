@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tools.gpu.child import write
 from tools.gpu.page import page
@@ -78,17 +78,9 @@ class Runner:
         limit, mark = min(part.seconds, left), uuid.uuid4().hex
         result, log = (self.out / f"{part.name}.{ending}" for ending in ("part", "log"))
         result.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tools.gpu.child", part.function, self.device, str(result.resolve())]
         began = time.monotonic()
         with log.open("w") as output:
-            process = subprocess.Popen(
-                [*command, *([str(self.wheels.resolve())] if self.wheels else [])],
-                cwd=ROOT,
-                env=self._environment(mark, scratch),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = self._start(part, result.resolve(), self._environment(mark, scratch), output)
             try:
                 code: int | None = process.wait(limit)
             except subprocess.TimeoutExpired:
@@ -102,6 +94,19 @@ class Runner:
         result.unlink(missing_ok=True)
         log.unlink()
         return found
+
+    def _start(
+        self, part: Part, result: Path, environment: dict[str, str], output: IO[str]
+    ) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "tools.gpu.child", part.function, self.device, str(result)]
+        return subprocess.Popen(
+            [*command, *([str(self.wheels.resolve())] if self.wheels else [])],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def _environment(self, mark: str, scratch: Path) -> dict[str, str]:
         """Of a part: what it leaves in its temporary folder goes with the run's."""

@@ -8,16 +8,17 @@ import argparse
 import os
 import sys
 from functools import partial
+from importlib import import_module
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.cli import cache, chat, generate, quantize, reload, serve, simulate, verify
 from penstock.cli.parser import Parser
 from penstock.cli.sources import name_sources
 from penstock.errors import ConfigError, PenstockError
-from penstock.system.host import CLOSED_PIPE, end_process, keep_own_rights
+from penstock.system.host import CLOSED_PIPE, end_process, importing, keep_own_rights
 
-COMMANDS = (generate, chat, serve, reload, quantize, verify, simulate, cache)
+COMMANDS = ("generate", "chat", "serve", "reload", "quantize", "verify", "simulate", "cache")
+"""Modules of this package, in the order of the help."""
 
 
 def run() -> NoReturn:
@@ -32,7 +33,10 @@ def run() -> NoReturn:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns its exit code: 2 for a caller's mistake, 130 after Ctrl-C, 141 after a closed pipe."""
-    args = make_parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    with importing():
+        parser = make_parser(given[0] if given else None)
+    args = parser.parse_args(given)
     try:
         code: int = args.run(args)
     except PenstockError as error:
@@ -48,13 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(first: str | None = None) -> argparse.ArgumentParser:
+    """The program's parser. If the `first` argument is a command, it knows that command alone: others take time."""
     parser = Parser(prog="penstock", description="An inference server for large language models.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     parser.set_defaults(run=partial(_print_help, parser))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for command in (first,) if first in COMMANDS else COMMANDS:
+        import_module(f"penstock.cli.{command}").add_parser(commands)
     _add_help(commands)
     return parser
 

@@ -17,6 +17,8 @@ from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
 from penstock.config.engine_config import EngineConfig, iter_options
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.server.config import iter_server_options
+from penstock.system.host import importing
+from penstock.text.chat_template import start_rendering
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
@@ -176,17 +178,20 @@ def only_adapter(args: argparse.Namespace) -> str | None:
     return names[0] if names else None
 
 
-def open_llm(args: argparse.Namespace, *, chats: bool) -> "LLM":
+def open_llm(args: argparse.Namespace, *, chats: bool, renders: bool = True) -> "LLM":
     """Load the model that the flags name.
 
     Args:
         chats: whether the command requires a chat template.
+        renders: whether it uses one, so that the process that renders starts while the model loads.
 
     Raises:
         ConfigError, CheckpointError: the model cannot generate text, or chat; checked before its weights are read.
     """
-    from penstock.cli.text_models import check_chats, check_takes_text
-    from penstock.llm import LLM
+    rendering = start_rendering() if renders else None
+    with importing():
+        from penstock.cli.text_models import check_chats, check_takes_text
+        from penstock.llm import LLM
 
     options = engine_options(args)
     model = EngineConfig.from_options(**options).model
@@ -196,5 +201,7 @@ def open_llm(args: argparse.Namespace, *, chats: bool) -> "LLM":
         check_chats(checkpoint, model.chat_template)
     with loading_shown(checkpoint):
         llm = LLM(**options)
+    if rendering is not None and llm.tokenizer is not None:
+        llm.tokenizer.render_with(rendering)
     print(llm.memory_plan, file=sys.stderr)
     return llm

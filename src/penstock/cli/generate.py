@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.output} answers {len(answered)} of {len(prompts)} prompts already", file=sys.stderr)
     if not open_indices:
         return 0
-    with open_llm(args, chats=False) as llm:
+    with open_llm(args, chats=False, renders=not args.raw) as llm:
         params, tokenizer = fill_sampling(params, llm), llm.tokenizer
         has_template = tokenizer is not None and tokenizer.has_chat_template
         if not has_template and not args.raw:

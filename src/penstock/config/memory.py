@@ -337,7 +337,7 @@ def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> i
     """Bytes of the pools of all groups if the main group has this many blocks."""
     caches = model.facts.caches
     hidden = model.facts.hidden_size * BYTES_OF[model.dtype] if model.keeps_hidden else 0
-    return num_blocks * limits.block_size * hidden + sum(
+    return (num_blocks * limits.block_size + 1 + limits.max_num_seqs) * hidden + sum(
         group.num_blocks * cache.block_bytes(limits.block_size, model.kv_dtype)
         for group in layer_groups(caches, limits, num_blocks)
         for cache in map(caches.__getitem__, group.layers)

@@ -1,8 +1,10 @@
 """Fairness between tenants, whatever they request: the order of the queue, and shares of slots and KV blocks."""
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.api.request import Request
 from penstock.core.kv_manager import KVManager
@@ -16,17 +18,104 @@ ANSWER_WEIGHT = 2
 
 _NOBODY = -1
 
+T = TypeVar("T")
 
+
+@dataclass(slots=True, eq=False)
 class _Tenant:
-    """One tenant's counter and waiting sequences."""
+    """One tenant's counter."""
 
-    __slots__ = ("counter", "joined", "name", "waiting")
+    name: str
+    counter: int = 0
+    joined: int = _NOBODY
+    """Order in which it began to wait; `_NOBODY` while no request of it waits."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.counter = 0
-        self.joined = _NOBODY  # order in which it began to wait; _NOBODY while none of its sequences waits
-        self.waiting = OrderedQueue(by_priority)
+
+class TenantCounters:
+    """The counters of service of `FairQueue`, and the waiting tenant that has the smallest.
+
+    A tenant that begins to wait starts no lower than the lowest counter among those already waiting, so an idle tenant
+    accumulates no credit; and when no request waits, all debts are cleared.
+    """
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _Tenant] = {}
+        self._waiting: dict[str, _Tenant] = {}
+        self._active: list[tuple[int, int, _Tenant]] = []  # heap of (lower bound of its counter, joined, tenant)
+        self._num_joined = 0
+        self._highest = 0  # of all counters
+
+    def __len__(self) -> int:
+        """The number of tenants that have ever waited."""
+        return len(self._tenants)
+
+    @property
+    def waiting(self) -> Iterable[str]:
+        """The waiting tenants."""
+        return self._waiting.keys()
+
+    def counter(self, name: str) -> int:
+        """The tenant's counter, comparable among waiting tenants."""
+        return self._tenants[name].counter if name in self._tenants else 0
+
+    def join(self, name: str) -> None:
+        """Record that a tenant waits; ignored if it does already."""
+        if name in self._waiting:
+            return
+        tenant = self._tenants.setdefault(name, _Tenant(name))
+        first = self._first_tenant()
+        tenant.counter = max(tenant.counter, self._highest if first is None else first.counter)
+        tenant.joined = self._num_joined
+        self._num_joined += 1
+        if len(self._active) > 2 * len(self._tenants) + 8:  # bound the number of stale entries
+            self._active = [(t.counter, t.joined, t) for t in self._waiting.values()]
+            heapq.heapify(self._active)
+        heapq.heappush(self._active, (tenant.counter, tenant.joined, tenant))
+        self._waiting[name] = tenant
+
+    def leave(self, name: str) -> None:
+        """Record that no request of a tenant waits any more."""
+        self._waiting.pop(name).joined = _NOBODY
+
+    def charge(self, name: str, amount: int) -> None:
+        """Add to the counter of a tenant that has waited."""
+        tenant = self._tenants[name]
+        tenant.counter += amount
+        if tenant.counter > self._highest:
+            self._highest = tenant.counter
+
+    def first(self) -> str | None:
+        """The waiting tenant with the smallest counter; ties go to the one waiting longest."""
+        tenant = self._first_tenant()
+        return None if tenant is None else tenant.name
+
+    def _first_tenant(self) -> _Tenant | None:
+        while self._active:
+            counter, joined, tenant = self._active[0]
+            if joined != tenant.joined:  # stale: it left since, and may have joined again
+                heapq.heappop(self._active)
+            elif counter != tenant.counter:
+                heapq.heapreplace(self._active, (tenant.counter, joined, tenant))
+            else:
+                return tenant
+        return None
+
+    def in_order(self, waiting: Callable[[str], Iterator[T]], prompt_length: Callable[[T], int]) -> Iterator[T]:
+        """Yield the requests of all tenants in the order of being served, as far as prompts decide it.
+
+        Args:
+            waiting: yields a tenant's requests in order.
+        """
+        heap = [(t.counter, t.joined, waiting(t.name)) for t in self._waiting.values()]
+        heapq.heapify(heap)
+        while heap:
+            counter, joined, requests = heap[0]
+            request = next(requests, None)
+            if request is None:
+                heapq.heappop(heap)
+            else:
+                yield request
+                heapq.heapreplace(heap, (counter + PROMPT_WEIGHT * prompt_length(request), joined, requests))
 
 
 class FairQueue:
@@ -34,8 +123,7 @@ class FairQueue:
 
     Each tenant has a counter of its service: `PROMPT_WEIGHT` per computed prompt token, `ANSWER_WEIGHT` per generated
     token. The next sequence admitted belongs to the waiting tenant with the smallest counter; within a tenant, the
-    order is priority and arrival. A tenant that begins to wait starts no lower than the lowest counter among those
-    already waiting, so an idle tenant accumulates no credit; and when no request waits, all debts are cleared.
+    order is priority and arrival. `TenantCounters` has the rule for idle tenants.
 
     Once admitted, a sequence keeps its place in the order of first admissions: after preemption it returns before all
     sequences that never ran, and is not charged again for recomputation.
@@ -53,14 +141,11 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._tenants: dict[str, _Tenant] = {}
-        self._waiting: dict[str, _Tenant] = {}  # tenants with a waiting request that never ran
-        self._active: list[tuple[int, int, _Tenant]] = []  # heap of (lower bound of its counter, joined, tenant)
+        self._counters = TenantCounters()
+        self._queues: dict[str, OrderedQueue] = defaultdict(lambda: OrderedQueue(by_priority))  # by tenant, never ran
         self._returning = OrderedQueue(self.order_key)
         self._num_waiting = 0
-        self._num_joined = 0
         self._num_turns = 0
-        self._highest = 0  # of all counters
 
     def order_key(self, seq: Sequence) -> OrderKey:
         return (seq.turn, seq.ordinal, seq.index)
@@ -70,34 +155,18 @@ class FairQueue:
 
     def counter(self, tenant: str) -> int:
         """The tenant's virtual counter, comparable among waiting tenants."""
-        return self._tenants[tenant].counter if tenant in self._tenants else 0
+        return self._counters.counter(tenant)
 
     def push(self, seq: Sequence) -> None:
         self._num_waiting += 1
         if seq.turn != NOT_YET:
             self._returning.push(seq)
             return
-        name = seq.request.tenant
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            tenant = self._tenants[name] = _Tenant(name)
-        if tenant.joined == _NOBODY:
-            self._join(tenant)
-        tenant.waiting.push(seq)
-
-    def _join(self, tenant: _Tenant) -> None:
-        first = self._first()
-        tenant.counter = max(tenant.counter, self._highest if first is None else first.counter)
-        tenant.joined = self._num_joined
-        self._num_joined += 1
-        if len(self._active) > 2 * len(self._tenants) + 8:  # bound the number of stale entries
-            self._active = [(t.counter, t.joined, t) for t in self._waiting.values()]
-            heapq.heapify(self._active)
-        heapq.heappush(self._active, (tenant.counter, tenant.joined, tenant))
-        self._waiting[tenant.name] = tenant
+        self._counters.join(seq.request.tenant)
+        self._queues[seq.request.tenant].push(seq)
 
     def waiting_tenants(self) -> Iterable[str]:
-        return {*self._first_returning(), *self._waiting}
+        return {*self._first_returning(), *self._counters.waiting}
 
     def _first_returning(self) -> dict[str, Sequence]:
         """The first preempted sequence of each tenant."""
@@ -108,33 +177,23 @@ class FairQueue:
 
     def claimants(self) -> Iterable[Sequence]:
         """Each tenant's first preempted sequence, and the first sequence of the tenants with the smallest counter."""
-        if len(self._tenants) < 2:
+        counters = self._counters
+        if len(counters) < 2:
             return []
-        returning, first = self._first_returning(), self._first()
+        returning, first = self._first_returning(), counters.first()
         found = list(returning.values())
         if first is not None:
-            least = [t for t in self._waiting.values() if t.counter == first.counter and t.name not in returning]
-            found += [seq for tenant in least if (seq := tenant.waiting.peek()) is not None]
+            smallest = counters.counter(first)
+            least = [name for name in counters.waiting if counters.counter(name) == smallest and name not in returning]
+            found += [seq for name in least if (seq := self._queues[name].peek()) is not None]
         return found
-
-    def _first(self) -> _Tenant | None:
-        """The waiting tenant with the smallest counter; ties go to the one waiting longest."""
-        while self._active:
-            counter, joined, tenant = self._active[0]
-            if joined != tenant.joined:  # stale: it left since, and may have joined again
-                heapq.heappop(self._active)
-            elif counter != tenant.counter:
-                heapq.heapreplace(self._active, (tenant.counter, joined, tenant))
-            else:
-                return tenant
-        return None
 
     def peek(self) -> Sequence | None:
         returning = self._returning.peek()
         if returning is not None:
             return returning
-        first = self._first()
-        return None if first is None else first.waiting.peek()
+        first = self._counters.first()
+        return None if first is None else self._queues[first].peek()
 
     def admit(self, seq: Sequence) -> None:
         is_new = seq.turn == NOT_YET
@@ -149,11 +208,11 @@ class FairQueue:
         if seq.turn != NOT_YET:
             self._returning.remove(seq)
             return
-        tenant = self._tenants[seq.request.tenant]
-        tenant.waiting.remove(seq)
-        if not len(tenant.waiting):
-            tenant.joined = _NOBODY
-            del self._waiting[tenant.name]
+        queue = self._queues[seq.request.tenant]
+        queue.remove(seq)
+        if not len(queue):
+            del self._queues[seq.request.tenant]
+            self._counters.leave(seq.request.tenant)
 
     def prefilled(self, seq: Sequence, count: int) -> None:
         self._charge_prompt(seq, seq.num_computed + count)
@@ -162,34 +221,19 @@ class FairQueue:
         for seq in sequences:
             if seq.num_charged < seq.num_prompt_tokens:  # its last token is computed like a decode's
                 self._charge_prompt(seq, seq.num_prompt_tokens)
-            self._charge(seq, ANSWER_WEIGHT * count)
+            self._counters.charge(seq.request.tenant, ANSWER_WEIGHT * count)
 
     def _charge_prompt(self, seq: Sequence, end: int) -> None:
         """Charge for the prompt tokens before `end` that have not been charged."""
         count = min(end, seq.num_prompt_tokens) - seq.num_charged
         if count > 0:
             seq.num_charged += count
-            self._charge(seq, PROMPT_WEIGHT * count)
-
-    def _charge(self, seq: Sequence, amount: int) -> None:
-        tenant = self._tenants[seq.request.tenant]
-        tenant.counter += amount
-        if tenant.counter > self._highest:
-            self._highest = tenant.counter
+            self._counters.charge(seq.request.tenant, PROMPT_WEIGHT * count)
 
     def in_order(self) -> Iterator[Sequence]:
         """The order in which they would be admitted now with an empty prefix cache."""
         yield from self._returning.in_order()
-        heap = [(t.counter, t.joined, t.waiting.in_order()) for t in self._waiting.values()]
-        heapq.heapify(heap)
-        while heap:
-            counter, joined, sequences = heap[0]
-            seq = next(sequences, None)
-            if seq is None:
-                heapq.heappop(heap)
-            else:
-                yield seq
-                heapq.heapreplace(heap, (counter + PROMPT_WEIGHT * len(seq.tokens), joined, sequences))
+        yield from self._counters.in_order(lambda name: self._queues[name].in_order(), lambda seq: len(seq.tokens))
 
     def __len__(self) -> int:
         return self._num_waiting

@@ -35,7 +35,6 @@ from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_head, start_runner
 from penstock.structured.masks import Grammars
 from penstock.structured.vocabulary import Vocabulary
-from penstock.system.host import free_memory
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def build_engine(
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     start = start or Start()
     make_runner = make_runner or partial(start_runner, start=start)
-    machine = machine or _detect_machine(config, start)
+    machine = machine or detect_machine(config.model.device)
     if config.speculation.speculation == "mtp":
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
@@ -121,7 +120,7 @@ def build_encoder(
     checkpoint = open_model(config.model)
     facts, spec = read_facts(checkpoint), read_spec(checkpoint)
     start = start or Start()
-    settings = resolve(config, facts, machine or _detect_machine(config, start))
+    settings = resolve(config, facts, machine or detect_machine(config.model.device))
     about = read_encoder(checkpoint)
     assert about is not None
     assert spec.encoder is not None
@@ -137,11 +136,6 @@ def build(config: EngineConfig, start: Start | None = None) -> EngineCore | Enco
     """Build the engine for the model's task. Raises the same errors as `build_engine`."""
     generates = task_of(open_model(config.model)) == "generate"
     return build_engine(config, start=start) if generates else build_encoder(config, start=start)
-
-
-def _detect_machine(config: EngineConfig, start: Start) -> Machine:
-    """This machine; memory that was pre-faulted for the model counts as free."""
-    return detect_machine(config.model.device, lambda: free_memory() + start.allocator.num_backed)
 
 
 if TYPE_CHECKING:

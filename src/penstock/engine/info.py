@@ -61,8 +61,8 @@ class StepRecord:
     execute: float
     update: float
     trace: StepTrace
-    place: int = 0
-    """The engine's place in the fleet; set by the front end."""
+    replica: int = 0
+    """The engine's replica in the fleet; set by the front end."""
 
     @property
     def seconds(self) -> float:

@@ -9,6 +9,7 @@ process: the end of its standard input reveals that, and once it is ready the ke
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -160,6 +161,7 @@ def run_engine(launch: Launch) -> int:
             make_core = _load(launch.core)
             start.imported()
             core = make_core(launch.config, start)
+        gc.freeze()  # collections of the loop need not scan what was imported and loaded
         die_with_parent()
         _send(outputs, Ready(core.info))
         try:

@@ -121,16 +121,16 @@ class FleetScaler:
             num_starting=len(self._starting),
             is_behind=fleet.dispatcher.is_behind,
             num_sequences=fleet.dispatcher.num_sequences,
-            slots=max(1, min((place.info.max_num_seqs for place in fleet.places.values()), default=1)),
+            slots=max(1, min((replica.info.max_num_seqs for replica in fleet.replicas.values()), default=1)),
         )
 
     def _lasting(self) -> list[int]:
-        """The places that are not draining."""
-        return [number for number, place in self._fleet.places.items() if not place.is_draining]
+        """The replicas that are not draining."""
+        return [number for number, replica in self._fleet.replicas.items() if not replica.status.is_draining]
 
     def _idlest(self) -> int:
-        """The place with the fewest requests; of equal ones, the newest."""
-        return min(self._lasting(), key=lambda number: (self._fleet.dispatcher.num_at(number), -number))
+        """The replica with the fewest requests; of equal ones, the newest."""
+        return min(self._lasting(), key=lambda number: (self._fleet.replicas[number].status.num_requests, -number))
 
     async def _grow(self) -> None:
         try:

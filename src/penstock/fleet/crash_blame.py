@@ -13,12 +13,13 @@ itself. So when the engine dies again, at most one request is under suspicion, a
 handed over first to the next engine, and runs alone there until it is proven: it is convicted only by a death that no
 other request can have caused.
 
-Losing the engine's machine gives no such mark, but is counted. A suspect may be moved to the engines of another place
+Losing the engine's machine gives no such mark, but is counted. A suspect may be moved to the engines of another replica
 with its case, and is tried there in the same way.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from penstock.fleet.request import FleetRequest
 
 FAULTS = 2
 """Crashes or hangs with a request as the only suspect after which it is convicted."""
@@ -26,29 +27,15 @@ DEATHS = 3
 """The same for deaths of any kind: SIGKILL may come from outside, but rarely hits the same request repeatedly."""
 
 
-@dataclass(slots=True)
-class Case:
-    """The evidence on a request that is not proven."""
-
-    index: int = -1
-    first_step: int | None = None
-    suspect: bool = False
-    faults: int = 0
-    deaths: int = 0
-    losses: int = 0
-    """Lost machines while it was the only suspect."""
-
-
 class CrashBlame:
-    """Requests by id, from `add_request` to `remove_request`; indices follow the order of handover."""
+    """The requests of a replica, from `add_request` to `remove_request`; the evidence is in each one's `Case`."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Case] = {}
-        self._engine: dict[str, Case] = {}
-        self._unproven: dict[str, Case] = {}  # a subset of the requests in the engine
-        self._by_index: dict[int, str] = {}
+        self._waiting: dict[FleetRequest, None] = {}  # an ordered set
+        self._engine: dict[int, FleetRequest] = {}  # by `Case.index`
+        self._num_unproven = 0  # of those in the engine
         self._num_handed_over = 0
-        self._trial: str | None = None  # the suspect in the engine
+        self._trial: FleetRequest | None = None  # the suspect in the engine
 
     @property
     def num_waiting(self) -> int:
@@ -63,60 +50,59 @@ class CrashBlame:
         """Whether a suspect is in the engine or waits for it, so that new requests would wait behind it."""
         return self._trial is not None or bool(self._waiting)
 
-    def has_handed_over(self, request_id: str) -> bool:
-        """Whether the engine has the request."""
-        return request_id in self._engine
+    def requests(self) -> list[FleetRequest]:
+        """All requests of the replica, in the order they came to the fleet."""
+        return sorted((*self._waiting, *self._engine.values()), key=lambda request: request.ordinal)
 
-    def add_request(self, request_id: str, case: Case | None = None) -> None:
-        """Add an accepted request, or a suspect from another place with its case."""
-        assert request_id not in self._waiting, f"request id {request_id!r} waits already"
-        assert request_id not in self._engine, f"request id {request_id!r} is in the engine"
-        self._waiting[request_id] = case or Case()
+    def add_request(self, request: FleetRequest) -> None:
+        """Add an accepted request, or a suspect from another replica with its case."""
+        assert request not in self._waiting, f"request {request.request_id!r} waits already"
+        assert request.case.index is None, f"request {request.request_id!r} is in an engine"
+        self._waiting[request] = None
 
-    def remove_request(self, request_id: str) -> Case | None:
-        """Remove a request that ended or moves to another place; returns its case, if it is a suspect."""
-        case = self._waiting.pop(request_id, None)
-        if request_id in self._engine:
-            case = self._engine.pop(request_id)
-            self._unproven.pop(request_id, None)
-            del self._by_index[case.index]
-        if self._trial == request_id:
+    def remove_request(self, request: FleetRequest) -> None:
+        """Remove a request that ended or moves to another replica."""
+        self._waiting.pop(request, None)
+        case = request.case
+        if case.index is not None:
+            del self._engine[case.index]
+            self._num_unproven -= not case.is_proven
+            case.index = None
+        if self._trial is request:
             self._trial = None
-        return case if case is not None and case.suspect else None
 
-    def due(self) -> list[str]:
+    def due(self) -> list[FleetRequest]:
         """The requests to hand over now, in this order; they count as in the engine from now on."""
         due = []
         while self._waiting and self._trial is None:
-            request_id, case = next(iter(self._waiting.items()))
-            if case.suspect and (self._engine if case.deaths else self._unproven):
+            request = next(iter(self._waiting))
+            case = request.case
+            if case.suspect and (self._engine if case.deaths else self._num_unproven):
                 break
-            del self._waiting[request_id]
-            case.index, case.first_step = self._num_handed_over, None
+            del self._waiting[request]
+            case.index, case.first_step, case.is_proven = self._num_handed_over, None, False
             self._num_handed_over += 1
-            self._by_index[case.index] = request_id
-            self._engine[request_id] = self._unproven[request_id] = case
-            self._trial = request_id if case.suspect else None
-            due.append(request_id)
+            self._num_unproven += 1
+            self._engine[case.index] = request
+            self._trial = request if case.suspect else None
+            due.append(request)
         return due
 
-    def progressed(self, request_id: str, step: int) -> None:
+    def progressed(self, request: FleetRequest, step: int) -> None:
         """Record that a request got tokens in a step, numbered by the engine."""
-        case = self._unproven.get(request_id)
-        if case is None:
+        case = request.case
+        if case.index is None or case.is_proven:
             return
         if case.first_step is None:
             case.first_step = step
         elif case.first_step != step:
-            self._prove(request_id, case)
+            case.is_proven = True
+            case.suspect, case.faults, case.deaths, case.losses = False, 0, 0, 0
+            self._num_unproven -= 1
+            if self._trial is request:
+                self._trial = None
 
-    def _prove(self, request_id: str, case: Case) -> None:
-        case.suspect, case.faults, case.deaths, case.losses = False, 0, 0, 0
-        del self._unproven[request_id]
-        if self._trial == request_id:
-            self._trial = None
-
-    def died(self, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> str | None:
+    def died(self, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False) -> FleetRequest | None:
         """Record the engine's death: all its requests wait for the next one. Returns the convicted request, if any.
 
         Args:
@@ -128,37 +114,39 @@ class CrashBlame:
         suspects = self._suspects(request_indices)
         convict = None
         if len(suspects) == 1:
-            ((request_id, case),) = suspects.items()
+            case = suspects[0].case
             case.losses += lost
             case.deaths += not lost
             case.faults += fault
             if case.faults >= FAULTS or case.deaths + case.losses >= DEATHS:
-                convict = request_id
-        for case in suspects.values():
-            case.suspect = True
-        marked, cleared, doubted = (
-            {request_id: case for request_id, case in self._engine.items() if (bool(case.deaths), case.suspect) == kind}
-            for kind in ((True, True), (False, False), (False, True))
-        )
-        self._waiting = {**marked, **cleared, **doubted, **self._waiting}
-        self._engine, self._unproven, self._by_index = {}, {}, {}
-        self._num_handed_over, self._trial = 0, None
+                convict = suspects[0]
+        for request in suspects:
+            request.case.suspect = True
+        self._requeue_all()
         if convict is not None:
             self.remove_request(convict)
         return convict
 
-    @property
-    def suspects(self) -> set[str]:
-        """Requests that may have killed an engine and are not proven since."""
-        cases = (*self._waiting.items(), *self._engine.items())
-        return {request_id for request_id, case in cases if case.suspect}
-
-    def waiting(self, *, with_suspects: bool) -> list[str]:
-        """Requests that wait for the engine, in order."""
-        return [request_id for request_id, case in self._waiting.items() if with_suspects or not case.suspect]
-
-    def _suspects(self, request_indices: Sequence[int] | None) -> dict[str, Case]:
+    def _suspects(self, request_indices: Sequence[int] | None) -> list[FleetRequest]:
+        """The requests that may have killed the engine; some of the fatal step may have ended meanwhile."""
+        unproven = [request for request in self._engine.values() if not request.case.is_proven]
         if request_indices is None:
-            return dict(self._unproven)
-        request_ids = {self._by_index.get(index) for index in request_indices}  # some may have ended meanwhile
-        return {request_id: case for request_id, case in self._unproven.items() if request_id in request_ids}
+            return unproven
+        return [request for request in unproven if request.case.index in request_indices]
+
+    def _requeue_all(self) -> None:
+        """Let the engine's requests wait for the next one: marked suspects first, and then the cleared requests."""
+        in_engine = list(self._engine.values())
+        marked = [request for request in in_engine if request.case.suspect and request.case.deaths]
+        cleared = [request for request in in_engine if not request.case.suspect]
+        doubted = [request for request in in_engine if request.case.suspect and not request.case.deaths]
+        self._waiting = dict.fromkeys((*marked, *cleared, *doubted, *self._waiting))
+        for request in in_engine:
+            request.case.index = None
+        self._engine = {}
+        self._num_unproven = self._num_handed_over = 0
+        self._trial = None
+
+    def waiting(self, *, with_suspects: bool) -> list[FleetRequest]:
+        """Requests that wait for the engine, in order."""
+        return [request for request in self._waiting if with_suspects or not request.case.suspect]

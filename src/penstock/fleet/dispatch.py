@@ -1,29 +1,30 @@
 """The queue of a fleet: which request is handed over next, and what moves when an engine dies or drains.
 
-    add_request ──> queue ──due──> at a place ──record_output──> ... remove_request
+    add_request ──> queue ──due──> at a replica ──record_output──> ... remove_request
                       ▲                │
                       └─ died, drained ┘
 
-A place is an engine and its successors; `placement.py` chooses it. When an engine dies, all its requests are queued
-again but the suspects, which wait for the place's next engine, unless that takes too long (`release`).
+A replica is an engine and its successors; `placement.py` chooses it. When an engine dies, all its requests are queued
+again but the suspects, which wait for the replica's next engine, unless that takes too long (`release`).
 
-With one place all requests go to it at once, and its engine's queue is the queue. With several they wait here until an
-engine could soon run them. Engines with the same arithmetic (`Capacity.arithmetic`) continue each other's requests.
+With one replica all requests go to it at once, and its engine's queue is the queue. With several they wait here until
+an engine could soon run them. Engines with the same arithmetic (`Capacity.arithmetic`) continue each other's requests.
 Pure: no I/O and no clock.
 """
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from penstock.api.request import BlockSource, Request, SequenceOutput
-from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT
-from penstock.fleet.crash_blame import CrashBlame
-from penstock.fleet.placement import Capacity, FleetRequest, Placement, PlaceStatus
-from penstock.fleet.router import PlaceLoad, Router
+from penstock.api.request import BlockSource, SequenceOutput
+from penstock.core.fairness import ANSWER_WEIGHT, PROMPT_WEIGHT, TenantCounters
+from penstock.fleet.placement import Capacity, Placement, ReplicaStatus
+from penstock.fleet.request import FleetRequest
+from penstock.fleet.router import Router
 
 
 class Dispatcher:
-    """All requests of a fleet, from `add_request` to `remove_request`."""
+    """The queue and the replicas of a fleet. A request is its owner's, from `add_request` to `remove_request`."""
 
     def __init__(self, router: Router, policy: str = "fair") -> None:
         """
@@ -31,364 +32,294 @@ class Dispatcher:
             policy: of the queue, as the engine's: fair, fcfs or priority.
         """
         self._placement = Placement(router)
-        self._places = self._placement.places
+        self.replicas = self._placement.replicas
         self._policy = policy
-        self._requests: dict[str, FleetRequest] = {}
-        self._queue = _Queue()
+        self._queue = FleetQueue()
         self._num_added = 0
-        self._blame: dict[int, CrashBlame] = {}
-        self._begun: dict[
-            int, dict[str, None]
-        ] = {}  # by prefill engine: had an output since `take_leaving` was last called
-        self._touched: set[int] = set()  # places with requests to hand over, or with a suspect on trial
-        self._overdue: set[int] = set()  # places whose next engine takes long
+        self.num_sequences = 0
+        """Sequences of all requests, queued or at a replica."""
+        self._touched: set[int] = set()  # replicas with requests to hand over, or with a suspect on trial
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def num_queued(self) -> int:
-        """Requests that are at no place."""
+        """Requests that are at no replica."""
         return len(self._queue)
 
     @property
-    def num_sequences(self) -> int:
-        """Sequences of all requests, queued or at a place."""
-        return sum(entry.num_sequences for entry in self._requests.values())
-
-    @property
     def is_behind(self) -> bool:
-        """Whether requests wait for an engine: in the queue or, with a single place, for prompts before theirs."""
-        if len(self._places) != 1:
+        """Whether requests wait for an engine: in the queue or, with a single replica, for prompts before theirs."""
+        if len(self.replicas) != 1:
             return len(self._queue) > 0
-        (only,) = self._places.values()
+        (only,) = self.replicas.values()
         return only.has_backlog
 
     @property
     def has_waiting(self) -> bool:
         """Whether `due` may yield a request."""
-        return len(self._queue) > 0 or any(self._blame[number].num_waiting for number in self._touched)
-
-    def num_in_engine(self, place: int) -> int:
-        """Requests that the place's engine has now."""
-        return self._blame[place].num_in_engine
-
-    def num_at(self, place: int) -> int:
-        """Requests that are at the place, in its engine or waiting for the next one."""
-        return self.num_in_engine(place) + self._blame[place].num_waiting
-
-    def place_of(self, request_id: str) -> int | None:
-        """The place of a request; None if it is queued or unknown."""
-        entry = self._requests.get(request_id)
-        return None if entry is None else entry.place
-
-    def is_in_engine(self, request_id: str) -> bool:
-        """Whether an engine has the request: it is neither queued nor waiting at its place for the next engine."""
-        place = self.place_of(request_id)
-        return place is not None and self._blame[place].has_handed_over(request_id)
-
-    def has_begun(self, request_id: str) -> bool:
-        """Whether a request has had outputs."""
-        return self._requests[request_id].arithmetic is not None
-
-    def arithmetic_of(self, request_id: str) -> str | None:
-        """The arithmetic of a request's outputs; None while it has had none."""
-        return self._requests[request_id].arithmetic
+        if len(self._queue):
+            return True
+        return bool(self._touched) and any(self.replicas[number].blame.num_waiting for number in self._touched)
 
     def has_arithmetic(self, arithmetic: str) -> bool:
-        """Whether any place has this arithmetic."""
-        return any(place.capacity.arithmetic == arithmetic for place in self._places.values())
+        """Whether any replica has this arithmetic."""
+        return any(replica.capacity.arithmetic == arithmetic for replica in self.replicas.values())
 
-    def add_request(self, request: Request, arithmetic: str | None = None) -> None:
-        """Queue an accepted request.
-
-        Args:
-            arithmetic: the one it must be computed with, as a part of its answer was sent before; None: any.
-        """
-        assert request.request_id not in self._requests, f"request id {request.request_id!r} is here already"
+    def add_request(self, entry: FleetRequest) -> None:
+        """Queue an accepted request. Its `arithmetic` is set already if a part of its answer was sent before."""
+        request = entry.request
         tenant = request.tenant if self._policy == "fair" else ""
-        account = tenant, 0 if self._policy == "fcfs" else request.priority
-        entry = FleetRequest(request, account, self._num_added, arithmetic=arithmetic)
+        entry.account = tenant, 0 if self._policy == "fcfs" else request.priority
+        entry.ordinal = self._num_added
         self._num_added += 1
-        self._requests[request.request_id] = entry
+        self.num_sequences += entry.num_sequences
         self._queue.push(entry)
 
-    def remove_request(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
+    def remove_request(self, entry: FleetRequest, answers: Sequence[Sequence[int]] = ()) -> None:
         """Forget a request that has ended, for any reason; `answers` are its tokens if its engine ended it."""
-        entry = self._requests.pop(request_id, None)
-        if entry is not None:
-            if entry.place is None:
-                self._queue.remove(entry)
-            else:
-                self._leave(entry)
-            self._placement.forget_route(entry, answers)
+        self.num_sequences -= entry.num_sequences
+        if entry.replica is None:
+            self._queue.remove(entry)
+        else:
+            self._leave(entry)
+            entry.replica = None
+        self._placement.forget_route(entry, answers)
 
-    def record_output(self, place: int, output: SequenceOutput, step: int) -> bool:
-        """Record an output of a place's engine in its step of this number.
+    def record_output(self, replica: ReplicaStatus, entry: FleetRequest, output: SequenceOutput, step: int) -> bool:
+        """Record an output of a replica's engine in its step of this number.
 
-        Returns whether it counts: False if the request has ended or left this place.
+        Returns whether it counts: False if the request has left this replica.
         """
-        entry = self._requests.get(output.request_id)
-        if entry is None or entry.place != place:  # sent before the request moved: its new engine computes it again
+        if entry.replica != replica.number:  # sent before the request moved: its new engine computes it again
             return False
-        at = self._places[place]
-        self._placement.has_output(at, entry, output.num_cached_tokens)
+        if entry.pending:
+            self._placement.prompt_computed(replica, entry, output.num_cached_tokens)
         if output.token_ids or output.is_sign_of_life:
-            entry.arithmetic = at.capacity.arithmetic
-            self._blame[place].progressed(output.request_id, step)
-            if at.capacity.role == "prefill":
-                self._begun[place][output.request_id] = None
-            if len(self._places) > 1:  # a single engine's own queue has the counters
+            entry.arithmetic = replica.capacity.arithmetic
+            if not entry.case.is_proven:
+                replica.blame.progressed(entry, step)
+            if replica.capacity.role == "prefill":
+                replica.begun[entry] = None
+            if len(self.replicas) > 1:  # a single engine's own queue has the counters
                 self._queue.charge(entry, ANSWER_WEIGHT * len(output.token_ids))
         return True
 
-    def due(self) -> Iterator[tuple[int, str]]:
-        """Yield the requests to hand over now, in order, each with its place; from then on the engine has it."""
+    def due(self) -> Iterator[tuple[int, FleetRequest]]:
+        """Yield the requests to hand over now, in order, with their replicas' numbers; then the engine has them."""
         if len(self._queue):
             # Engines that try a suspect get nothing else: a request would wait there until the suspect is proven.
-            on_trial = {number for number in self._touched if self._blame[number].is_trying}
-            for place, entry in self._placement.assign(self._queue.in_order(), on_trial):
+            on_trial = {number for number in self._touched if self.replicas[number].blame.is_trying}
+            for replica, entry in self._placement.assign(self._queue.in_order(), on_trial):
                 self._queue.remove(entry)
-                self._enter(place, entry)
+                self._enter(replica, entry)
         for number in sorted(self._touched):
-            place, blame = self._places[number], self._blame[number]
-            if place.is_up:
-                for request_id in blame.due():
-                    self._count(place, self._requests[request_id])
-                    yield number, request_id
-            if not blame.is_trying:
+            replica = self.replicas[number]
+            if replica.is_up:
+                for entry in replica.blame.due():
+                    self._count(replica, entry)
+                    yield number, entry
+            if not replica.blame.is_trying:
                 self._touched.discard(number)
 
-    def take_leaving(self, place: int) -> list[str]:
-        """Requests whose prompt a prefill engine has computed and that another place continues; each once."""
-        at = self._places[place]
-        if at.capacity.role != "prefill":
-            return []
+    def take_leaving(self, replica: ReplicaStatus) -> list[FleetRequest]:
+        """Requests whose prompt a prefill engine has computed and that another replica continues; each once."""
         leaving = []
-        for request_id in self._begun[place]:
-            entry = self._requests.get(request_id)
-            if entry is None or entry.place != place or entry.is_leaving or request_id in self._blame[place].suspects:
+        for entry in replica.begun:
+            if entry.is_leaving or entry.case.suspect:
                 continue
-            takers = self._placement.takers(entry, besides=place)
+            takers = self._placement.takers(entry, besides=replica.number)
             if any(taker.is_up and taker.capacity.role != "prefill" for taker in takers):
                 entry.is_leaving = True
-                leaving.append(request_id)
-        self._begun[place].clear()
+                leaving.append(entry)
+        replica.begun.clear()
         return leaving
 
-    def handed_over(self, place: int, request_id: str, source: BlockSource | None) -> bool:
-        """Queue a request that its place has given up as asked; False if it has ended or left the place before."""
-        entry = self._requests.get(request_id)
-        if entry is None or entry.place != place or not entry.is_leaving:
+    def handed_over(self, replica: int, entry: FleetRequest, source: BlockSource | None) -> bool:
+        """Queue a request that its replica has given up as asked; False if it has left the replica before."""
+        if entry.replica != replica or not entry.is_leaving:
             return False
         self._requeue(entry)
         entry.source = source
         return True
 
-    def take_source(self, request_id: str) -> BlockSource | None:
-        """Where the KV blocks of a request that is handed over now can be read from; None the second time."""
-        entry = self._requests[request_id]
-        source, entry.source = entry.source, None
-        return source
-
-    def unservable(self) -> list[str]:
-        """Queued requests that no place can take: too long for all, or begun with an arithmetic that none has now."""
+    def unservable(self) -> list[FleetRequest]:
+        """Queued requests that no replica can take: too long for all, or begun with an arithmetic that none has now."""
         return [
-            entry.request.request_id
+            entry
             for entry in self._queue.in_order()
-            if not any(place.takes(entry) for place in self._places.values())
+            if not any(replica.takes(entry) for replica in self.replicas.values())
         ]
 
-    # ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_place(self, place: int, capacity: Capacity) -> None:
-        """Add a place whose engine is up; numbers are not used again."""
-        self._blame[place], self._begun[place] = CrashBlame(), {}
-        self._placement.add_place(place, capacity)
+    def add_replica(self, number: int, capacity: Capacity) -> ReplicaStatus:
+        """Add a replica whose engine is up; numbers are not used again."""
+        replica = self._placement.add_replica(number, capacity)
         self._move_stranded()
+        return replica
 
     def engine_died(
-        self, place: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False
-    ) -> str | None:
-        """Note that a place's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
+        self, number: int, request_indices: Sequence[int] | None, *, fault: bool, lost: bool = False
+    ) -> FleetRequest | None:
+        """Note that a replica's engine died: see `CrashBlame.died`. All its requests but suspects may move to others.
 
         Returns the request that is convicted, if one is; the caller removes it.
         """
-        blame, here = self._blame[place], self._at(place)
-        self._placement.place_down(place, here)
-        self._begun[place].clear()
-        for entry in here:
-            entry.is_leaving = False  # the dead engine cannot answer `HandOver` any more
-        convict = blame.died(request_indices, fault=fault, lost=lost)
-        self._touched.add(place)
-        self._move_from(place)
+        self._placement.replica_down(number)
+        replica = self.replicas[number]
+        convict = replica.blame.died(request_indices, fault=fault, lost=lost)
+        self._touched.add(number)
+        self._move_from(replica)
         return convict
 
-    def release(self, place: int) -> None:
-        """Queue the suspects of a place whose next engine takes long, as soon as another place can continue them.
+    def release(self, number: int) -> None:
+        """Queue the suspects of a replica whose next engine takes long, as soon as another replica can continue them.
 
-        The place that gets one tries it alone, as the next engine here would have done.
+        The replica that gets one tries it alone, as the next engine here would have done.
         """
-        if not self._places[place].is_up:
-            self._overdue.add(place)
-            self._move_from(place)
+        replica = self.replicas[number]
+        if not replica.is_up:
+            replica.is_overdue = True
+            self._move_from(replica)
 
-    def _move_from(self, place: int) -> None:
-        """Queue the requests of a place that is down, suspects if it is overdue, that another place can continue."""
-        for request_id in self._blame[place].waiting(with_suspects=place in self._overdue):
-            entry = self._requests[request_id]
-            if self._placement.takers(entry, besides=place):
+    def _move_from(self, replica: ReplicaStatus) -> None:
+        """Queue the requests of a replica that is down that another can continue; suspects only if it is overdue."""
+        for entry in replica.blame.waiting(with_suspects=replica.is_overdue):
+            if self._placement.takers(entry, besides=replica.number):
                 self._requeue(entry)
 
     def _move_stranded(self) -> None:
-        """Queue the requests of places that are down, after a change of the engines that could continue them."""
-        for number, place in self._places.items():
-            if not place.is_up:
-                self._move_from(number)
+        """Queue the requests of replicas that are down, after a change of the engines that could continue them."""
+        for replica in self.replicas.values():
+            if not replica.is_up:
+                self._move_from(replica)
 
-    def engine_up(self, place: int, capacity: Capacity) -> None:
-        """Note that a new engine is up at a place; requests that it cannot continue are queued."""
-        self._overdue.discard(place)
-        self._placement.place_up(place, capacity)
-        for entry in self._at(place):
-            if not self._places[place].takes(entry):
+    def engine_up(self, number: int, capacity: Capacity) -> None:
+        """Note that a new engine is up at a replica; requests that it cannot continue are queued."""
+        self._placement.replica_up(number, capacity)
+        replica = self.replicas[number]
+        for entry in replica.blame.requests():
+            if not replica.takes(entry):
                 self._requeue(entry)
         self._move_stranded()
 
-    def drain(self, place: int) -> list[str]:
-        """Start nothing more at a place. Returns the requests that move to other places; the rest has to end here."""
-        self._placement.drain_place(place)
+    def drain(self, number: int) -> list[FleetRequest]:
+        """Start nothing more at a replica. Returns the requests that move to others; the rest has to end here."""
+        self._placement.drain_replica(number)
         moved = []
-        for entry in self._at(place):
-            if entry.request.request_id in self._blame[place].suspects:
+        for entry in self.replicas[number].blame.requests():
+            if entry.case.suspect:
                 continue
-            if any(taker.is_up for taker in self._placement.takers(entry, besides=place)):
+            if any(taker.is_up for taker in self._placement.takers(entry, besides=number)):
                 self._requeue(entry)
-                moved.append(entry.request.request_id)
+                moved.append(entry)
         return moved
 
-    def is_needed(self, place: int) -> bool:
-        """Whether a request is at the place, or no other place can take it."""
-        if self._at(place):
+    def is_needed(self, number: int) -> bool:
+        """Whether a request is at the replica, or no other replica can take it."""
+        replica = self.replicas[number]
+        if replica.num_requests:
             return True
         return any(
-            self._places[place].takes(entry) and not self._placement.takers(entry, besides=place)
+            replica.takes(entry) and not self._placement.takers(entry, besides=number)
             for entry in self._queue.in_order()
         )
 
-    def remove_place(self, place: int) -> None:
-        """Forget a place, and queue its requests."""
-        for entry in self._at(place):
+    def remove_replica(self, number: int) -> None:
+        """Forget a replica, and queue its requests."""
+        for entry in self.replicas[number].blame.requests():
             self._requeue(entry)
-        self._touched.discard(place)
-        self._overdue.discard(place)
-        self._placement.remove_place(place)
-        del self._blame[place], self._begun[place]
-
-    def load_of(self, place: int) -> PlaceLoad:
-        """The load of a place."""
-        return self._places[place].load
+        self._touched.discard(number)
+        self._placement.remove_replica(number)
 
     # ── moves ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _at(self, place: int) -> list[FleetRequest]:
-        """The requests of a place, in the order they came."""
-        return [entry for entry in self._requests.values() if entry.place == place]
+    def _enter(self, replica: ReplicaStatus, entry: FleetRequest) -> None:
+        entry.replica = replica.number
+        replica.blame.add_request(entry)
+        self._touched.add(replica.number)
+        self._count(replica, entry)
 
-    def _enter(self, place: PlaceStatus, entry: FleetRequest) -> None:
-        entry.place = place.number
-        self._blame[place.number].add_request(entry.request.request_id, entry.case)
-        entry.case = None
-        self._touched.add(place.number)
-        self._count(place, entry)
-
-    def _count(self, place: PlaceStatus, entry: FleetRequest) -> None:
-        """Make a request part of its place's load, and charge its tenant for a prompt that is still to be computed."""
-        if self._placement.count(place, entry) and entry.arithmetic is None and len(self._places) > 1:
+    def _count(self, replica: ReplicaStatus, entry: FleetRequest) -> None:
+        """Make a request part of its replica's load, and charge its tenant for a prompt still to be computed."""
+        if self._placement.count(replica, entry) and not entry.has_begun and len(self.replicas) > 1:
             self._queue.charge(entry, PROMPT_WEIGHT * entry.pending)
 
     def _leave(self, entry: FleetRequest) -> None:
-        assert entry.place is not None
-        entry.case = self._blame[entry.place].remove_request(entry.request.request_id)
-        self._placement.leave(self._places[entry.place], entry)
+        assert entry.replica is not None
+        replica = self.replicas[entry.replica]
+        replica.blame.remove_request(entry)
+        replica.begun.pop(entry, None)
+        self._placement.leave(replica, entry)
 
     def _requeue(self, entry: FleetRequest) -> None:
-        """Move a request from its place to the queue, before all that were never handed over."""
+        """Move a request from its replica to the queue, before all that were never handed over."""
         self._leave(entry)
         self._placement.forget_route(entry)
-        entry.place, entry.is_leaving, entry.source = None, False, None
+        entry.replica, entry.is_leaving, entry.source = None, False, None
         self._queue.push_back(entry)
 
 
-class _Queue:
+class FleetQueue:
     """Requests in the order in which they are to be handed over.
 
-    Requests that return from a place come first, by arrival; then the others, by their tenant's counter of service (as
-    `FairQueue` in `core/fairness.py`, without its part for running requests), priority and arrival.
+    Requests that return from a replica come first, by arrival; then the others, by their tenant's counter of service
+    (`TenantCounters`, as in the engine's queue), priority and arrival.
     """
 
     def __init__(self) -> None:
-        self._returning: list[tuple[tuple[int, int], FleetRequest]] = []
-        self._waiting: dict[str, list[tuple[tuple[int, int], FleetRequest]]] = {}
-        self._counters: dict[str, int] = {}
-        self._came_back: set[str] = set()
+        self._returning: list[FleetRequest] = []
+        self._waiting: dict[str, list[FleetRequest]] = defaultdict(list)  # by tenant
+        self._counters = TenantCounters()
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def push(self, entry: FleetRequest) -> None:
+        """Add a request that was never handed over."""
         tenant = entry.account[0]
-        if tenant not in self._waiting:
-            lowest = min((self._counters[name] for name in self._waiting), default=None)
-            if lowest is None:  # no request waits: counters begin anew
-                self._counters.clear()
-            self._counters[tenant] = max(self._counters.get(tenant, 0), lowest or 0)
-            self._waiting[tenant] = []
-        insort(self._waiting[tenant], (_key(entry), entry), key=_first)
+        self._counters.join(tenant)
+        insort(self._waiting[tenant], entry, key=_by_priority)
         self._length += 1
 
     def push_back(self, entry: FleetRequest) -> None:
-        insort(self._returning, ((0, entry.ordinal), entry), key=_first)
-        self._came_back.add(entry.request.request_id)
+        """Add a request that returns from a replica."""
+        insort(self._returning, entry, key=_by_arrival)
+        entry.has_returned = True
         self._length += 1
 
     def remove(self, entry: FleetRequest) -> None:
         self._length -= 1
-        if entry.request.request_id in self._came_back:
-            self._came_back.remove(entry.request.request_id)
-            del self._returning[bisect_left(self._returning, (0, entry.ordinal), key=_first)]
+        if entry.has_returned:
+            entry.has_returned = False
+            del self._returning[bisect_left(self._returning, entry.ordinal, key=_by_arrival)]
             return
         tenant = entry.account[0]
         waiting = self._waiting[tenant]
-        del waiting[bisect_left(waiting, _key(entry), key=_first)]
+        del waiting[bisect_left(waiting, _by_priority(entry), key=_by_priority)]
         if not waiting:
             del self._waiting[tenant]
+            self._counters.leave(tenant)
 
     def charge(self, entry: FleetRequest, amount: int) -> None:
-        """Add to the counter of the request's tenant, while any request waits."""
-        if self._length:
-            tenant = entry.account[0]
-            self._counters[tenant] = self._counters.get(tenant, 0) + amount
+        """Add to the counter of the request's tenant."""
+        self._counters.charge(entry.account[0], amount)
 
     def in_order(self) -> Iterator[FleetRequest]:
         """Yield the requests in the order of being handed over. The queue may not change meanwhile."""
-        for _, entry in self._returning:
-            yield entry
-        heads = dict.fromkeys(self._waiting, 0)
-        counters = {tenant: self._counters[tenant] for tenant in self._waiting}
-        while heads:
-            tenant = min(heads, key=lambda name: (counters[name], self._waiting[name][heads[name]][0][1]))
-            entry = self._waiting[tenant][heads[tenant]][1]
-            yield entry
-            counters[tenant] += PROMPT_WEIGHT * len(entry.request.prompt_token_ids)
-            heads[tenant] += 1
-            if heads[tenant] == len(self._waiting[tenant]):
-                del heads[tenant]
+        yield from self._returning
+        yield from self._counters.in_order(lambda tenant: iter(self._waiting[tenant]), _prompt_length)
 
 
-def _key(entry: FleetRequest) -> tuple[int, int]:
+def _by_priority(entry: FleetRequest) -> tuple[int, int]:
     return entry.account[1], entry.ordinal
 
 
-def _first(pair: tuple[tuple[int, int], FleetRequest]) -> tuple[int, int]:
-    return pair[0]
+def _by_arrival(entry: FleetRequest) -> int:
+    return entry.ordinal
+
+
+def _prompt_length(entry: FleetRequest) -> int:
+    return len(entry.request.prompt_token_ids)

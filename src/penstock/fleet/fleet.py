@@ -1,10 +1,10 @@
-"""The engines of a server, each with its supervisor. The `Dispatcher` decides which engine has which request.
+"""The replicas of a server: engines and their successors. The `Dispatcher` decides which engine has which request.
 
-    OpenRequests ──Add, Finish──> Place 0: Supervisor ── Link ── engine process
-                                  Place 1: Supervisor ── Link ── engine process ...   grow, retire, reload while serving
+    OpenRequests ──Add, Finish──> Replica 0 ── Link ── engine process
+                                  Replica 1 ── Link ── engine process ...   grow, retire, reload while serving
 
-A place is an engine and its successors, which take up its requests when it dies. The owner handles requests: the fleet
-calls it with each message, death and new engine, and the number of the place.
+A replica is an engine and its successors, which take up its requests when it dies. The owner handles requests: the
+fleet calls it with each message, death and new engine, and the replica.
 """
 
 import asyncio
@@ -22,16 +22,9 @@ from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
 from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.link import Link
 from penstock.fleet.placement import Capacity
+from penstock.fleet.replica import DEFAULT_RESTARTS, Death, Replica, RestartPolicy, await_ready
+from penstock.fleet.request import FleetRequest
 from penstock.fleet.router import ROUTERS
-from penstock.fleet.supervisor import (
-    DEFAULT_RESTARTS,
-    Death,
-    RestartPolicy,
-    Supervisor,
-    await_ready,
-    restart_patience,
-    start_limit,
-)
 
 logger = logging.getLogger("penstock.engine")
 
@@ -49,79 +42,37 @@ class FleetOptions:
 class FleetOwner(Protocol):
     """Callbacks of the fleet."""
 
-    def engine_said(self, place: int, message: FromEngine) -> None: ...
+    def on_message(self, replica: Replica, message: FromEngine) -> None: ...
 
-    def engine_died(self, place: int, death: Death) -> None: ...
+    def engine_died(self, replica: Replica, death: Death) -> None: ...
 
-    def place_stays_down(self, place: int) -> None:
-        """A place's next engine takes longer to start than expected."""
+    def replica_stays_down(self, replica: Replica) -> None:
+        """A replica's next engine takes longer to start than expected."""
 
-    def engine_is_up(self, place: int, info: EngineInfo) -> None:
-        """A new engine is up, at a new place or at a place whose engine died."""
+    def engine_is_up(self, replica: Replica) -> None:
+        """A new engine is up, at a new replica or at a replica whose engine died."""
 
-    def place_drains(self, place: int, moved: Sequence[str]) -> None:
-        """A place starts no more requests, and the requests `moved` continue at other places."""
+    def replica_drains(self, num_moved: int) -> None:
+        """A replica starts no more requests, and this many continue at other replicas."""
 
-    def place_is_gone(self, place: int) -> None:
-        """A place was removed; others are left."""
+    def replica_is_gone(self, replica: Replica) -> None:
+        """A replica was removed; others are left."""
 
     async def wait_for_departure(self) -> None:
-        """Wait until a request has ended or left its place."""
+        """Wait until a request has ended or left its replica."""
 
     def engine_given_up(self, error: EngineDeadError) -> None:
-        """The engine of the last place cannot be restarted."""
-
-
-class Place:
-    """An engine and its successors; the supervisor's owner."""
-
-    def __init__(self, fleet: "Fleet", number: int, supervisor: Supervisor, info: EngineInfo, patience: float) -> None:
-        """
-        Args:
-            patience: seconds that requests wait for the place's next engine before they move to other places.
-        """
-        self.number = number
-        self._patience = patience
-        self._waiting: asyncio.TimerHandle | None = None
-        self.supervisor = supervisor
-        self.info = info
-        self.is_draining = False
-        self._fleet = fleet
-
-    @property
-    def engine_is_busy(self) -> bool:
-        return self._fleet.dispatcher.num_in_engine(self.number) > 0
-
-    def engine_said(self, message: FromEngine) -> None:
-        self._fleet.owner.engine_said(self.number, message)
-
-    def engine_died(self, death: Death) -> None:
-        self._fleet.owner.engine_died(self.number, death)
-        self._waiting = asyncio.get_running_loop().call_later(self._patience, self._stays_down)
-
-    def _stays_down(self) -> None:
-        if self._fleet.places.get(self.number) is self:
-            self._fleet.owner.place_stays_down(self.number)
-
-    def engine_is_up(self, info: EngineInfo) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self.info = info
-        self._fleet.dispatcher.engine_up(self.number, capacity_of(info))
-        self._fleet.owner.engine_is_up(self.number, info)
-
-    def engine_given_up(self, error: EngineDeadError) -> None:
-        self._fleet.give_up(self, error)
+        """The engine of the last replica cannot be restarted."""
 
 
 State = Literal["up", "restarting", "draining"]
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceState:
-    """State of a place, as shown to an operator."""
+class ReplicaState:
+    """State of a replica, as shown to an operator."""
 
-    place: int
+    replica: int
     state: State
     reason: str | None
     node: str
@@ -133,7 +84,7 @@ class PlaceState:
 
 
 class Fleet:
-    """All places of a server."""
+    """All replicas of a server."""
 
     def __init__(self, options: FleetOptions, policy: str) -> None:
         """
@@ -141,15 +92,15 @@ class Fleet:
             policy: the queue's policy, the same as the engines'.
         """
         self.dispatcher = Dispatcher(ROUTERS[options.router](), policy)
-        self.places: dict[int, Place] = {}
+        self.replicas: dict[int, Replica] = {}
         self._options = options
         self._owner: FleetOwner | None = None
-        self._num_places = 0
+        self._num_replicas = 0
         self.is_reloading = False
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, links: Sequence[Link]) -> None:
-        """Wait until all engines are ready, and make a place for each.
+        """Wait until all engines are ready, and make a replica for each.
 
         Raises:
             ConfigError: options or checkpoint are wrong, or the engines have different vocabularies or defaults.
@@ -168,20 +119,25 @@ class Fleet:
             _check_alike(infos[0], info)
             self._settle(link, info, time.monotonic() - began)
 
-    def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Place:
-        """Make a place for a ready engine, whose start took `seconds`."""
-        supervisor = Supervisor(link, self._options.step_deadline, start_limit(seconds), self._options.restarts)
-        place = Place(self, self._num_places, supervisor, info, restart_patience(seconds))
-        self._num_places += 1
-        self.places[place.number] = place
-        self.dispatcher.add_place(place.number, capacity_of(info))
-        return place
+    def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Replica:
+        """Make a replica for a ready engine, whose start took `seconds`."""
+        status = self.dispatcher.add_replica(self._num_replicas, capacity_of(info))
+        self._num_replicas += 1
+        replica = self.replicas[status.number] = Replica(
+            status,
+            link,
+            info,
+            step_deadline=self._options.step_deadline,
+            start_seconds=seconds,
+            restarts=self._options.restarts,
+        )
+        return replica
 
     def supervise(self, owner: FleetOwner) -> None:
         """Keep all engines running from now on, and call the owner with each event."""
         self._owner = owner
-        for place in self.places.values():
-            place.supervisor.supervise(place)
+        for replica in self.replicas.values():
+            replica.supervise(self)
 
     @property
     def owner(self) -> FleetOwner:
@@ -191,13 +147,13 @@ class Fleet:
     @property
     def down(self) -> str | None:
         """Why no engine is up; None while one is."""
-        reasons = [place.supervisor.down for place in self.places.values()]
+        reasons = [replica.down for replica in self.replicas.values()]
         return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
     def info(self) -> EngineInfo:
         """Facts of the newest engine, with the largest limits of all engines."""
-        infos = [place.info for place in self.places.values()]
+        infos = [replica.info for replica in self.replicas.values()]
         return replace(
             infos[-1],
             max_model_len=max(info.max_model_len for info in infos),
@@ -207,107 +163,118 @@ class Fleet:
     @property
     def max_num_seqs(self) -> int:
         """Sequences that can run at the same time, in all engines together."""
-        return sum(place.info.max_num_seqs for place in self.places.values() if not place.is_draining)
+        return sum(replica.info.max_num_seqs for replica in self.replicas.values() if not replica.status.is_draining)
 
-    def send(self, message: Finish | Expire) -> None:
+    def send(self, entry: FleetRequest, message: Finish | Expire) -> None:
         """Send a message to the engine that has the request; without one it is not needed, and dropped."""
-        number = self.dispatcher.place_of(message.request_id)
-        if number is not None:
-            self.send_to(number, message)
+        if entry.replica is not None:
+            self.send_to(entry.replica, message)
 
-    def send_to(self, place: int, message: ToEngine) -> None:
-        """Send a message to the engine of a place; lost while no engine is up there."""
-        self.places[place].supervisor.send(message)
+    def send_to(self, replica: int, message: ToEngine) -> None:
+        """Send a message to the engine of a replica; lost while no engine is up there."""
+        self.replicas[replica].send(message)
 
-    async def trouble(self) -> str | None:
+    async def health_error(self) -> str | None:
         """What is wrong with the engines; None if at least one is healthy."""
-        reasons = await asyncio.gather(
-            *(place.supervisor.trouble(place.engine_is_busy) for place in list(self.places.values()))
-        )
+        reasons = await asyncio.gather(*(replica.health_error() for replica in list(self.replicas.values())))
         if not reasons:
             return "there is no engine any more"
         return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
-    def states(self) -> list[PlaceState]:
-        """State of each place, for operators."""
+    def states(self) -> list[ReplicaState]:
+        """State of each replica, for operators."""
         states = []
-        for place in self.places.values():
-            down = place.supervisor.down
-            state: State = "restarting" if down else "draining" if place.is_draining else "up"
-            num_requests = self.dispatcher.num_at(place.number)
-            facts = (place.supervisor.node, place.supervisor.pid, place.info.model_path, place.info.arithmetic)
-            states.append(PlaceState(place.number, state, down, *facts, num_requests, place.info.role))
+        for replica in self.replicas.values():
+            info, status = replica.info, replica.status
+            state: State = "restarting" if replica.down else "draining" if status.is_draining else "up"
+            facts = (replica.node, replica.pid, info.model_path, info.arithmetic, status.num_requests, info.role)
+            states.append(ReplicaState(replica.number, state, replica.down, *facts))
         return states
 
     async def close(self) -> None:
         """End all engine processes."""
-        await asyncio.gather(*(place.supervisor.close() for place in self.places.values()), *self._closing)
+        await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._closing)
+
+    # ── events of replicas ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_message(self, replica: Replica, message: FromEngine) -> None:
+        self.owner.on_message(replica, message)
+
+    def engine_died(self, replica: Replica, death: Death) -> None:
+        self.owner.engine_died(replica, death)
+
+    def replica_stays_down(self, replica: Replica) -> None:
+        if self.replicas.get(replica.number) is replica:
+            self.owner.replica_stays_down(replica)
+
+    def engine_is_up(self, replica: Replica) -> None:
+        self.dispatcher.engine_up(replica.number, capacity_of(replica.info))
+        self.owner.engine_is_up(replica)
+
+    def engine_given_up(self, replica: Replica, error: EngineDeadError) -> None:
+        """Remove a replica whose engine cannot be restarted."""
+        if len(self.replicas) == 1:
+            self.owner.engine_given_up(error)
+            return
+        self._end(replica)
 
     # ── changes while serving ────────────────────────────────────────────────────────────────────────────────────────
 
-    def give_up(self, place: Place, error: EngineDeadError) -> None:
-        """Remove a place whose engine cannot be restarted."""
-        if len(self.places) == 1:
-            self.owner.engine_given_up(error)
-            return
-        self._end(place)
-
-    def _end(self, place: Place) -> "asyncio.Task[None]":
-        """Remove a place; returns the task that ends its engine, which runs whether it is awaited or not."""
-        del self.places[place.number]
-        self.dispatcher.remove_place(place.number)
-        self.owner.place_is_gone(place.number)
-        closing = asyncio.ensure_future(place.supervisor.close())
+    def _end(self, replica: Replica) -> "asyncio.Task[None]":
+        """Remove a replica; returns the task that ends its engine, which runs whether it is awaited or not."""
+        del self.replicas[replica.number]
+        self.dispatcher.remove_replica(replica.number)
+        self.owner.replica_is_gone(replica)
+        closing = asyncio.ensure_future(replica.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         return closing
 
-    async def grow(self, beside: int | None = None, model: str | None = None, revision: str | None = None) -> Place:
+    async def grow(self, beside: int | None = None, model: str | None = None, revision: str | None = None) -> Replica:
         """Start one more engine, which takes requests once it is up.
 
         Args:
-            beside: the place whose seat and options the engine gets; None: the oldest place.
-            model: the model to load; None: that of the place `beside`, read from disk again.
-            revision: of the model's hub repository; None: its main branch or, without `model`, that of the place.
+            beside: the replica whose seat and options the engine gets; None: the oldest replica.
+            model: the model to load; None: that of the replica `beside`, read from disk again.
+            revision: of the model's hub repository; None: its main branch or, without `model`, that of the replica.
 
         Raises:
             ConfigError: the engine cannot be started, or its model has another vocabulary or other defaults.
             EngineDeadError: the engine ended while it started.
         """
-        like = self._place(beside if beside is not None else min(self.places))
+        like = self._replica(beside if beside is not None else min(self.replicas))
         began = time.monotonic()
-        link = like.supervisor.link_again(model, revision)
+        link = like.link_again(model, revision)
         try:
             info = await await_ready(link)
             _check_alike(like.info, info)
         except BaseException:
             await link.close(grace=0.0)
             raise
-        place = self._settle(link, info, time.monotonic() - began)
-        place.supervisor.supervise(place)
-        self.owner.engine_is_up(place.number, info)
-        logger.info("engine %d is up", place.number)
-        return place
+        replica = self._settle(link, info, time.monotonic() - began)
+        replica.supervise(self)
+        self.owner.engine_is_up(replica)
+        logger.info("engine %d is up", replica.number)
+        return replica
 
     async def retire(self, number: int) -> None:
-        """Drain an engine and end it: its requests continue at other places, or end here first.
+        """Drain an engine and end it: its requests continue at other replicas, or end here first.
 
         Raises:
-            InvalidRequestError: there is no such place, or no other place.
+            InvalidRequestError: there is no such replica, or no other replica.
         """
-        place = self._place(number)
-        if all(other.is_draining for other in self.places.values() if other is not place):
+        replica = self._replica(number)
+        if all(other.status.is_draining for other in self.replicas.values() if other is not replica):
             raise InvalidRequestError(f"engine {number} is the only one: add another first, or stop the server")
         logger.info("engine %d drains", number)
-        place.is_draining = True
         moved = self.dispatcher.drain(number)
-        for request_id in moved:
-            self.send_to(number, Finish(request_id, None, FinishReason.ABORT))
-        self.owner.place_drains(number, moved)
-        while number in self.places and self.dispatcher.is_needed(number):
+        for entry in moved:
+            self.send_to(number, Finish(entry.request_id, None, FinishReason.ABORT))
+        self.owner.replica_drains(len(moved))
+        while number in self.replicas and self.dispatcher.is_needed(number):
             await self.owner.wait_for_departure()
-        if number in self.places:  # otherwise its engine died meanwhile and could not be restarted
-            await asyncio.shield(self._end(place))
+        if number in self.replicas:  # otherwise its engine died meanwhile and could not be restarted
+            await asyncio.shield(self._end(replica))
         logger.info("engine %d is drained", number)
 
     async def reload(self, model: str | None = None, revision: str | None = None) -> None:
@@ -326,19 +293,19 @@ class Fleet:
             raise InvalidRequestError("a reload is in progress: try again when it is done")
         self.is_reloading = True
         try:
-            for number in list(self.places):
-                if number in self.places and not self.places[number].is_draining:
+            for number in list(self.replicas):
+                if number in self.replicas and not self.replicas[number].status.is_draining:
                     await self.grow(number, model, revision)
                     await self.retire(number)
         finally:
             self.is_reloading = False
 
-    def _place(self, number: int) -> Place:
-        place = self.places.get(number)
-        if place is None:
-            known = ", ".join(map(str, self.places))
+    def _replica(self, number: int) -> Replica:
+        replica = self.replicas.get(number)
+        if replica is None:
+            known = ", ".join(map(str, self.replicas))
             raise InvalidRequestError(f"there is no engine {number} here; there is: {known}", "place")
-        return place
+        return replica
 
 
 def capacity_of(info: EngineInfo) -> Capacity:

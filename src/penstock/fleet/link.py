@@ -8,12 +8,12 @@ EngineLink ──PUSH ipc──> engine process        a `Channel`: two sockets,
 import asyncio
 import contextlib
 import signal
+from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from penstock.config.engine_config import EngineConfig
 from penstock.engine import protocol
@@ -23,6 +23,9 @@ from penstock.fleet.engine_process import KILL_SECONDS, EngineProcess
 from penstock.system.host import ANYWHERE, Seat
 
 ENGINE_CORE = "penstock.engine.build:build"
+_POLLIN = int(zmq.POLLIN)  # arithmetic of plain numbers takes a tenth of that of flags
+MAX_TAKEN = 8
+"""Messages taken from the socket at a time, so that the event loop has its turn in between."""
 LAST_OUTPUTS_MS = 100
 """Milliseconds to wait for outputs of an engine that has exited; outputs that arrive later are recomputed."""
 
@@ -36,7 +39,7 @@ class StepInFlight(Protocol):
 
 
 class Link(Protocol):
-    """An engine process on any machine, for its supervisor. Creating a link starts the process."""
+    """An engine process on any machine, for its replica. Creating a link starts the process."""
 
     @property
     def was_stopped(self) -> bool:
@@ -89,13 +92,21 @@ class Link(Protocol):
 
 
 class Channel:
-    """The server's two sockets to one engine."""
+    """The server's two sockets to one engine.
 
-    def __init__(self, context: "zmq.asyncio.Context") -> None:
-        self.outputs: zmq.asyncio.Socket = context.socket(zmq.PULL)
-        self.requests: zmq.Socket[bytes] = zmq.Context(context).socket(zmq.PUSH)
+    The event loop watches the file descriptor of `outputs` itself: `zmq.asyncio` would make a future, a timer and four
+    look-ups of flags for each message, a fifth of the time that a token costs this process.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.outputs = context.socket(zmq.PULL)
+        self.requests = context.socket(zmq.PUSH)
         self.outputs.set_hwm(0)
         self.requests.set_hwm(0)
+        self._frames: deque[bytes] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._descriptor = -1
+        self._reader: asyncio.Future[None] | None = None
 
     def send(self, message: ToEngine) -> None:
         """Queue a message. Never blocks; messages to a dead engine are lost."""
@@ -104,18 +115,47 @@ class Channel:
 
     async def receive(self) -> FromEngine:
         """Wait, without a limit, for the engine's next message."""
-        frame: bytes = await self.outputs.recv()
-        return protocol.decode_from_engine(frame)
+        while not self._frames:
+            self._watch()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return protocol.decode_from_engine(self._frames.popleft())
+
+    def _watch(self) -> None:
+        """Have the event loop call `_take` from now on."""
+        if self._loop is None:
+            self._loop, self._descriptor = asyncio.get_running_loop(), int(self.outputs.getsockopt(zmq.FD))
+            self._loop.add_reader(self._descriptor, self._take)
+            self._loop.call_soon(self._take)  # the descriptor tells of new messages alone
+
+    def _take(self) -> None:
+        """Take what has arrived: all of it, as the descriptor is not readable again for what is left."""
+        if self._loop is None:  # closed
+            return
+        while int(self.outputs.getsockopt(zmq.EVENTS)) & _POLLIN:
+            self._frames.append(self.outputs.recv(zmq.NOBLOCK))
+            if len(self._frames) >= MAX_TAKEN:
+                self._loop.call_soon(self._take)
+                break
+        if self._frames and self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def receive_rest(self) -> list[FromEngine]:
         """Take the messages that are still queued from an engine that has exited."""
         rest = []
-        while await self.outputs.poll(LAST_OUTPUTS_MS):
-            rest.append(await self.receive())
+        with contextlib.suppress(asyncio.TimeoutError):
+            while True:
+                rest.append(await asyncio.wait_for(self.receive(), LAST_OUTPUTS_MS / 1000))
         return rest
 
     def close(self) -> None:
         """Close the sockets and drop queued messages; idempotent."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._descriptor)
+        self._loop = None
         for end in (self.requests, self.outputs):
             end.close(linger=0)
 
@@ -143,7 +183,7 @@ class EngineLink:
         self._config, self._core, self._seat = config, core, seat
         self._process = EngineProcess(lambda folder: Launch(config, core, folder, seat))
         self._exit_code: asyncio.Future[int] | None = None
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._channel = Channel(self._context)
         self._channel.outputs.bind(local_address(self.folder, "outputs"))
         self._channel.requests.bind(local_address(self.folder, "requests"))

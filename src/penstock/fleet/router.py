@@ -1,8 +1,8 @@
 """Routers, which choose the engine for a request. Pure: no I/O, no clock; equal calls give equal results.
 
-    choose(request, loads) ──> place      sent(request, place)      found(request_id, ...)      ended(request_id, ...)
+    choose(route, loads) ──> replica        sent(route, replica)        found(route, ...)        ended(route, ...)
 
-`PrefixRouter` estimates which blocks each place has cached. It keeps a shadow of each prefix cache: hashes of the
+`PrefixRouter` estimates which blocks each replica has cached. It keeps a shadow of each prefix cache: hashes of the
 blocks of all requests sent there, as many as the engine has blocks, evicted least recently used first. `found` corrects
 the shadow by the number of cached tokens that the engine reports. A hash collision costs a cache miss, never an answer.
 """
@@ -14,18 +14,18 @@ from random import Random
 from typing import Protocol
 from zlib import crc32
 
-from penstock.api.request import Request
 from penstock.core.prefix_cache import cache_namespace
+from penstock.fleet.request import Route
 
 MAX_SCANNED = 16
-"""Maximum places to compare. Of more, half of this many with the longest cached prefixes, and random others."""
+"""Maximum replicas to compare. Of more, half of this many with the longest cached prefixes, and random others."""
 
 
 @dataclass(slots=True)
-class PlaceLoad:
-    """Load of a place, as the router weighs it."""
+class ReplicaLoad:
+    """Load of a replica, as the router weighs it."""
 
-    place: int
+    replica: int
     num_open: int = 0
     """Sequences that were handed over and have not ended."""
     pending: int = 0
@@ -33,104 +33,91 @@ class PlaceLoad:
 
 
 class Router(Protocol):
-    """Chooses a place for a request. Places are numbers that are not reused."""
+    """Chooses a replica for a request. Replicas are numbers that are not reused."""
 
     may_wait: bool
-    """Whether a request may wait for its best place while others have room."""
+    """Whether a request may wait for its best replica while others have room."""
 
-    def add_place(self, place: int, num_blocks: int, block_size: int) -> None:
-        """Note that an engine is up at a place, with nothing cached."""
+    def add_replica(self, replica: int, num_blocks: int, block_size: int) -> None:
+        """Note that an engine is up at a replica, with nothing cached."""
 
-    def remove_place(self, place: int) -> None:
-        """Forget a place."""
+    def remove_replica(self, replica: int) -> None:
+        """Forget a replica."""
 
-    def lost(self, place: int) -> None:
-        """Note that a place's engine died, and its cache with it."""
+    def lost(self, replica: int) -> None:
+        """Note that a replica's engine died, and its cache with it."""
 
-    def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
-        """The best place for the request now; `loads` has at least one."""
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
+        """The best replica for the request now; `loads` has at least one."""
 
-    def missing(self, request: Request, place: int) -> int:
-        """Estimate of the prompt tokens that the place would have to compute; at least 1."""
+    def missing(self, route: Route, replica: int) -> int:
+        """Estimate of the prompt tokens that the replica would have to compute; at least 1."""
 
-    def sent(self, request: Request, place: int) -> None:
-        """Note that a request was handed over to a place."""
+    def sent(self, route: Route, replica: int) -> None:
+        """Note that a request was handed over to a replica."""
 
-    def found(self, request_id: str, num_cached_tokens: int) -> None:
+    def found(self, route: Route, num_cached_tokens: int) -> None:
         """Note how many tokens of a request's prompt were cached, from its first output."""
 
-    def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
-        """Note that a request has left its place or the queue; `answers` are its tokens if it ended at the place."""
+    def ended(self, route: Route, answers: Sequence[Sequence[int]] = ()) -> None:
+        """Note that a request has left its replica or the queue; `answers` are its tokens if it ended there."""
 
 
 class RoundRobin:
-    """Each place in turn."""
+    """Each replica in turn."""
 
     may_wait = False
 
     def __init__(self) -> None:
         self._last = -1
 
-    def add_place(self, place: int, num_blocks: int, block_size: int) -> None:
+    def add_replica(self, replica: int, num_blocks: int, block_size: int) -> None:
         return None
 
-    def remove_place(self, place: int) -> None:
+    def remove_replica(self, replica: int) -> None:
         return None
 
-    def lost(self, place: int) -> None:
+    def lost(self, replica: int) -> None:
         return None
 
-    def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
-        return min((load.place <= self._last, load.place) for load in loads)[1]
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
+        return min((load.replica <= self._last, load.replica) for load in loads)[1]
 
-    def missing(self, request: Request, place: int) -> int:
-        return len(request.prompt_token_ids)
+    def missing(self, route: Route, replica: int) -> int:
+        return len(route.request.prompt_token_ids)
 
-    def sent(self, request: Request, place: int) -> None:
-        self._last = place
+    def sent(self, route: Route, replica: int) -> None:
+        self._last = replica
 
-    def found(self, request_id: str, num_cached_tokens: int) -> None:
+    def found(self, route: Route, num_cached_tokens: int) -> None:
         return None
 
-    def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
+    def ended(self, route: Route, answers: Sequence[Sequence[int]] = ()) -> None:
         return None
 
 
 class LeastLoaded(RoundRobin):
-    """The place with the fewest open sequences; equal places take turns."""
+    """The replica with the fewest open sequences; equal replicas take turns."""
 
-    def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
-        return min((load.num_open, load.place <= self._last, load.place) for load in loads)[2]
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
+        return min((load.num_open, load.replica <= self._last, load.replica) for load in loads)[2]
 
 
 @dataclass(slots=True)
 class _Shadow:
-    """Estimate of a place's cached blocks: a block's key and the request that touched it last, oldest first."""
+    """Estimate of a replica's cached blocks: a block's key and the request that touched it last, oldest first."""
 
     num_blocks: int
     block_size: int
     blocks: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A request that the router knows: its blocks' keys and, once sent, the blocks that were expected to be cached."""
-
-    request: Request
-    chains: dict[int, list[int]] = field(default_factory=dict)
-    """Keys of its prompt's full blocks, by block size."""
-    place: int | None = None
-    ticket: int = 0
-    touched: list[int] = field(default_factory=list)
-    """Ticket of the last request that touched each block that was expected to be cached."""
-
-
 class PrefixRouter:
-    """The place with the lowest (prompt tokens to compute there, pending ones included) * (open sequences + 1).
+    """The replica with the lowest (prompt tokens to compute there, pending ones included) * (open sequences + 1).
 
-    The product needs no weights that depend on model and machine: the more sequences share a place's steps, the more of
-    them each prompt token delays. Ties, as between idle places that have nothing of the prompt cached, go to the place
-    with the most free blocks, or with the least recently used oldest block, so that recently used blocks stay cached.
+    The product needs no weights that depend on model and machine: the more sequences share a replica's steps, the more
+    of them each prompt token delays. Ties, as between idle replicas that have nothing of the prompt cached, go to the
+    replica with the most free blocks, or with the least recently used oldest block: recently used blocks stay cached.
     """
 
     may_wait = True
@@ -138,72 +125,68 @@ class PrefixRouter:
     def __init__(self, seed: int = 0) -> None:
         """
         Args:
-            seed: for the random candidates when there are more than `MAX_SCANNED` places.
+            seed: for the random candidates when there are more than `MAX_SCANNED` replicas.
         """
         self._shadows: dict[int, _Shadow] = {}
         self._block_sizes: set[int] = set()
-        self._holders: dict[int, int] = {}  # block key -> bit set of the places that have the block
-        self._sent: dict[str, _Sent] = {}
-        self._unconfirmed: set[int] = (
-            set()
-        )  # tickets of requests without an output, whose blocks may not be computed yet
+        self._holders: dict[int, int] = {}  # block key -> bit set of the replicas that have the block
+        self._unconfirmed: set[int] = set()  # tickets of requests without an output: blocks may not be computed yet
         self._num_tickets = 0
         self._random = Random(seed)
 
-    def add_place(self, place: int, num_blocks: int, block_size: int) -> None:
-        self.lost(place)
-        self._shadows[place] = _Shadow(num_blocks, block_size)
+    def add_replica(self, replica: int, num_blocks: int, block_size: int) -> None:
+        self.lost(replica)
+        self._shadows[replica] = _Shadow(num_blocks, block_size)
         self._block_sizes = {shadow.block_size for shadow in self._shadows.values()}
 
-    def remove_place(self, place: int) -> None:
-        self.lost(place)
-        self._shadows.pop(place, None)
+    def remove_replica(self, replica: int) -> None:
+        self.lost(replica)
+        self._shadows.pop(replica, None)
         self._block_sizes = {shadow.block_size for shadow in self._shadows.values()}
 
-    def lost(self, place: int) -> None:
-        shadow = self._shadows.get(place)
+    def lost(self, replica: int) -> None:
+        shadow = self._shadows.get(replica)
         if shadow is not None:
             for key in shadow.blocks:
-                self._drop_holder(key, place)
+                self._drop_holder(key, replica)
             shadow.blocks.clear()
 
-    def choose(self, request: Request, loads: Sequence[PlaceLoad]) -> int:
-        cached = self._cached(request)
+    def choose(self, route: Route, loads: Sequence[ReplicaLoad]) -> int:
+        cached = self._cached(route)
         if len(loads) > MAX_SCANNED:
             loads = self._candidates(cached, loads)
-        length = len(request.prompt_token_ids)
+        length = len(route.request.prompt_token_ids)
 
-        def cost(load: PlaceLoad) -> tuple[int, int, int, int]:
-            tokens = max(1, length - cached.get(load.place, 0)) + load.pending
-            return tokens * (load.num_open + 1), load.num_open, self._loss(load.place), load.place
+        def cost(load: ReplicaLoad) -> tuple[int, int, int, int]:
+            tokens = max(1, length - cached.get(load.replica, 0)) + load.pending
+            return tokens * (load.num_open + 1), load.num_open, self._loss(load.replica), load.replica
 
-        return min(loads, key=cost).place
+        return min(loads, key=cost).replica
 
-    def _loss(self, place: int) -> int:
+    def _loss(self, replica: int) -> int:
         """Cost of a new block: minus the number of free blocks or, if there are none, the age of the one to evict."""
-        shadow = self._shadows[place]
+        shadow = self._shadows[replica]
         free = shadow.num_blocks - len(shadow.blocks)
         return -free if free else next(iter(shadow.blocks.values()))
 
-    def _candidates(self, cached: dict[int, int], loads: Sequence[PlaceLoad]) -> list[PlaceLoad]:
+    def _candidates(self, cached: dict[int, int], loads: Sequence[ReplicaLoad]) -> list[ReplicaLoad]:
         most = MAX_SCANNED // 2
-        holders = sorted(cached, key=lambda place: (-cached[place], place))[:most]
-        chosen = {load.place: load for load in self._random.sample(loads, most)}
+        holders = sorted(cached, key=lambda replica: (-cached[replica], replica))[:most]
+        chosen = {load.replica: load for load in self._random.sample(loads, most)}
         if holders:
             wanted = set(holders)
-            chosen |= {load.place: load for load in loads if load.place in wanted}
+            chosen |= {load.replica: load for load in loads if load.replica in wanted}
         return list(chosen.values())
 
-    def missing(self, request: Request, place: int) -> int:
-        return max(1, len(request.prompt_token_ids) - self._cached(request).get(place, 0))
+    def missing(self, route: Route, replica: int) -> int:
+        return max(1, len(route.request.prompt_token_ids) - self._cached(route).get(replica, 0))
 
-    def _cached(self, request: Request) -> dict[int, int]:
-        """Estimate of cached prompt tokens, for the places that have any."""
-        known = self._known(request)
+    def _cached(self, route: Route) -> dict[int, int]:
+        """Estimate of cached prompt tokens, for the replicas that have any."""
         cached: dict[int, int] = {}
         for block_size in self._block_sizes:
             alive = -1
-            for depth, key in enumerate(self._chain(known, block_size)):
+            for depth, key in enumerate(self._chain(route, block_size)):
                 holders = alive & self._holders.get(key, 0)
                 if depth:
                     _note(cached, alive & ~holders, depth * block_size)
@@ -211,85 +194,76 @@ class PrefixRouter:
                 if not alive:
                     break
             else:
-                depth = len(self._chain(known, block_size))
+                depth = len(self._chain(route, block_size))
                 _note(cached, alive if depth else 0, depth * block_size)
         return cached
 
-    def _known(self, request: Request) -> _Sent:
-        known = self._sent.get(request.request_id)
-        if known is None:
-            known = self._sent[request.request_id] = _Sent(request)
-        return known
-
-    def _chain(self, known: _Sent, block_size: int) -> list[int]:
-        chain = known.chains.get(block_size)
+    def _chain(self, route: Route, block_size: int) -> list[int]:
+        chain = route.chains.get(block_size)
         if chain is None:
-            first = hash((crc32(cache_namespace(known.request).encode()), block_size))
-            chain = known.chains[block_size] = list(_keys(first, known.request.prompt_token_ids, block_size))
+            first = hash((crc32(cache_namespace(route.request).encode()), block_size))
+            chain = route.chains[block_size] = list(_keys(first, route.request.prompt_token_ids, block_size))
         return chain
 
-    def sent(self, request: Request, place: int) -> None:
-        shadow, known = self._shadows[place], self._known(request)
-        chain = self._chain(known, shadow.block_size)
-        known.place, known.ticket, known.touched = place, self._num_tickets, []
-        for key in chain[
-            : (len(request.prompt_token_ids) - 1) // shadow.block_size
-        ]:  # the last token is always computed
+    def sent(self, route: Route, replica: int) -> None:
+        shadow = self._shadows[replica]
+        chain = self._chain(route, shadow.block_size)
+        route.replica, route.ticket, route.touched = replica, self._num_tickets, []
+        num_prompt_tokens = len(route.request.prompt_token_ids)
+        for key in chain[: (num_prompt_tokens - 1) // shadow.block_size]:  # the last token is always computed
             if key not in shadow.blocks:
                 break
-            known.touched.append(shadow.blocks[key])
+            route.touched.append(shadow.blocks[key])
         self._num_tickets += 1
-        self._unconfirmed.add(known.ticket)
-        self._touch(place, shadow, chain, known.ticket)
+        self._unconfirmed.add(route.ticket)
+        self._touch(replica, shadow, chain, route.ticket)
 
-    def _touch(self, place: int, shadow: _Shadow, chain: Sequence[int], ticket: int) -> None:
+    def _touch(self, replica: int, shadow: _Shadow, chain: Sequence[int], ticket: int) -> None:
         for key in reversed(chain):  # the deepest blocks are evicted first, as in the engine
             if key not in shadow.blocks:
-                self._holders[key] = self._holders.get(key, 0) | 1 << place
+                self._holders[key] = self._holders.get(key, 0) | 1 << replica
             shadow.blocks[key] = ticket
             shadow.blocks.move_to_end(key)
         while len(shadow.blocks) > shadow.num_blocks:
-            self._drop_holder(shadow.blocks.popitem(last=False)[0], place)
+            self._drop_holder(shadow.blocks.popitem(last=False)[0], replica)
 
-    def _drop_holder(self, key: int, place: int) -> None:
-        left = self._holders[key] & ~(1 << place)
+    def _drop_holder(self, key: int, replica: int) -> None:
+        left = self._holders[key] & ~(1 << replica)
         if left:
             self._holders[key] = left
         else:
             del self._holders[key]
 
-    def found(self, request_id: str, num_cached_tokens: int) -> None:
+    def found(self, route: Route, num_cached_tokens: int) -> None:
         """Evict from the shadow the blocks that were not found, and all older ones: the engine evicts oldest first."""
-        known = self._sent.get(request_id)
-        if known is None or known.place is None or known.ticket not in self._unconfirmed:
+        if route.replica is None or route.ticket not in self._unconfirmed:
             return
-        self._unconfirmed.remove(known.ticket)
-        shadow = self._shadows.get(known.place)
+        self._unconfirmed.remove(route.ticket)
+        shadow = self._shadows.get(route.replica)
         if shadow is None:
             return
         num_found = num_cached_tokens // shadow.block_size
-        if num_found >= len(known.touched) or known.touched[num_found] in self._unconfirmed:
+        if num_found >= len(route.touched) or route.touched[num_found] in self._unconfirmed:
             return
-        oldest_left = known.touched[num_found]
+        oldest_left = route.touched[num_found]
         while shadow.blocks and next(iter(shadow.blocks.values())) <= oldest_left:
-            self._drop_holder(shadow.blocks.popitem(last=False)[0], known.place)
+            self._drop_holder(shadow.blocks.popitem(last=False)[0], route.replica)
 
-    def ended(self, request_id: str, answers: Sequence[Sequence[int]] = ()) -> None:
-        known = self._sent.pop(request_id, None)
-        if known is None or known.place is None:
+    def ended(self, route: Route, answers: Sequence[Sequence[int]] = ()) -> None:
+        if route.replica is None:
             return
-        self._unconfirmed.discard(known.ticket)
-        shadow = self._shadows.get(known.place)
+        self._unconfirmed.discard(route.ticket)
+        shadow = self._shadows.get(route.replica)
         if shadow is None:
             return
-        prompt, size = known.request.prompt_token_ids, shadow.block_size
-        chain = self._chain(known, size)
+        prompt, size = route.request.prompt_token_ids, shadow.block_size
+        chain = self._chain(route, size)
         for answer in answers:
-            last = chain[-1] if chain else hash((crc32(cache_namespace(known.request).encode()), size))
+            last = chain[-1] if chain else hash((crc32(cache_namespace(route.request).encode()), size))
             rest = (*prompt[len(chain) * size :], *answer[:-1])  # the last token is never computed
             keys = list(_keys(last, rest, size))
             if keys:
-                self._touch(known.place, shadow, [*chain, *keys], self._num_tickets)
+                self._touch(route.replica, shadow, [*chain, *keys], self._num_tickets)
                 self._num_tickets += 1
 
 
@@ -300,12 +274,12 @@ def _keys(key: int, tokens: Sequence[int], block_size: int) -> Iterator[int]:
         yield key
 
 
-def _note(cached: dict[int, int], places: int, num_tokens: int) -> None:
-    """Set the cached tokens of each place in a bit set."""
-    while places:
-        lowest = places & -places
+def _note(cached: dict[int, int], replicas: int, num_tokens: int) -> None:
+    """Set the cached tokens of each replica in a bit set."""
+    while replicas:
+        lowest = replicas & -replicas
         cached[lowest.bit_length() - 1] = num_tokens
-        places ^= lowest
+        replicas ^= lowest
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {

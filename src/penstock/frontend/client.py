@@ -25,7 +25,6 @@ from penstock.api.request import Adapter, FinishReason, Request, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig, ModelConfig
-from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import FromEngine, HandedOver, Pong, StepOutputs
 from penstock.errors import (
     ConfigError,
@@ -37,20 +36,22 @@ from penstock.errors import (
 )
 from penstock.fleet.fleet import Fleet, FleetOptions
 from penstock.fleet.link import Link
-from penstock.fleet.supervisor import DEFAULT_RESTARTS, Death, RestartPolicy
+from penstock.fleet.replica import DEFAULT_RESTARTS, Death, Replica, RestartPolicy
 from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.grammar_checks import GrammarChecks
-from penstock.frontend.history import AdapterUse, History, Meter
+from penstock.frontend.history import History
 from penstock.frontend.input_processor import InputProcessor, PromptEncoder
 from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
+from penstock.frontend.meter import Meter
 from penstock.frontend.metrics import Metrics
-from penstock.frontend.open_requests import RECONNECT_SECONDS, OpenRequests, RequestStream
+from penstock.frontend.open_requests import RECONNECT_SECONDS, AdapterUse, OpenRequest, OpenRequests
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.replay import RequestReplay, entries_of
+from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.structured.grammar_validator import GrammarValidator
 from penstock.text.chat_template import read_template
@@ -95,7 +96,7 @@ class AsyncEngine:
         Args:
             link: the link to a launched engine process, or a link for each of several.
             step_deadline: seconds without a step, while there is work, after which an engine counts as hung; more for
-                large steps (`penstock.fleet.supervisor`).
+                large steps (`penstock.fleet.replica`).
             journal: its unfinished requests are resumed; it is closed with the engine.
             reconnect_seconds: seconds that a journaled request may run without a reader before it is aborted.
             router: name of the router that chooses among several engines.
@@ -161,52 +162,63 @@ class AsyncEngine:
         self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
         self.texts = TextEncoder(tokenizer, info)
         self.given_up = asyncio.Event()
-        self.metrics = Metrics()
+        self._metrics = Metrics()
         self.history = History(config.scheduler.policy)
-        self.admission = Admission(limits, fleet.max_num_seqs, lambda request_id: self._requests.expire(request_id))
-        self._meter = Meter(self.metrics)
-        for place in fleet.places.values():
-            self._meter.set_engine_info(place.info, place.number)
-        self._requests = OpenRequests(fleet, self._meter, self.history, self.admission, journal, reconnect_seconds)
-        self._replay = RequestReplay(journal, tokenizer, self._requests.output_processor)
+        self.admission = Admission(limits, fleet.max_num_seqs, lambda request_id: self.open_requests.expire(request_id))
+        self._meter = Meter(self._metrics)
+        for replica in fleet.replicas.values():
+            self._meter.set_engine_info(replica.info, replica.number)
+        self.open_requests = OpenRequests(fleet, self._meter, self.admission, journal, reconnect_seconds)
+        self._replay = RequestReplay(journal, tokenizer, self._live_output_processor)
 
     @property
     def pid(self) -> int:
-        """Process id of the current engine; of several, the oldest place's."""
+        """Process id of the current engine; of several, the oldest replica's."""
         return self.pids[0]
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the current engines."""
-        return [place.supervisor.pid for place in self.fleet.places.values()]
+        return [replica.pid for replica in self.fleet.replicas.values()]
 
     def adapter_use(self) -> AdapterUse:
         """The adapters of open requests."""
-        return self._meter.adapter_use()
+        return self.open_requests.adapter_use()
+
+    @property
+    def metrics(self) -> Metrics:
+        """The server's metrics, up to date."""
+        self._meter.settle()
+        return self._metrics
+
+    def _live_output_processor(self, request_id: str) -> OutputProcessor | None:
+        one = self.open_requests.find(request_id)
+        return None if one is None else one.output_processor
 
     def _take_up_journal(self) -> None:
         if self._journal is not None:
-            self._journal.start(self.metrics)
+            self._journal.start(self._metrics)
         for entry, output_processor in self._replay.unfinished():
             self._take_up(entry, output_processor)
-        self._requests.send_due()
+        self.open_requests.send_due()
 
     def _take_up(self, entry: Entry, output_processor: OutputProcessor) -> None:
         """Resume a journaled request, or end it with an error if this engine cannot accept it."""
         request = output_processor.request
-        self._requests.begin_request(output_processor, [])
+        one = OpenRequest(request, output_processor=output_processor)
+        self.open_requests.begin_request(one)
         if entry.record.model != self.info.model_identity or not self._input_processor.fits(request):
-            self._requests.end_request(request.request_id, FinishReason.ERROR, ANOTHER_MODEL)
+            self.open_requests.end_request(one, FinishReason.ERROR, ANOTHER_MODEL)
             return
         try:
             self._input_processor.check(request.prompt_token_ids, entry.record.params)
         except InvalidRequestError as error:
             refused = f"the request was accepted by an earlier server, and this one cannot serve it: {error}"
-            self._requests.end_request(request.request_id, FinishReason.ERROR, refused)
+            self.open_requests.end_request(one, FinishReason.ERROR, refused)
 
     async def close(self) -> None:
         """End the engine processes, and all open requests with an error."""
-        self.lose(EngineDeadError("the server is shutting down"))
+        self.fail_all(EngineDeadError("the server is shutting down"))
         await self.fleet.close()
         await asyncio.to_thread(self.large_work.close)
         await asyncio.to_thread(self._text_work.close)
@@ -237,11 +249,11 @@ class AsyncEngine:
 
     async def drained(self) -> None:
         """Wait until no request is open. New requests must be refused already."""
-        await self._requests.drained()
+        await self.open_requests.drained()
 
     def abort_all(self, reason: str) -> None:
         """End every open request with `abort`."""
-        self._requests.abort_all(reason)
+        self.open_requests.abort_all(reason)
 
     def accept_request(
         self,
@@ -275,7 +287,7 @@ class AsyncEngine:
             tenant=caller.tenant,
             adapter=adapter,
         )
-        if self._requests.is_quarantined(request):
+        if self.open_requests.is_quarantined(request):
             raise QuarantinedError("an identical request made the engine fail more than once, so this one is refused")
         return Accepted(request, params, prompt, caller)
 
@@ -287,7 +299,7 @@ class AsyncEngine:
         request = self._input_processor.make_encoding(
             encoded, request_id=request_id, arrival=time.monotonic(), priority=priority, tenant=caller.tenant
         )
-        if self._requests.is_quarantined(request):
+        if self.open_requests.is_quarantined(request):
             raise QuarantinedError("an identical text made the engine fail more than once, so this one is refused")
         return Accepted(request, _NO_SAMPLING, None, caller)
 
@@ -332,18 +344,26 @@ class AsyncEngine:
             self._journal.check()
             call = [(one.request, one.params, one.prompt) for one in accepted]
             rows = [row_of(entry) for entry in entries_of(call, self.info.model_identity, alias)]
-        self.admission.enter([one.request for one in accepted], accepted[0].caller, queue_timeout)
-        output_processors = {
-            one.request.request_id: OutputProcessor(one.request, one.params, self.tokenizer, one.prompt)
-            for one in accepted
-        }
-        request_stream = RequestStream(self._requests.leave, output_processors, stream, self._limits.max_unread_tokens)
+        admitted = self.admission.enter([one.request for one in accepted], accepted[0].caller, queue_timeout)
+        output_processors = [OutputProcessor(one.request, one.params, self.tokenizer, one.prompt) for one in accepted]
+        request_stream = RequestStream(
+            self.open_requests.leave, output_processors, stream, self._limits.max_unread_tokens
+        )
         if self._journal is not None:
             self._journal.add_entries(rows)
-        for one, arithmetic in zip_longest(accepted, begun):
-            self._requests.begin_request(output_processors[one.request.request_id], [request_stream], arithmetic)
-            self.history.accepted(one.request, alias)
-        self._requests.send_due()
+        for position, (one, arithmetic) in enumerate(zip_longest(accepted, begun)):
+            self.open_requests.begin_request(
+                OpenRequest(
+                    one.request,
+                    arithmetic=arithmetic or None,
+                    output_processor=output_processors[position],
+                    readers=[(request_stream, position)],
+                    by_token=arithmetic is not None,
+                    admitted=admitted[position],
+                    record=self.history.accepted(one.request, alias),
+                )
+            )
+        self.open_requests.send_due()
         return request_stream
 
     # ── what the journal holds ───────────────────────────────────────────────────────────────────────────────────────
@@ -370,7 +390,7 @@ class AsyncEngine:
                 await self._journal.flush()
             except JournalUnavailableError:
                 request_ids = [one.request.request_id for one in accepted]
-                self._requests.withdraw(request_ids)
+                self.open_requests.withdraw(request_ids)
                 self._journal.withdraw(request_ids)
                 raise
 
@@ -380,7 +400,7 @@ class AsyncEngine:
         Raises:
             ConfigError: the journal cannot be read.
         """
-        return RecentResponses(max_bytes, self.metrics, self._journal)
+        return RecentResponses(max_bytes, self._metrics, self._journal)
 
     async def responses_recorded(self) -> None:
         """Wait until stored responses are in the journal, if there is one. While it fails, only memory has them."""
@@ -405,72 +425,71 @@ class AsyncEngine:
         """
         asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
         found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
-        output_processors = {output_processor.request.request_id: output_processor for output_processor in found}
-        request_stream = RequestStream(
-            self._requests.leave, output_processors, True, self._limits.max_unread_tokens, deltas
-        )
-        for request_id in output_processors:
-            self._requests.join(request_id, request_stream)
+        request_stream = RequestStream(self.open_requests.leave, found, True, self._limits.max_unread_tokens, deltas)
+        for position, output_processor in enumerate(found):
+            one = self.open_requests.find(output_processor.request.request_id)
+            if one is not None:
+                one.readers.append((request_stream, position))
         return request_stream
 
-    async def trouble(self) -> str | None:
+    async def health_error(self) -> str | None:
         """What is wrong with the engines: dead, hung, or silent when idle; None if at least one is healthy."""
-        return await self.fleet.trouble()
+        return await self.fleet.health_error()
 
     # ── calls by the fleet ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def engine_said(self, place: int, message: FromEngine) -> None:
+    def on_message(self, replica: Replica, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self._meter.record_stats(message.stats, place)
+            self._meter.record_stats(message.stats, replica.number)
             if message.step is not None:
-                message.step.place = place
+                message.step.replica = replica.number
                 self._meter.record_step(message.step)
                 self.history.record_step(message.step)
-            self._requests.deliver_outputs(place, message.outputs, message.stats.steps)
+            self.open_requests.deliver_outputs(replica.status, message.outputs, message.stats.steps)
         elif isinstance(message, HandedOver):
-            self._meter.record_stats(message.stats, place)
-            self.metrics.fleet_handed_on.add(self._requests.handed_over(place, message))
+            self._meter.record_stats(message.stats, replica.number)
+            self._metrics.fleet_handed_on.add(self.open_requests.handed_over(replica.number, message))
         elif isinstance(message, Pong):
-            self._meter.record_stats(message.stats, place)
+            self._meter.record_stats(message.stats, replica.number)
 
-    def engine_died(self, place: int, death: Death) -> None:
-        self._meter.engine_is_down(place)
-        self.metrics.fleet_moved.add(self._requests.engine_died(place, death))
+    def engine_died(self, replica: Replica, death: Death) -> None:
+        self._meter.engine_is_down(replica.number)
+        self._metrics.fleet_moved.add(self.open_requests.engine_died(replica.number, death))
 
-    def place_stays_down(self, place: int) -> None:
-        self.metrics.fleet_moved.add(self._requests.place_stays_down(place))
+    def replica_stays_down(self, replica: Replica) -> None:
+        self._metrics.fleet_moved.add(self.open_requests.replica_stays_down(replica.number))
 
-    def engine_is_up(self, place: int, info: EngineInfo) -> None:
-        self._meter.set_engine_info(info, place)
-        self._places_changed()
+    def engine_is_up(self, replica: Replica) -> None:
+        self._meter.set_engine_info(replica.info, replica.number)
+        self._replicas_changed()
 
-    def place_drains(self, place: int, moved: Sequence[str]) -> None:
-        self.metrics.fleet_moved.add(len(moved))
-        self._places_changed()
+    def replica_drains(self, num_moved: int) -> None:
+        self._metrics.fleet_moved.add(num_moved)
+        self._replicas_changed()
 
-    def place_is_gone(self, place: int) -> None:
-        self._meter.forget_place(place)
-        self._places_changed()
+    def replica_is_gone(self, replica: Replica) -> None:
+        self._meter.forget_replica(replica.number)
+        self._replicas_changed()
 
     async def wait_for_departure(self) -> None:
-        await self._requests.wait_for_departure()
+        await self.open_requests.wait_for_departure()
 
-    def _places_changed(self) -> None:
+    def _replicas_changed(self) -> None:
         self.info = self.fleet.info
         self._input_processor.engine_changed(self.info)
         self.texts = TextEncoder(self.tokenizer, self.info)
         self.admission.resize(self.fleet.max_num_seqs)
-        self._requests.places_changed()
+        self.open_requests.replicas_changed()
 
     def engine_given_up(self, error: EngineDeadError) -> None:
-        self.lose(error)
+        self.fail_all(error)
         self.given_up.set()
 
-    def lose(self, error: EngineDeadError) -> None:
+    def fail_all(self, error: EngineDeadError) -> None:
         """Fail all open requests at once, without waiting for the engine."""
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
-        self._requests.lose(error)
+        self.open_requests.fail_all(error)
 
 
 async def _close_started(links: Sequence[Link], journal: Journal | None) -> None:

@@ -141,13 +141,15 @@ def call_later(seconds: float, call: Callable[[], None]) -> Timer:
 
 
 @dataclass(slots=True)
-class _Open:
-    """Contribution of one open request to the limits."""
+class Admitted:
+    """What one open request counts for in the limits."""
 
     caller: Caller
+    answers: int
+    """Answers, or beams."""
     tokens_waiting: int
     """Prompt tokens; 0 after the first output."""
-    timer: Timer
+    timer: Timer | None = None
 
 
 class Admission:
@@ -172,7 +174,6 @@ class Admission:
         self._expire = expire
         self._clock = clock
         self._call_later = call_later
-        self._open: dict[str, _Open] = {}
         self._num_waiting = 0
         self._last_left: float | None = None
         self._seconds_an_answer = 1.0
@@ -191,8 +192,8 @@ class Admission:
         """Prompt tokens of the requests without output so far."""
         return self._tokens.held
 
-    def enter(self, requests: Sequence[Request], caller: Caller, timeout: float | None) -> None:
-        """Count all requests of a call as open, or none.
+    def enter(self, requests: Sequence[Request], caller: Caller, timeout: float | None) -> list[Admitted]:
+        """Count all requests of a call as open, or none. Returns what each counts for.
 
         Args:
             timeout: seconds that each may wait in the queue, up to the server's own limit; None: the server's limit.
@@ -213,16 +214,18 @@ class Admission:
         self._tokens.take(tokens, caller.tenant)
         self._num_waiting += len(requests)
         longest = self._limits.queue_timeout
-        for request in requests:
-            timer = self._expire_in(longest if timeout is None else min(timeout, longest), request.request_id)
-            self._open[request.request_id] = _Open(caller, len(request.prompt_token_ids), timer)
+        seconds = longest if timeout is None else min(timeout, longest)
+        return [self._admit(request, caller, seconds) for request in requests]
 
-    def _expire_in(self, seconds: float, request_id: str) -> Timer:
+    def _admit(self, request: Request, caller: Caller, seconds: float) -> Admitted:
+        admitted = Admitted(caller, request.params.num_sequences, len(request.prompt_token_ids))
+
         def expire() -> None:
-            self._open[request_id].timer = self._expire_in(1.0, request_id)  # an engine that dies now loses the message
-            self._expire(request_id)
+            admitted.timer = self._call_later(1.0, expire)  # again: an engine that dies now loses the message
+            self._expire(request.request_id)
 
-        return self._call_later(seconds, expire)
+        admitted.timer = self._call_later(seconds, expire)
+        return admitted
 
     def _check_prompts(self, requests: Sequence[Request]) -> None:
         most = self._limits.max_prompt_tokens
@@ -264,33 +267,27 @@ class Admission:
         """Estimated seconds until the queue is empty, from the recent rate of completed answers; from 1 to 60."""
         return min(max(self._seconds_an_answer * self._num_waiting, 1.0), 60.0)
 
-    def output(self, request: Request, num_tokens: int) -> None:
+    def output(self, one: Admitted, num_tokens: int) -> None:
         """Record an output: the request no longer waits, and its caller is charged for the tokens."""
-        one = self._open.get(request.request_id)
-        if one is None:  # not counted here: restored from a journal
-            return
         if one.tokens_waiting:
             self._begun(one)
         if one.caller.account is not None:
             one.caller.account.spend(num_tokens)
 
-    def _begun(self, one: _Open) -> None:
+    def _begun(self, one: Admitted) -> None:
         self._tokens.take(-one.tokens_waiting, one.caller.tenant)
         self._num_waiting -= 1
         one.tokens_waiting = 0
-        one.timer.cancel()
+        if one.timer is not None:
+            one.timer.cancel()
 
-    def left(self, request: Request) -> None:
+    def left(self, one: Admitted) -> None:
         """Subtract an ended request from the limits."""
-        one = self._open.pop(request.request_id, None)
-        if one is None:
-            return
-        answers = request.params.num_sequences
-        self._answers.take(-answers, one.caller.tenant)
+        self._answers.take(-one.answers, one.caller.tenant)
         now = self._clock() if self._num_waiting else None  # the rate is measured only while there is a queue
         if one.tokens_waiting:
             self._begun(one)
         elif now is not None and self._last_left is not None:
-            seconds = (now - self._last_left) / answers
+            seconds = (now - self._last_left) / one.answers
             self._seconds_an_answer += 0.1 * (seconds - self._seconds_an_answer)
         self._last_left = now

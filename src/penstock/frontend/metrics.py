@@ -172,26 +172,28 @@ class Metrics:
         "penstock_step_update_seconds", "Time to process the results of a step.", bounds=STEP_BUCKETS
     )
     restarts: Counter = _counter("penstock_engine_restarts", "Times that an engine died or hung, and was replaced.")
-    place_up: Gauge = _gauge("penstock_place_up", "1 while the engine is up, else 0.", label="place")
-    place_running: Gauge = _gauge("penstock_place_requests_running", "Running sequences of the engine.", label="place")
-    place_waiting: Gauge = _gauge(
+    replica_up: Gauge = _gauge("penstock_place_up", "1 while the engine is up, else 0.", label="place")
+    replica_running: Gauge = _gauge(
+        "penstock_place_requests_running", "Running sequences of the engine.", label="place"
+    )
+    replica_waiting: Gauge = _gauge(
         "penstock_place_requests_waiting", "Requests waiting to be scheduled in the engine.", label="place"
     )
-    place_kv_usage: Gauge = _gauge(
+    replica_kv_usage: Gauge = _gauge(
         "penstock_place_kv_cache_usage_ratio",
         "Share of the engine's KV blocks held by sequences, 0 to 1.",
         label="place",
     )
-    place_steps: Counter = _counter("penstock_place_steps", "Forward passes of the engine.", label="place")
-    place_prefix_queries: Counter = _counter(
+    replica_steps: Counter = _counter("penstock_place_steps", "Forward passes of the engine.", label="place")
+    replica_prefix_queries: Counter = _counter(
         "penstock_place_prefix_cache_queries",
         "Prompt tokens that were looked up in the engine's prefix cache.",
         label="place",
     )
-    place_prefix_hits: Counter = _counter(
+    replica_prefix_hits: Counter = _counter(
         "penstock_place_prefix_cache_hits", "Prompt tokens that were found in the engine's prefix cache.", label="place"
     )
-    place_restarts: Counter = _counter(
+    replica_restarts: Counter = _counter(
         "penstock_place_restarts", "Times that the engine died or hung, and was replaced.", label="place"
     )
     fleet_queued: Gauge = _gauge(
@@ -352,8 +354,8 @@ multi-modal inputs, KV connectors, sleep modes and reasons for waiting are not e
 `process_*` describe the server process (CPU, memory, open files, start time), `penstock_engine_process_*` all engine
 processes together (with the start time of the newest). Both are read from `/proc`, and absent on systems without it.
 
-The label `place` is the engine's number: 0, or 0 to N - 1 with `--engines N`. Its replacement after a crash keeps the
-number. Metrics without this label are totals over all engines.
+The label `place` is the number of a replica (an engine and its replacements): 0, or 0 to N - 1 with `--engines N`. An
+engine that replaces a crashed one keeps the number. Metrics without this label are totals over all engines.
 
 `penstock_block_transfers_total` counts KV blocks (`--kv-disk`, `--prefill-engines`) by `what` happened:
 

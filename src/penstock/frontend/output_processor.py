@@ -60,13 +60,17 @@ class Detokenizer:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
         self._before = next(visible, None)  # the answer's first token is decoded after it
+        self._has_bytes = False  # whether a character may be incomplete
 
     def add_token(self, token_id: int) -> str:
         """The text completed by this token; may be empty."""
         if not self._tokenizer.is_shown(token_id):
             return self.flush() + self._tokenizer.token_text(token_id) if token_id in self._shown else ""
         raw = self._tokenizer.raw_bytes(token_id)
-        text = self.flush() + self._added_text(token_id) if raw is None else self._characters.decode(raw)
+        if raw is None:
+            text = (self.flush() if self._has_bytes else "") + self._added_text(token_id)
+        else:
+            text, self._has_bytes = self._characters.decode(raw), True
         self._before = token_id
         return text
 
@@ -74,6 +78,7 @@ class Detokenizer:
         """U+FFFD at the end, if a character is incomplete."""
         text = self._characters.decode(b"", final=True)
         self._characters.reset()
+        self._has_bytes = False
         return text
 
     def _added_text(self, token_id: int) -> str:
@@ -81,7 +86,7 @@ class Detokenizer:
             return (
                 self._tokenizer.token_text(token_id) if self._keeps_first_space else self._tokenizer.decode([token_id])
             )
-        before = self._tokenizer.decode([self._before])
+        before = self._tokenizer.decode_alone(self._before)
         return self._tokenizer.decode([self._before, token_id])[len(before) :]
 
 
@@ -301,6 +306,7 @@ class ChoiceState:
                 tokenizer, request.prompt_token_ids, params.shown_special_tokens, keeps_first_space=is_structured
             )
         self._stops = StopStrings(stops)
+        self._has_stops = bool(stops.strings)
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
@@ -355,7 +361,8 @@ class ChoiceState:
             if place == hidden:
                 self._stop_reason = token
             elif self._detokenizer is not None:
-                shown.append(self._show(self._detokenizer.add_token(token)))
+                text = self._detokenizer.add_token(token)
+                shown.append(self._show(text) if self._has_stops else text)
                 if self.finish_reason is not None:
                     return "".join(shown), place + 1
         if ending is not None:

@@ -9,7 +9,7 @@ reference. Operations on memory in a layout of the backend's own are methods of 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,18 +22,21 @@ from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import BatchKernels, LayOut, lay_out
-from penstock.kernels.elementwise import AddRMSNormOp, AddRowsOp, Columns, GateOp, RMSNormOp
+from penstock.kernels.elementwise import ActivateOp, AddRMSNormOp, AddRowsOp, Columns, GateOp, RMSNormOp
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.elementwise.reference import (
+    activate,
     add_rms_norm,
     add_rows,
     copy_columns,
+    copy_rows,
     gate,
     gather,
     head_gates,
     rms_norm,
     rms_norm_columns,
     scale,
+    scatter,
 )
 from penstock.kernels.experts import NewExperts, Route
 from penstock.kernels.experts.native import MixtureKernels
@@ -45,6 +48,7 @@ from penstock.kernels.linear.weight import NewWeight
 from penstock.kernels.lora import NewLora
 from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.lora.reference import ReferenceLora
+from penstock.kernels.memory import NewTensor, Store, constant, dtype_of, new_tensor, store
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.ranks import Alone, Collective
@@ -54,9 +58,9 @@ from penstock.kernels.recurrent.reference import causal_conv, gated_delta_rule, 
 from penstock.kernels.recurrent.states import StateCaches, StateShape, new_states
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
-from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, sample, topk_logprobs
+from penstock.kernels.sampling.reference import apply_bitmask, argmax, penalize, put, sample, take, topk_logprobs
 from penstock.native import Library
-from penstock.native.program import empty_rows
+from penstock.native.program import empty_rows, from_host, on_host
 from penstock.system.allocator import Allocator
 
 
@@ -119,22 +123,36 @@ class Ops:
     new_experts: NewExperts
     """Makes the experts of a mixture, not yet filled."""
     gather: Callable[[Tensor, Tensor], Tensor]
-    """(table [rows, ...], row_ids [count] int64) -> [count, ...]."""
+    """(table [rows, ...], row_ids [count] int64) -> [count, ...]; each row of the table is contiguous."""
+    scatter: Callable[[Tensor, Tensor, Tensor], None]
+    """(x [count, ...], row_ids [count] int64, table [rows, ...]): copies the rows of `x` to these rows of the table,
+    all different."""
+    copy_rows: Callable[[Tensor, Sequence[tuple[int, int]]], None]
+    """(table [rows, ...], pairs): copies rows of the table simultaneously; each pair is (source, target)."""
     copy_columns: Callable[[Tensor, Tensor, Columns], None]
-    """(x [rows, any], out [rows, any], which): copies columns of `x` to columns of `out`."""
+    """(x [rows, any], out [rows, any], which): copies columns of `x` to columns of `out`, converted to its dtype."""
     scale: Callable[[Tensor, float], Tensor]
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
+    activate: ActivateOp
 
     empty_rows: Callable[[Tensor, tuple[int, ...], torch.dtype], Tensor]
     """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
+    from_host: Callable[[NDArray[Any], Tensor], Tensor]
+    """(array, like) -> the array on the device of `like`; without a copy if that is the host."""
+    on_host: Callable[[Tensor], NDArray[Any]]
+    """(x) -> its content; without a copy if it is on the host."""
 
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
-    argmax: Callable[[Tensor], Tensor]
-    """(logits) -> [rows] int64: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
-    sample: Callable[[Tensor, Controls], Tensor]
-    """(logits, controls) -> [rows] int64 tokens; -1 as `argmax`."""
+    argmax: Callable[[Tensor], NDArray[np.int64]]
+    """(logits) -> [rows]: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
+    sample: Callable[[Tensor, Controls], NDArray[np.int64]]
+    """(logits, controls) -> [rows] tokens; -1 as `argmax`."""
     topk_logprobs: Callable[[Tensor, int], TopkLogprobs]
     """(logits, k) -> the `k` most likely tokens, at most the vocabulary, of each row."""
+    take: Callable[[Tensor, NDArray[np.int64]], NDArray[np.float32]]
+    """(logits, places [n] in the flat tensor) -> a copy of the logits there."""
+    put: Callable[[Tensor, NDArray[np.int64], NDArray[np.float32]], None]
+    """(logits, places [n] in the flat tensor, all different, values [n]): replaces the logits there."""
     apply_bitmask: Callable[[Tensor, NDArray[np.int64], NDArray[np.int32]], None]
     """(logits, rows, bits [len(rows), vocab / 32 rounded up]): sets logits with bit 0 to minus infinity, in place."""
 
@@ -144,8 +162,16 @@ class Ops:
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
     lay_out: LayOut
     """Lays a step's plan out as the columns of a `Batch`."""
-    quantize: Callable[[Tensor, WeightFormat], Quantized | None]
-    """(weight [out, in] in host memory, format) -> integers; None if a weight is not finite or too large."""
+    dtype: Callable[[str], torch.dtype]
+    """(name, as numpy has it) -> the dtype of tensors."""
+    new_tensor: NewTensor
+    """Allocates a tensor of the model."""
+    constant: Callable[[NDArray[Any], torch.dtype | None, torch.device], Tensor]
+    """(values, dtype, device) -> a tensor with these values; None: of their dtype."""
+    store: Store
+    """Stores rows of a checkpoint, which are numpy arrays, in a weight or a tensor."""
+    quantize: Callable[[NDArray[Any], WeightFormat], Quantized | None]
+    """(weight [out, in], format) -> integers; None if a weight is not finite or too large."""
 
     collective: Collective
     """Gathers the outputs of layers whose rows are divided among ranks."""
@@ -188,7 +214,7 @@ def reference_ops(
         new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
         new_caches=partial(new_caches, allocator=allocator),
-        new_states=partial(new_states, allocator=allocator),
+        new_states=partial(new_states, allocator=allocator, copy_rows=copy_rows),
         causal_conv=causal_conv,
         gated_delta_rule=gated_delta_rule,
         state_space_scan=state_space_scan,
@@ -202,15 +228,26 @@ def reference_ops(
         route=route,
         new_experts=partial(ReferenceExperts, collective=collective),
         gather=gather,
+        scatter=scatter,
+        copy_rows=copy_rows,
         copy_columns=copy_columns,
         scale=scale,
+        activate=activate,
         empty_rows=empty_rows,
+        from_host=from_host,
+        on_host=on_host,
         argmax=argmax,
         sample=sample,
         topk_logprobs=topk_logprobs,
+        take=take,
+        put=put,
         apply_bitmask=apply_bitmask,
         penalize=penalize,
         lay_out=lay_out,
+        dtype=dtype_of,
+        new_tensor=partial(new_tensor, allocator=allocator),
+        constant=constant,
+        store=store,
         quantize=quantize,
         collective=collective,
         allocator=allocator,
@@ -228,6 +265,7 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         new_weight=LinearKernels(library, allocator).new_weight,
         new_lora=LoraKernels(library).new_lora,
         new_caches=AttentionKernels(library, allocator).new_caches,
+        new_states=partial(new_states, allocator=allocator, copy_rows=elementwise.copy_rows),
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,
         state_space_scan=recurrent.state_space_scan,
@@ -241,11 +279,16 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         route=mixture.route,
         new_experts=mixture.new_experts,
         gather=elementwise.gather,
+        scatter=elementwise.scatter,
+        copy_rows=elementwise.copy_rows,
         copy_columns=elementwise.copy_columns,
         scale=elementwise.scale,
+        activate=elementwise.activate,
         argmax=sampling.argmax,
         sample=sampling.sample,
         topk_logprobs=sampling.topk_logprobs,
+        take=sampling.take,
+        put=sampling.put,
         apply_bitmask=sampling.apply_bitmask,
         penalize=sampling.penalize,
         lay_out=BatchKernels(library).lay_out,

@@ -8,7 +8,7 @@ output of a head    the latent columns of the attention output times the head's 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.config.model_facts import KVSpec, Working
 from penstock.kernels.attention import AttentionOptions, RopeOptions
@@ -19,6 +19,7 @@ from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import Mixer, StepInputs
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from penstock.kernels.batch import Batch
@@ -118,12 +119,12 @@ class HeadMaps:
         self._load_into = factory.load_into
         factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
-    def _fill(self, whole: Tensor) -> None:
+    def _fill(self, whole: NDArray[Any]) -> None:
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
+        heads = whole.reshape(-1, self._each, whole.shape[1])
         for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
-            rows = whole[head * self._each : (head + 1) * self._each]
-            self._load_into(keys, rows[: self._key_dim].T.contiguous())
-            self._load_into(values, rows[self._key_dim :])
+            self._load_into(keys, heads[head, : self._key_dim].T)
+            self._load_into(values, heads[head, self._key_dim :])
 
 
 class LatentAttention:

@@ -1,19 +1,13 @@
 """The sizes of weights, read off a build over a factory that records their shapes and allocates nothing. No torch."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.config.ranks import ALONE, Ranks
-from penstock.quantization.rows import Piece
-
-if TYPE_CHECKING:
-    from penstock.quantization.base import WeightFactory
-else:
-    WeightFactory = object  # mypy holds the recorder to its signatures; a base class of today would need torch
-
-Pieces = tuple[tuple[Piece, ...], ...] | None
+from penstock.quantization.base import Unquantized, WeightFactory
+from penstock.quantization.rows import MapRows, Piece
 
 
 class MatrixSize(NamedTuple):
@@ -44,7 +38,7 @@ class WeightSizes:
 
 
 class _Nothing:
-    """Stands for each tensor, weight and operation: its attributes and results are itself too, and it has no items."""
+    """Stands for each tensor, weight and operation: its attributes, items and results are itself, too."""
 
     def __getattr__(self, name: str) -> "_Nothing":
         return self
@@ -55,8 +49,7 @@ class _Nothing:
     def __getitem__(self, index: object) -> "_Nothing":
         return self
 
-    def __iter__(self) -> Iterator[object]:
-        return iter(())
+    __iter__ = None  # a loop over it is an error, not endless
 
 
 NOTHING: Any = _Nothing()
@@ -65,35 +58,9 @@ NOTHING: Any = _Nothing()
 class SizeRecorder(WeightFactory):
     """A factory that records the sizes of the weights that a rank would have. See `WeightFactory` for the methods."""
 
-    def __init__(self, ranks: Ranks = ALONE, sizes: WeightSizes | None = None, above: str = "") -> None:
-        """
-        Args:
-            sizes: where to record; None: a new record.
-            above: prefix of all names.
-        """
-        self.ranks, self.sizes, self._above = ranks, sizes or WeightSizes(), above
-        self.ops = self.dtype = self.device = self.logits_dtype = NOTHING
-        self.adapted = {}
-
-    def at(self, name: str) -> "SizeRecorder":
-        return SizeRecorder(self.ranks, self.sizes, f"{self._above}{name}.")
-
-    def precise(self, *, least_bits: int = 0) -> "SizeRecorder":
-        return self
-
-    def linear(
-        self,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        columns: int,
-        *,
-        gated: bool = False,
-        activation: object = None,
-        pieces: Pieces = None,
-        whole: bool = False,
-    ) -> Any:
-        self.sizes.matrices.extend(self._shapes(names, sizes, columns, pieces, whole=whole))
-        return NOTHING
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        super().__init__(Unquantized(), NOTHING, NOTHING, NOTHING)
+        self.ranks, self.sizes = ranks, WeightSizes()
 
     def lora(
         self,
@@ -101,86 +68,37 @@ class SizeRecorder(WeightFactory):
         sizes: tuple[int, ...],
         columns: int,
         *,
-        pieces: Pieces = None,
+        pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> None:
-        self.sizes.adaptable.extend(self._shapes(names, sizes, columns, pieces, whole=whole))
-
-    def reorder_rows(self, name: str, runs: object) -> None:
-        pass
-
-    def matrix(self, name: str, rows: int, columns: int) -> Any:
-        return self.linear((name,), (rows,), columns)
+        for rows in self._named(names, sizes, pieces, whole):
+            self.sizes.adaptable.append(MatrixSize(rows.name, rows.kept, columns))
 
     def embedding(self, name: str, rows: int, columns: int) -> Any:
-        self.sizes.matrices.append(MatrixSize(self._above + name, len(self.ranks.own(rows)), columns, multiplied=False))
+        own = self._rows(name, (Piece(rows),))
+        self.sizes.matrices.append(MatrixSize(own.name, own.kept, columns, multiplied=False))
         return NOTHING
 
-    def weight_of(self, name: str, rows: int, columns: int) -> Any:
-        return NOTHING  # derived from a matrix that `whole_matrix` records
+    def whole_matrix(self, name: str, rows: int, columns: int, take: object) -> None:
+        self.matrix(name, rows, columns)  # the other weights, to which `take` gives its rows, are not counted again
 
-    def whole_matrix(self, name: str, rows: int, columns: int, take: Callable[[Any], None]) -> None:
-        self.sizes.matrices.append(MatrixSize(self._above + name, len(self.ranks.own(rows)), columns))
-
-    def load_into(self, weight: object, rows: object) -> None:
-        pass
-
-    def add_parameter(self, name: str, parameter: object) -> None:
-        pass  # of a few rows, which the caller allocates
-
-    def bias(
-        self,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        dtype: object,
-        *,
-        pieces: Pieces = None,
-        whole: bool = False,
-    ) -> Any:
-        self.sizes.num_other_parameters += sum(one.rows for one in self._shapes(names, sizes, 1, pieces, whole=whole))
+    def tensor(self, name: str, *shape: int, pieces: tuple[Piece, ...] | None = None, **_: object) -> Any:
+        own = self._rows(name, pieces or (Piece(shape[0], whole=True),))
+        self.sizes.num_other_parameters += own.kept * math.prod(shape[1:])
         return NOTHING
-
-    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: object) -> None:
-        self.bias(names, sizes, None)
-
-    def tensor(
-        self,
-        name: str,
-        *shape: int,
-        offset: float = 0.0,
-        factor: float = 1.0,
-        pieces: tuple[Piece, ...] | None = None,
-        dtype: object = None,
-    ) -> Any:
-        rows = shape[0] if pieces is None else self._own(pieces)
-        self.sizes.num_other_parameters += math.prod((rows, *shape[1:]))
-        return NOTHING
-
-    def norm(self, name: str, size: int, offset: float = 0.0) -> Any:
-        return self.tensor(name, size)
-
-    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> Any:
-        return self.tensor(name, 0, pieces=tuple(one if isinstance(one, Piece) else Piece(one) for one in pieces))
 
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
         return self.tensor(name, 0, kernel, pieces=pieces)
 
     def empty(self, *shape: int, dtype: object = None) -> Any:
-        return NOTHING  # `fill_bias` records what fills it
+        return NOTHING
 
     def constant(self, values: object, dtype: object = None) -> Any:
         return NOTHING
 
-    def _own(self, pieces: tuple[Piece, ...]) -> int:
-        """Number of rows that the rank has of these pieces."""
-        return sum(rows if whole else len(self.ranks.own(rows)) for rows, whole in pieces)
+    def _new_weight(self, maps: Sequence[MapRows], columns: int, *_: object, **__: object) -> Any:
+        self.sizes.matrices += [MatrixSize(rows.name, rows.kept, columns) for rows in maps]
+        return NOTHING
 
-    def _shapes(
-        self, names: tuple[str, ...], sizes: tuple[int, ...], columns: int, pieces: Pieces, *, whole: bool
-    ) -> Iterator[MatrixSize]:
-        """The matrices of `WeightFactory.linear`."""
-        if pieces is None:
-            each = tuple(Piece(size, whole) for size in sizes)
-            pieces = tuple((piece,) for piece in each) if len(names) > 1 else (each,)
-        for name, of_one in zip(names, pieces, strict=True):
-            yield MatrixSize(self._above + name, self._own(of_one), columns)
+    def _fill_bias(self, maps: Sequence[MapRows], bias: object) -> None:
+        self.sizes.num_other_parameters += sum(rows.kept for rows in maps)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
+from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
 from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 from penstock.quantization.rows import Piece
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.kernels.ops import Ops
     from penstock.layers.rope import RopeConfig, TemperatureConfig
-    from penstock.layers.rotary import Rotary, Temperatures
     from penstock.quantization.base import WeightFactory
 
 
@@ -165,16 +165,15 @@ class PositionTables:
         self._temperatures: dict[TemperatureConfig, Temperatures] = {}
         if not max_positions:
             return
-        from penstock.layers.rotary import PAGE, Rotary, Temperatures  # not above: computed with torch
-
-        self._page = PAGE
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
         """Compute the pages of the tables that have these positions [num_tokens], which `inputs` may then take."""
-        pages = positions // self._page
+        if not self._rotaries:
+            return
+        pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
         for page in np.unique(pages).tolist():
@@ -196,8 +195,8 @@ class PositionTables:
 class Decoder:
     """Token ids in, logits out, over a paged KV cache. The loader fills the weights.
 
-    `forward` and `lm_head` are also called once with recorded tensors, which have no content: neither may branch on a
-    tensor's content or number of rows.
+    `forward` and `compute_logits` are also called once with recorded tensors, which have no content: neither may branch
+    on a tensor's content or number of rows.
     """
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
@@ -235,7 +234,8 @@ class Decoder:
     ) -> tuple[Tensor, ...]:
         """Run a step's tokens through the layers, and write the caches.
 
-        Returns the inputs of the last layer's `feed_forward`; `lm_head` computes the rest, for the needed rows only.
+        Returns the inputs of the last layer's `feed_forward`; `compute_logits` computes the rest, for the needed rows
+        only.
 
         Args:
             token_ids: [num_tokens] int64.
@@ -269,13 +269,8 @@ class Decoder:
         return normed
 
     def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """`lm_head`, then `scale_logits`."""
-        return self.scale_logits(self.lm_head(hidden, rows, adapters))
-
-    def lm_head(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
-        """The rest of the last layer, the final norm and the projection to the vocabulary.
-
-        Returns [len(rows), vocab_size] float32.
+        """The logits [len(rows), vocab_size] float32 of some rows: the rest of the last layer, the final norm, the
+        projection to the vocabulary, and `scale_logits`.
 
         Args:
             hidden: the result of `forward`.
@@ -283,14 +278,14 @@ class Decoder:
             adapters: the LoRA adapters of these rows.
         """
         wanted = [self._ops.gather(part, rows) for part in hidden]
-        return self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters))
+        return self.scale_logits(self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters)))
 
     def scale_logits(self, logits: Tensor) -> Tensor:
-        """Apply the spec's logits divisor and soft cap to the logits from `lm_head`, in place."""
+        """Apply the spec's logits divisor and soft cap to the output projection's logits, in place."""
         if self.spec.logits_divisor != 1.0:
-            logits = logits.div_(self.spec.logits_divisor)
+            logits = self._ops.activate(logits, None, divisor=self.spec.logits_divisor)
         cap = self.spec.logits_soft_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+        return logits if cap is None else self._ops.activate(logits, "tanh", divisor=cap, factor=cap)
 
     def ignored_tensors(self) -> re.Pattern[str]:
         """A pattern of the checkpoint tensors that are not loaded: computed tables, copies of tied weights."""

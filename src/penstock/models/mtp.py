@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.models.decoder import Decoder, DecoderLayer, PositionTables, Residual, Stream
@@ -45,21 +46,25 @@ class MTPHead:
         self._layer = DecoderLayer(mtp.layer, factor, factory)
         self._residual = Residual(factor, factory.ops)
         self._norm = Norm(mtp.norm, factory)
-        self._positions = PositionTables(self.spec, max_positions, factory)
+        self.positions = PositionTables(self.spec, max_positions, factory)
+        """Prepared for the step's positions before `mix_tokens`."""
 
-    def mix_tokens(self, hidden: Tensor, batch: Batch, cache: AnyCache | None) -> tuple[Tensor, Tensor]:
+    def mix_tokens(
+        self, token_ids: Tensor, positions: Tensor, hidden: Tensor, batch: Batch, cache: AnyCache | None
+    ) -> tuple[Tensor, Tensor]:
         """Run the layer's mixer on the batch's tokens, and write its cache; returns the input of `finish`.
 
         Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64.
             hidden: [num_tokens, hidden_size], for each token the hidden state of its predecessor.
         """
-        import torch
-
-        embedded = self._target.embed(batch.tensor("token_ids"))
-        both = (self._embedding_norm(embedded), self._hidden_norm(hidden))
-        stream = Stream(self._projection(torch.cat(both, 1)))
-        self._positions.prepare(batch.positions)
-        step = self._positions.inputs(batch.tensor("positions"))
+        embedded, size, ops = self._target.embed(token_ids), hidden.shape[1], self._ops
+        both = ops.empty_rows(hidden, (2 * size,), hidden.dtype)
+        ops.copy_columns(self._embedding_norm(embedded), both, Columns(0, 0, size))
+        ops.copy_columns(self._hidden_norm(hidden), both, Columns(0, size, size))
+        stream = Stream(self._projection(both))
+        step = self.positions.inputs(positions)
         mixed, residual = self._layer.mix_tokens(stream, step, batch, cache)
         assert residual is not None, "the head's layer has a mixer"
         return mixed, residual

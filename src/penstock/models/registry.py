@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.gguf.file import GGUFFile
@@ -218,15 +218,20 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     spec = read_spec(checkpoint)
     if with_weights:
         _check_files(spec, checkpoint)
-    whole, spec = spec, spec.shard(ranks)
-    sizes = model_sizes(whole, ranks)
-    layers = tuple(layer.facts for layer in spec.layers)
+    facts = _facts(checkpoint.name, spec, ranks)
+    return replace(facts, adapted_rows=adapted_rows(spec, ranks), is_encoder=spec.encoder is not None)
+
+
+def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = None) -> ModelFacts:
+    """The facts of a model, or of the head of the model `head_of`."""
+    layers = tuple(layer.facts for layer in spec.shard(ranks).layers)
+    sizes = model_sizes(spec, ranks) if head_of is None else head_sizes(head_of, ranks)
     if ranks > 1:  # all-gathered results of other ranks need memory, too
-        before = (layer.facts.working for layer in whole.layers)
-        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, before, strict=True))
+        whole = (layer.facts.working for layer in spec.layers)
+        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, whole, strict=True))
     scheme = spec.quantization
     return ModelFacts(
-        name=checkpoint.name,
+        name=name,
         dtype=spec.dtype,
         num_parameters=sizes.num_parameters,
         max_position=spec.max_position,
@@ -236,9 +241,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=stored_matrices(spec, sizes),
         stored_format=scheme.format if scheme else None,
-        adapted_rows=adapted_rows(whole, ranks),
         halves_kv=isinstance(scheme, GGUFScheme),
-        is_encoder=spec.encoder is not None,
     )
 
 
@@ -255,25 +258,10 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
     spec = read_spec(checkpoint)
     if spec.mtp is None:
         return None
-    head, hidden = _mtp_model(checkpoint, spec, spec.mtp), spec.hidden_size
-    sizes, facts = head_sizes(spec, spec.mtp, ranks), head.shard(ranks).layers[0].facts
-    if ranks > 1:  # all-gathered results of other ranks need memory, too
-        facts = replace(facts, working=(*facts.working, *spec.mtp.layer.facts.working))
+    facts = _facts(f"the head of {checkpoint.name}", _mtp_model(checkpoint, spec, spec.mtp), ranks, head_of=spec)
+    hidden, (layer,) = spec.hidden_size, facts.layers
     beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
-    scheme = head.quantization
-    return ModelFacts(
-        name=f"the head of {checkpoint.name}",
-        dtype=spec.dtype,
-        num_parameters=sizes.num_parameters,
-        max_position=spec.max_position,
-        vocab_size=spec.vocab_size,
-        hidden_size=hidden,
-        layers=(replace(facts, working=(*facts.working, beginning)),),
-        rotary_dim=sum(rope.dim for rope in head.ropes),
-        matrices=stored_matrices(head, sizes),
-        stored_format=scheme.format if scheme else None,
-        halves_kv=isinstance(scheme, GGUFScheme),
-    )
+    return replace(facts, layers=(replace(layer, working=(*layer.working, beginning)),))
 
 
 def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> ModelSpec:
@@ -281,7 +269,7 @@ def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> Model
     head = mtp.as_model(target)
     if checkpoint.gguf is None:
         return head
-    matrices = stored_matrices(head, head_sizes(target, mtp))
+    matrices = stored_matrices(head, head_sizes(target))
     return replace(head, quantization=read_gguf_scheme(checkpoint.gguf, matrices))
 
 
@@ -291,22 +279,12 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Dec
     Raises:
         CheckpointError: the weights are damaged, incomplete or in an unsupported format.
     """
-    import torch
-
     from penstock.models.loading.loader import load_weights
-    from penstock.quantization.base import WeightFactory
-    from penstock.quantization.methods import make_method
 
     mtp = target.spec.mtp
     assert mtp is not None, "read_mtp_facts returned its facts"
     spec = _mtp_model(checkpoint, target.spec, mtp)
-    factory = WeightFactory(
-        make_method(settings.quantization, spec.quantization, ops),
-        ops,
-        getattr(torch, settings.dtype),
-        torch.device(settings.device),
-        stored=torch.float16 if settings.float16_weights else None,
-    )
+    factory = _new_factory(spec, settings, ops)
     head = MTPHead(mtp, target, settings.max_model_len, factory)
     wanted = "|".join(map(re.escape, factory.parameters))
     files = open_weights(checkpoint, replace(spec, mtp=mtp), factory.parameters)
@@ -363,26 +341,31 @@ def _make_model(
     lookup: "PackedLookup",
 ) -> "tuple[ModelT, WeightFactory]":
     """Build the model; load and pack the weights that are not in the cache (`lookup`)."""
-    import torch
-
     from penstock.models.loading.loader import load_weights
-    from penstock.quantization.base import WeightFactory
-    from penstock.quantization.methods import make_method
 
-    factory = WeightFactory(
-        make_method(settings.quantization, spec.quantization, ops),
-        ops,
-        getattr(torch, settings.dtype),
-        torch.device(settings.device),
-        lookup,
-        stored=torch.float16 if settings.float16_weights else None,
-        takes_adapters=settings.memory.adapters > 0,
-    )
+    factory = _new_factory(spec, settings, ops, lookup=lookup, takes_adapters=settings.memory.adapters > 0)
     model = make(spec, settings.max_model_len, factory)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
     return model, factory
+
+
+def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":
+    """A factory of the model's weights; see `WeightFactory` for the options."""
+    import torch
+
+    from penstock.quantization.base import WeightFactory
+    from penstock.quantization.methods import make_method
+
+    return WeightFactory(
+        make_method(settings.quantization, spec.quantization, ops),
+        ops,
+        getattr(torch, settings.dtype),
+        torch.device(settings.device),
+        stored=torch.float16 if settings.float16_weights else None,
+        **options,
+    )
 
 
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":

@@ -1,5 +1,8 @@
 """The sizes of a model's weights, read off a build that allocates nothing (`layers.sizes`). No torch."""
 
+from dataclasses import replace
+from functools import lru_cache
+
 from penstock.checkpoint.adapters.folder import Adaptable
 from penstock.config.model_facts import DType, Matrix
 from penstock.config.ranks import Ranks
@@ -7,21 +10,28 @@ from penstock.layers.sizes import SizeRecorder, WeightSizes
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.mtp import MTPHead
-from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.spec import ModelSpec
 
 
 def model_sizes(spec: ModelSpec, tp_size: int = 1) -> WeightSizes:
     """The weights of the model: those of one rank, if there are several."""
+    # a start asks several times; of the scheme, which cannot be hashed, no shape depends
+    return _recorded(replace(spec, quantization=None), tp_size)
+
+
+@lru_cache(maxsize=4)
+def _recorded(spec: ModelSpec, tp_size: int) -> WeightSizes:
     recorder = SizeRecorder(_largest(tp_size))
     model = Decoder if spec.encoder is None else Encoder
     model(spec, 0, recorder)
     return recorder.sizes
 
 
-def head_sizes(spec: ModelSpec, mtp: MTPSpec, tp_size: int = 1) -> WeightSizes:
-    """Like `model_sizes`, for the multi-token prediction head of the model `spec`, which shares its embedding."""
-    recorder = SizeRecorder(_largest(tp_size))
-    MTPHead(mtp, Decoder(mtp.as_model(spec), 0, SizeRecorder()), 0, recorder)
+def head_sizes(target: ModelSpec, tp_size: int = 1) -> WeightSizes:
+    """Like `model_sizes`, for the multi-token prediction head of `target`, whose embedding it shares."""
+    recorder, mtp = SizeRecorder(_largest(tp_size)), target.mtp
+    assert mtp is not None, "this model has no head"
+    MTPHead(mtp, Decoder(mtp.as_model(target), 0, SizeRecorder()), 0, recorder)
     return recorder.sizes
 
 

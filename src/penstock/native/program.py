@@ -62,13 +62,10 @@ _PROPERTIES: frozenset[Any] = frozenset(
 
 
 class Program:
-    """Native calls on scratch memory of the program, recorded once and run for any number of rows up to `capacity`.
+    """Native calls on scratch memory of the program, recorded once and run for any number of rows up to `capacity`."""
 
-    `backed` scratch is pre-faulted, so the first large step takes no page faults.
-    """
-
-    def __init__(self, capacity: int, *, backed: bool = False) -> None:
-        self._capacity, self._backed = capacity, backed
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._calls: list[Call] = []
         self._arguments: list[Arguments] = []  # the calls have their addresses
         self._idle: list[Tensor] = []
@@ -82,8 +79,6 @@ class Program:
                 break
         else:
             memory = torch.empty(self._capacity, *shape, dtype=dtype)
-            if self._backed:
-                memory.zero_()
         recorded = memory.as_subclass(RecordedTensor)
         recorded.program, recorded.memory = self, memory
         weakref.finalize(recorded, self._idle.append, memory)
@@ -101,11 +96,34 @@ class Program:
         return Segment(ctypes.addressof(self._array), len(self._array), num_rows)
 
 
+def memory_of(result: Tensor) -> Tensor:
+    """The memory of a recorded result.
+
+    Raises:
+        CannotRecordError: it was computed at once.
+    """
+    if not isinstance(result, RecordedTensor):
+        raise CannotRecordError("a result that does not depend on the step's tokens")
+    return result.memory
+
+
 def empty_rows(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor with the row count of `like`, in the same program if `like` is recorded."""
     if isinstance(like, RecordedTensor):
         return like.program.tensor(shape, dtype)
     return torch.empty(len(like), *shape, dtype=dtype, device=like.device)
+
+
+def from_host(array: NDArray[Any], like: Tensor) -> Tensor:
+    """An array as a tensor on the device of `like`; without a copy if that is the host."""
+    tensor = torch.from_numpy(array)
+    return tensor if like.is_cpu else tensor.to(like.device)
+
+
+def on_host(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's content as an array; without a copy if it is on the host."""
+    array: NDArray[Any] = tensor.numpy() if tensor.is_cpu else tensor.cpu().numpy()
+    return array
 
 
 def call(library: Library, x: Tensor, arguments: Arguments) -> None:
@@ -117,5 +135,10 @@ def call(library: Library, x: Tensor, arguments: Arguments) -> None:
     if isinstance(x, RecordedTensor):
         x.program.add_call(arguments)
     else:
-        made = Call(arguments.operation, ctypes.addressof(arguments))
-        library.run(Segment(ctypes.addressof(made), 1, len(x)))
+        call_now(library, len(x), arguments)
+
+
+def call_now(library: Library, num_rows: int, arguments: Arguments) -> None:
+    """Execute an operation over `num_rows` rows. Raises the same error as `call`."""
+    made = Call(arguments.operation, ctypes.addressof(arguments))
+    library.run(Segment(ctypes.addressof(made), 1, num_rows))

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "db1c9ac78467136341c478d8a32ab67b20173d598c0169d5bbf918ac3832f9a3"
+HEADERS = "1725d84ddacaf4616f92f0b13a18e6e63779639db2014b05669e371ec3e4e25c"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -207,6 +207,7 @@ class GatherArgs(Arguments):
     operation = 6
     _fields_ = (
         ("table", c_void_p),
+        ("table_stride", c_int64),
         ("row_bytes", c_int64),
         ("row_ids", c_void_p),
         ("num_rows", c_int64),
@@ -214,8 +215,20 @@ class GatherArgs(Arguments):
     )
 
 
-class ScaleArgs(Arguments):
+class ScatterArgs(Arguments):
     operation = 7
+    _fields_ = (
+        ("x", c_void_p),
+        ("row_bytes", c_int64),
+        ("row_ids", c_void_p),
+        ("num_rows", c_int64),
+        ("table", c_void_p),
+        ("table_stride", c_int64),
+    )
+
+
+class ScaleArgs(Arguments):
+    operation = 8
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -225,14 +238,28 @@ class ScaleArgs(Arguments):
     )
 
 
+class ActivateArgs(Arguments):
+    operation = 9
+    _fields_ = (
+        ("x", c_void_p),
+        ("dtype", c_int32),
+        ("activation", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("divisor", c_float),
+        ("factor", c_float),
+    )
+
+
 class ColumnsArgs(Arguments):
-    operation = 8
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
         ("y", c_void_p),
         ("y_stride", c_int64),
         ("dtype", c_int32),
+        ("y_dtype", c_int32),
         ("paired", c_int32),
         ("rows", c_int64),
         ("first", c_int64),
@@ -245,7 +272,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 9
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -258,7 +285,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 11
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -271,7 +298,7 @@ class GateArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 10
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -293,7 +320,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 12
+    operation = 14
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -313,7 +340,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 13
+    operation = 15
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -334,7 +361,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 14
+    operation = 16
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -357,7 +384,7 @@ class ScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 15
+    operation = 17
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -374,7 +401,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 16
+    operation = 18
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -396,7 +423,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 17
+    operation = 19
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -416,6 +443,7 @@ class ExpertsArgs(Arguments):
         ("dtype", c_int32),
         ("activation", c_int32),
         ("scale_x", c_int32),
+        ("mixed", c_int32),
         ("scratch", c_void_p),
         ("ranks", c_void_p),
     )
@@ -459,7 +487,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 18
+    operation = 20
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

@@ -1,72 +1,67 @@
 """Allocates a model's weights, and maps the checkpoint's tensors to them."""
 
+from __future__ import annotations
+
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
-from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.linear.reference import ReferenceWeight
+from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
-from penstock.kernels.lora import LoraTable
-from penstock.kernels.ops import Ops
-from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
+from penstock.quantization.rows import Fillable, MapRows, OwnRows, Parameter, PickedRows, Piece, RowRun, own_runs
 
-_LARGE_BYTES = 2**16
-"""Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""
+if TYPE_CHECKING:  # what computes may be torch; what is loaded is numpy
+    import torch
+    from torch import Tensor
+
+    from penstock.kernels.lora import LoraTable
+    from penstock.kernels.memory import ModelTensor, Store
+    from penstock.kernels.ops import Ops
+
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
-
-
-class Parameter(Protocol):
-    """The destination of one checkpoint tensor."""
-
-    shape: tuple[int, ...]
-    """The tensor's required shape in the checkpoint."""
-
-    def load(self, first: int, rows: Tensor) -> None:
-        """Load the tensor's rows from `first` on. Each row is loaded once, in any order.
-
-        Raises:
-            CheckpointError: the rows are invalid; the caller puts the tensor's name before the message.
-        """
-        ...
 
 
 class TensorParameter:
     """A tensor that is converted to the target's dtype, optionally scaled by `factor` and shifted by `offset`."""
 
-    def __init__(self, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
+    def __init__(self, store: Store, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
-        self._target, self._offset, self._factor = target, offset, factor
+        self._store, self._target, self._offset, self._factor = store, target, offset, factor
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         if self._offset or self._factor != 1.0:
-            rows = rows.float() * self._factor + self._offset
-        self._target[first : first + len(rows)].copy_(rows)
+            rows = rows.astype(np.float32) * np.float32(self._factor) + np.float32(self._offset)
+        self._store(self._target, first, rows)
 
 
 class TapsParameter:
     """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
-    def __init__(self, target: Tensor) -> None:
+    def __init__(self, store: Store, target: Tensor) -> None:
         """`target` [kernel, channels]."""
         kernel, channels = target.shape
         self.shape: tuple[int, ...] = (channels, 1, kernel)
-        self._target = target
+        self._store, self._target = store, target
+        self._gathered: NDArray[np.float32] | None = None
+        self._missing = channels
 
-    def load(self, first: int, rows: Tensor) -> None:
-        self._target[:, first : first + len(rows)].copy_(rows[:, 0].T)
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        if self._gathered is None:
+            self._gathered = np.empty(self.shape[2:] + self.shape[:1], np.float32)
+        self._gathered[:, first : first + len(rows)] = rows[:, 0].T
+        self._missing -= len(rows)
+        if not self._missing:
+            self._store(self._target, 0, self._gathered)
+            self._gathered = None
 
 
 class FloatRows:
@@ -76,45 +71,27 @@ class FloatRows:
         self.shape: tuple[int, ...] = (count, weight.columns)
         self.weight, self.first = weight, first
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         self.weight.load(self.first + first, rows)
 
 
-def packed_tensor(tensor: Tensor) -> Packed:
-    """A tensor in the form that the cache of packed weights stores."""
-    return Packed(f"{tensor.dtype} {list(tensor.shape)}", (tensor.contiguous().view(-1).view(torch.uint8),))
-
-
-def unpacked_tensor(packed: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """The inverse of `packed_tensor`, without a copy; None if shape or dtype do not match."""
-    bytes = math.prod(shape) * dtype.itemsize
-    if packed.form != f"{dtype} {list(shape)}" or [part.nbytes for part in packed.parts] != [bytes]:
-        return None
-    return packed.parts[0].view(dtype).view(shape)
-
-
-class GatheredWeight(ReferenceWeight):
+class GatheredMatrix:
     """A matrix, stored in any format, that is passed to a callback in floating point once all its rows are loaded."""
 
-    def __init__(
-        self, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype, take: Callable[[Tensor], None]
-    ) -> None:
-        self._begin(0, columns, format, dtype)
-        self.rows, self._missing, self._take = rows, rows, take
+    def __init__(self, rows: int, columns: int, format: WeightFormat, take: Callable[[NDArray[Any]], None]) -> None:
+        self.rows, self.columns, self.format = rows, columns, format
+        self._missing, self._take = rows, take
+        self._values: NDArray[Any] = np.empty((0, columns))
 
-    def _begin(self, rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> None:
-        super().__init__(rows, columns, format, gated=False, dtype=dtype, device=torch.device("cpu"))
-
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
+        made = dequantize(rows, self.format) if isinstance(rows, Quantized) else rows
         if self._missing == self.rows:  # allocate on the first rows only
-            self._begin(self.rows, self.columns, self.format, self.bias_dtype)
-        super().load(first, rows)
-        self._missing -= len(rows if isinstance(rows, Tensor) else rows.values)
+            self._values = np.empty((self.rows, self.columns), made.dtype)
+        self._values[first : first + len(made)] = made
+        self._missing -= len(made)
         if not self._missing:
-            self._take(self.lookup(torch.arange(self.rows)))
-            total = self.rows
-            self._begin(0, self.columns, self.format, self.bias_dtype)
-            self.rows = total
+            self._take(self._values)
+            self._values = np.empty((0, self.columns))
 
 
 class Method(Protocol):
@@ -156,13 +133,13 @@ class AdaptedRows:
     order: tuple[RowRun, ...] = ()
     """Where the checkpoint's rows go before; (): they stay."""
 
-    def own_rows(self, rows: Tensor) -> Tensor:
+    def own_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
         """The rank's rows of `rows` [as in the checkpoint, any]."""
         if self.order:
-            stored, rows = rows, torch.empty_like(rows)
+            stored, rows = rows, np.empty_like(rows)
             for run in self.order:
                 rows[run.first : run.first + run.rows] = stored[run.given : run.given + run.rows]
-        return torch.cat([rows[run.given : run.given + run.rows] for run in self.runs])
+        return np.concatenate([rows[run.given : run.given + run.rows] for run in self.runs])
 
 
 class WeightFactory:
@@ -190,12 +167,13 @@ class WeightFactory:
             lookup: returns the packed form of a name in `made` from the cache of packed weights; None on a miss.
         """
         self.ops, self.dtype, self.device = ops, dtype, device
-        self.logits_dtype = torch.float32  # of the output projection's results, and of a router's
+        self._float32 = ops.dtype("float32")
+        self.logits_dtype = self._float32  # of the output projection's results, and of a router's
         self._stored = stored
         self.ranks = ops.collective.ranks
         self.parameters: dict[str, Parameter] = {}
         """All checkpoint tensors required so far, by name."""
-        self.made: dict[str, Weight | Tensor] = {}
+        self.made: dict[str, Weight | ModelTensor] = {}
         """All weights and tensors allocated so far, by a unique name."""
         self.filled: set[str] = set()
         """Names of parameters that were filled from the cache of packed weights."""
@@ -207,7 +185,7 @@ class WeightFactory:
         self._above = ""
         self._precise_bits: int | None = None
 
-    def precise(self, *, least_bits: int = 0) -> "WeightFactory":
+    def precise(self, *, least_bits: int = 0) -> WeightFactory:
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
         For weights of fewer than `least_bits` bits, activations keep 8 bits, in groups of `ACTIVATION_GROUP` columns.
@@ -220,7 +198,7 @@ class WeightFactory:
     def _is_precise(self, format: WeightFormat) -> bool:
         return self._precise_bits is not None and format.bits >= self._precise_bits
 
-    def at(self, name: str) -> "WeightFactory":
+    def at(self, name: str) -> WeightFactory:
         """A copy of this factory whose names have the prefix `name`."""
         below = copy.copy(self)
         below._above = f"{self._above}{name}."
@@ -258,7 +236,11 @@ class WeightFactory:
                     alike, columns, format, gated=gated and alone, activation=activation if alone else None
                 )
             )
-        return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
+        if len(parts) == 1:
+            return parts[0]
+        from penstock.kernels.linear.joined import JoinedWeight  # not above: it computes with torch
+
+        return JoinedWeight(parts, activation_of(activation, gated=gated))
 
     def lora(
         self,
@@ -321,7 +303,7 @@ class WeightFactory:
             raise CheckpointError(f"{full} is quantized, which is not supported for this matrix")
         self.parameters[f"{full}.weight"] = parameter
 
-    def load_into(self, weight: Weight, rows: Tensor) -> None:
+    def load_into(self, weight: Weight, rows: NDArray[Any]) -> None:
         """Fill a weight from `weight_of` with floating-point `rows` [rows, columns], quantizing them if needed.
 
         Raises:
@@ -330,16 +312,16 @@ class WeightFactory:
         made = rows if weight.format is FLOAT else self.ops.quantize(rows, weight.format)
         if made is None:
             raise CheckpointError(REFUSED)
-        weight.load(0, made)
+        self.ops.store(weight, 0, made)
 
-    def whole_matrix(self, name: str, rows: int, columns: int, take: Callable[[Tensor], None]) -> None:
+    def whole_matrix(self, name: str, rows: int, columns: int, take: Callable[[NDArray[Any]], None]) -> None:
         """Pass the checkpoint's matrix `name` (without `.weight`) to `take` once it is completely loaded.
 
         `take` gets [rows, columns] in floating point, dequantized if necessary.
         """
         full = f"{self._above}{name}"
         format = FLOAT if self._method.rounds else self._method.format_of(full)
-        whole = GatheredWeight(rows, columns, format, self.dtype if format is FLOAT else torch.float32, take)
+        whole = GatheredMatrix(rows, columns, format, take)
         parameters: dict[str, Parameter] = {f"{full}.weight": FloatRows(whole, 0, rows)}
         if format is not FLOAT:
             parameters = self._method.parameters(whole, full, 0, rows)
@@ -367,7 +349,8 @@ class WeightFactory:
     def _fill_bias(self, maps: Sequence[MapRows], bias: Tensor) -> None:
         first = 0
         for rows in maps:
-            self.parameters[f"{rows.name}.bias"] = self._of_rows(TensorParameter(bias[first : first + rows.kept]), rows)
+            target = TensorParameter(self.ops.store, bias[first : first + rows.kept])
+            self.parameters[f"{rows.name}.bias"] = self._of_rows(target, rows)
             first += rows.kept
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
@@ -399,12 +382,12 @@ class WeightFactory:
         """
         rows = self._rows(name, pieces or (Piece(shape[0], whole=True),))
         made = self._tensor(name, (rows.kept, *shape[1:]), dtype or self.dtype)
-        self.parameters[rows.name] = self._of_rows(TensorParameter(made, offset, factor), rows)
+        self.parameters[rows.name] = self._of_rows(TensorParameter(self.ops.store, made, offset, factor), rows)
         return made
 
     def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
         """Allocate the weight of a norm: in float32 if it has an offset, which would lose low bits in 16 bits."""
-        return self.tensor(f"{name}.weight", size, dtype=torch.float32 if offset else None, offset=offset)
+        return self.tensor(f"{name}.weight", size, dtype=self._float32 if offset else None, offset=offset)
 
     def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> Tensor:
         """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens.
@@ -414,38 +397,31 @@ class WeightFactory:
         """
         divided = tuple(piece if isinstance(piece, Piece) else Piece(piece) for piece in pieces)
         total = sum(piece.rows for piece in divided)
-        return self.tensor(name, total, dtype=torch.float32, factor=factor, pieces=divided)
+        return self.tensor(name, total, dtype=self._float32, factor=factor, pieces=divided)
 
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
         rows = self._rows(f"{name}.weight", pieces)
-        made = self._tensor(f"{name}.weight", (kernel, rows.kept), torch.float32)
-        self.parameters[rows.name] = self._of_rows(TapsParameter(made), rows)
+        made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
+        self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made), rows)
         return made
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate a tensor on the factory's device that no checkpoint tensor fills; `dtype` defaults to its dtype."""
-        dtype = dtype or self.dtype
-        size = math.prod(shape) * dtype.itemsize
-        if self.device.type == "cpu" and size >= _LARGE_BYTES:
-            return torch.from_numpy(self.ops.allocator.zeros(size, for_weights=True)).view(dtype).view(shape)
-        return torch.empty(shape, dtype=dtype, device=self.device)
+        return self.ops.new_tensor(shape, dtype or self.dtype, self.device).tensor
 
     def constant(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
         """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
-        return torch.from_numpy(values).to(self.device, dtype)
+        return self.ops.constant(values, dtype, self.device)
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate the tensor of the parameter `name`, filled on a cache hit."""
         full = f"{self._above}{name}"
-        packed = self._lookup(full)
-        made = None if packed is None else unpacked_tensor(packed, shape, dtype)
-        if made is not None:
+        made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(full))
+        if made.is_filled:
             self.filled.add(full)
-        else:
-            made = self.empty(*shape, dtype=dtype)
         self.made[full] = made
-        return made
+        return made.tensor
 
     def _new_weight(
         self,

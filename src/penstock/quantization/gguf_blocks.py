@@ -4,11 +4,13 @@ ggml's types store rows as consecutive blocks of 32 or 256 columns. `gguf.quants
 """
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.quantized import Quantized, joined
+from penstock.quantization.nibbles import Bytes
 from penstock.quantization.stored_mxfp4 import half_scales
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -16,128 +18,138 @@ _MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the values of E2M1; the scale is half of E8M0's in turn."""
 
 _LOWER_4, _LOWER_6, _UPPER_2 = 0x0F0F0F0F, 0x3F3F3F3F, 0x30303030
-"""Bits of each of the four bytes of an int32."""
+"""Bits of each of the four bytes of a word."""
+_TILE_BYTES = 2**17
+"""Bytes unpacked at a time: intermediate results stay in memory that was touched before."""
 
 
-def quantized_rows(type: str, rows: Tensor) -> Quantized:
+def quantized_rows(type: str, rows: Bytes) -> Quantized:
     """Unpack `rows` uint8 [n, row_bytes] of ggml's type `type` to its format in `GGUF_FORMATS`."""
     size, read = _TYPES[type]
-    return read(rows.view(len(rows), -1, size))
+    step = max(1, _TILE_BYTES // rows.shape[1])
+    tiles = [rows[first : first + step] for first in range(0, len(rows), step)]
+    return joined([read(tile.reshape(len(tile), -1, size)) for tile in tiles])
 
 
-def _q8_0(blocks: Tensor) -> Quantized:
+def _q8_0(blocks: Bytes) -> Quantized:
     return Quantized(_row(blocks[..., 2:] ^ 128), _halves(blocks, 0))
 
 
-def _q4_0(blocks: Tensor) -> Quantized:
+def _q4_0(blocks: Bytes) -> Quantized:
     return Quantized(_row(_nibbles(blocks[..., 2:])), _halves(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> Quantized:
+def _q4_1(blocks: Bytes) -> Quantized:
     return Quantized(_row(_nibbles(blocks[..., 4:])), _halves(blocks, 0), -_halves(blocks, 2))
 
 
-def _q5_0(blocks: Tensor) -> Quantized:
+def _q5_0(blocks: Bytes) -> Quantized:
     return Quantized(_row(_nibbles(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])), _halves(blocks, 0))
 
 
-def _q5_1(blocks: Tensor) -> Quantized:
+def _q5_1(blocks: Bytes) -> Quantized:
     values = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
     return Quantized(_row(values), _halves(blocks, 0), -_halves(blocks, 2))
 
 
-def _q4_k(blocks: Tensor) -> Quantized:
+def _q4_k(blocks: Bytes) -> Quantized:
     return _with_minima(blocks, _nibbles(_cut(blocks[..., 16:], 4, 32)))
 
 
-def _q5_k(blocks: Tensor) -> Quantized:
+def _q5_k(blocks: Bytes) -> Quantized:
     upper = _spread(blocks[..., 16:48], 1, 8).reshape(*blocks.shape[:-1], 4, 64)
-    return _with_minima(blocks, _nibbles(_cut(blocks[..., 48:], 4, 32)) | upper << 4)
+    return _with_minima(blocks, _nibbles(_cut(blocks[..., 48:], 4, 32)) | upper << np.uint8(4))
 
 
-def _with_minima(blocks: Tensor, values: Tensor) -> Quantized:
+def _with_minima(blocks: Bytes, values: Bytes) -> Quantized:
     """Q4_K and Q5_K: 8 scales and minima of 6 bits in 12 bytes; upper bits of the last 4 are in bytes of the first."""
-    first, second, rest = blocks[..., 4:16].contiguous().view(torch.int32).unbind(-1)  # 4 bytes each
-    scales = torch.stack((first & _LOWER_6, rest & _LOWER_4 | first >> 2 & _UPPER_2), -1)
-    minima = torch.stack((second & _LOWER_6, rest >> 4 & _LOWER_4 | second >> 2 & _UPPER_2), -1)
-    scales, minima = scales.view(torch.uint8), minima.view(torch.uint8)
+    words = np.ascontiguousarray(blocks[..., 4:16]).view(np.uint32)  # 4 bytes each
+    first, second, rest = words[..., 0], words[..., 1], words[..., 2]
+    scales = np.stack((first & _LOWER_6, rest & _LOWER_4 | first >> 2 & _UPPER_2), -1).view(np.uint8)
+    minima = np.stack((second & _LOWER_6, rest >> 4 & _LOWER_4 | second >> 2 & _UPPER_2), -1).view(np.uint8)
     return Quantized(_row(values), _row(scales), _row(minima), _halves(blocks, 0), _halves(blocks, 2))
 
 
-def _q6_k(blocks: Tensor) -> Quantized:
-    values = _nibbles(_cut(blocks[..., :128].contiguous(), 2, 64))  # [..., 2, 128]
-    upper = _cut(blocks[..., 128:192].contiguous(), 2, 32)
-    values |= torch.cat((upper << 4, upper << 2, upper, upper >> 2), -1).bitwise_and_(48)
-    scales = _row(blocks[..., 192:208]).view(torch.int8)
+def _q6_k(blocks: Bytes) -> Quantized:
+    values = _nibbles(_cut(blocks[..., :128], 2, 64))  # [..., 2, 128]
+    upper = np.ascontiguousarray(_cut(blocks[..., 128:192], 2, 32))
+    values |= np.concatenate((upper << 4 & 48, upper << 2 & 48, upper & 48, upper >> 2 & 48), -1)
+    scales = _row(blocks[..., 192:208]).view(np.int8)
     return Quantized(_row(values), scales, super_scales=_halves(blocks, 208))
 
 
-def _q2_k(blocks: Tensor) -> Quantized:
+def _q2_k(blocks: Bytes) -> Quantized:
     values = _spread(_cut(blocks[..., 16:80], 2, 32), 2, 4)
-    scales, minima = (_row(part).view(torch.int8) for part in (blocks[..., :16] & 15, blocks[..., :16] >> 4))
+    scales, minima = (_row(part).view(np.int8) for part in (blocks[..., :16] & 15, blocks[..., :16] >> 4))
     return Quantized(_row(values), scales, minima, _halves(blocks, 80), _halves(blocks, 82))
 
 
-def _q3_k(blocks: Tensor) -> Quantized:
+def _q3_k(blocks: Bytes) -> Quantized:
     upper = _spread(blocks[..., :32], 1, 8)
-    lower = _spread(_cut(blocks[..., 32:96], 2, 32), 2, 4).flatten(-3, -2)
+    lower = _spread(_cut(blocks[..., 32:96], 2, 32), 2, 4).reshape(*blocks.shape[:-1], 8, 32)
     packed = blocks[..., 96:108]
-    scales = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), -1)
-    scales = (scales | _spread(packed[..., 8:], 2, 4).flatten(-2) << 4).view(torch.int8) - 32
+    scales = np.concatenate((packed[..., :8] & 15, packed[..., :8] >> 4), -1)
+    scales = (scales | _spread(packed[..., 8:], 2, 4).reshape(*blocks.shape[:-1], -1) << 4).view(np.int8) - 32
     supers = _halves(blocks, 108)
     return Quantized(_row(lower | upper << 2), _row(scales), _row(4 * scales), supers, supers)  # the zero point is 4
 
 
-def _iq4_nl(blocks: Tensor) -> Quantized:
+def _iq4_nl(blocks: Bytes) -> Quantized:
     return Quantized(_row(_picked(_IQ4_VALUES, 128, _nibbles(blocks[..., 2:]))), _halves(blocks, 0))
 
 
-def _iq4_xs(blocks: Tensor) -> Quantized:
-    lower = torch.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).flatten(-2)
-    upper = torch.stack([blocks[..., 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
-    scales = (lower | upper << 4).view(torch.int8) - 32
+def _iq4_xs(blocks: Bytes) -> Quantized:
+    lower = np.stack((blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4), -1).reshape(*blocks.shape[:-1], -1)
+    upper = np.stack([blocks[..., 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], -1).reshape(*blocks.shape[:-1], -1)
+    scales = (lower | upper << 4).view(np.int8) - 32
     values = _picked(_IQ4_VALUES, 128, _nibbles(_cut(blocks[..., 8:], 8, 16)))
     return Quantized(_row(values), _row(scales), super_scales=_halves(blocks, 0))
 
 
-def _mxfp4(blocks: Tensor) -> Quantized:
+def _mxfp4(blocks: Bytes) -> Quantized:
     return Quantized(_row(_picked(_MXFP4_VALUES, 16, _nibbles(blocks[..., 1:]))), half_scales(blocks[..., 0]))
 
 
-def _cut(packed: Tensor, *sizes: int) -> Tensor:
+def _cut(packed: Bytes, *sizes: int) -> Bytes:
     """[..., bytes] -> [..., *sizes]."""
     return packed.reshape(*packed.shape[:-1], *sizes)
 
 
-def _row(parts: Tensor) -> Tensor:
-    return parts.flatten(1).contiguous()
+def _row(parts: NDArray[Any]) -> NDArray[Any]:
+    return parts.reshape(len(parts), -1)
 
 
-def _halves(blocks: Tensor, at: int) -> Tensor:
+def _halves(blocks: Bytes, at: int) -> NDArray[np.float16]:
     """The float16 at byte `at` of each block: [n, blocks]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def _nibbles(packed: Bytes) -> Bytes:
     """[..., bytes] -> [..., 2 * bytes]: all lower nibbles, then all upper ones."""
-    return torch.cat((packed & 15, packed >> 4), -1)
+    packed = np.ascontiguousarray(packed)  # of strided bytes each operation would take several times as long
+    return np.concatenate((packed & 15, packed >> 4), -1)
 
 
-def _spread(packed: Tensor, bits: int, parts: int) -> Tensor:
+def _spread(packed: Bytes, bits: int, parts: int) -> Bytes:
     """[..., bytes] -> [..., parts, bytes]: the lowest `bits` of each byte, the next ones, and so on."""
-    return torch.stack([packed >> (bits * part) & ((1 << bits) - 1) for part in range(parts)], -2)
+    packed = np.ascontiguousarray(packed)
+    return np.stack([packed >> (bits * part) & ((1 << bits) - 1) for part in range(parts)], -2)
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
+def _fifth_bits(packed: Bytes) -> Bytes:
     """[..., 4] -> [..., 32]: one bit per column, shifted to bit 4."""
-    return torch.stack([(packed >> bit & 1) << 4 for bit in range(8)], -1).flatten(-2)
+    return _FIFTH_BITS[packed].view(np.uint8).reshape(*packed.shape[:-1], -1)
 
 
-def _picked(table: tuple[int, ...], centre: int, nibbles: Tensor) -> Tensor:
-    return torch.tensor([value + centre for value in table], dtype=torch.uint8)[nibbles.int()]
+_FIFTH_BITS = ((np.arange(256)[:, None] >> np.arange(8) & 1) << 4).astype(np.uint8).view(np.uint64)[:, 0]
+"""The bits of each byte, the lowest first, as bit 4 of eight bytes."""
 
 
-_TYPES: dict[str, tuple[int, Callable[[Tensor], Quantized]]] = {
+def _picked(table: tuple[int, ...], centre: int, nibbles: Bytes) -> Bytes:
+    return np.array([value + centre for value in table], np.uint8)[nibbles]
+
+
+_TYPES: dict[str, tuple[int, Callable[[Bytes], Quantized]]] = {
     "Q8_0": (34, _q8_0),
     "Q4_0": (18, _q4_0),
     "Q4_1": (20, _q4_1),

@@ -1,13 +1,15 @@
 """Quantizes floating-point weights on loading: `--quantization int8` or `int4`."""
 
-from torch import Tensor
+from typing import Any
+
+from numpy.typing import NDArray
 
 from penstock.config.recipes import Recipe
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import Ops
-from penstock.quantization.base import REFUSED, FloatRows, Parameter
-from penstock.quantization.rows import Fillable
+from penstock.quantization.base import REFUSED, FloatRows
+from penstock.quantization.rows import Fillable, Parameter
 
 
 class RowsToRound(FloatRows):
@@ -17,7 +19,7 @@ class RowsToRound(FloatRows):
         super().__init__(weight, first, count)
         self._ops = ops
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         made = self._ops.quantize(rows, self.weight.format)
         if made is None:
             raise CheckpointError(REFUSED)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.config.ranks import Ranks
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from numpy.typing import NDArray
 
     from penstock.config.weight_formats import WeightFormat
     from penstock.kernels.linear.quantized import Quantized
-    from penstock.quantization.base import Parameter
 
 
 class RowRun(NamedTuple):
@@ -65,6 +64,21 @@ def _met(runs: Sequence[RowRun], first: int, count: int) -> Iterator[tuple[int, 
             yield run.first + begin - run.given, slice(begin - first, end - first)
 
 
+class Parameter(Protocol):
+    """The destination of one checkpoint tensor."""
+
+    shape: tuple[int, ...]
+    """The tensor's required shape in the checkpoint."""
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        """Load the tensor's rows from `first` on. Each row is loaded once, in any order.
+
+        Raises:
+            CheckpointError: the rows are invalid; the caller puts the tensor's name before the message.
+        """
+        ...
+
+
 class PickedRows:
     """Loads the rows of a tensor into `parameter` in another order, or only some of them."""
 
@@ -78,7 +92,7 @@ class PickedRows:
         self.shape: tuple[int, ...] = (rows if count is None else count, *rest)
         self._parameter, self._runs = parameter, runs
 
-    def load(self, first: int, rows: Tensor) -> None:
+    def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, part in _met(self._runs, first, len(rows)):
             self._parameter.load(place, rows[part])
 
@@ -90,7 +104,7 @@ class Fillable(Protocol):
     columns: int
     format: WeightFormat
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         """See `Weight.load`."""
         ...
 
@@ -106,6 +120,6 @@ class OwnRows:
         self.rows, self.columns, self.format = given.num_rows, weight.columns, weight.format
         self._weight, self._first, self._runs = weight, first, given.runs
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         for place, part in _met(self._runs, first, len(rows)):
             self._weight.load(self._first + place, rows[part])

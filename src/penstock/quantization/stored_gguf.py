@@ -1,14 +1,10 @@
 """Loads matrices of GGUF files, each with its own ggml type."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import numpy as np
+from numpy.typing import NDArray
 
-import torch
-from torch import Tensor
-
-from penstock.quantization.base import Parameter
 from penstock.quantization.gguf_blocks import quantized_rows
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import GGUFScheme
 from penstock.quantization.stored import StoredMatrices
 
@@ -27,18 +23,5 @@ class GGUFRows:
         self.shape: tuple[int, ...] = (count, weight.columns)
         self._type, self._weight, self._first = type, weight, first
 
-    def load(self, first: int, rows: Tensor) -> None:
-        with _one_thread():
-            quantized = quantized_rows(self._type, rows)
-        self._weight.load(self._first + first, quantized)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run torch on one thread: unpacking consists of many short operations, dominated by thread synchronization."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    def load(self, first: int, rows: NDArray[np.uint8]) -> None:
+        self._weight.load(self._first + first, quantized_rows(self._type, rows))

@@ -13,21 +13,20 @@ hold the columns 0 2 4 6 1 3 5 7. Symmetric packed checkpoints store no zero poi
 Nothing is rounded, except that scales are converted to float16, the type of GPTQ's and AWQ's scales.
 """
 
-import torch
-from torch import Tensor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import Parameter
-from penstock.quantization.nibbles import PER_WORD, unpack_columns, unpack_rows, unpack_words
-from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
-from penstock.quantization.rows import Fillable
+from penstock.quantization.nibbles import PER_WORD, Bytes, transposed, unpack_columns, unpack_rows, unpack_words
+from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, Tensors, tensor_group
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import Scheme
 from penstock.quantization.stored import StoredMatrices
 
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The positions of columns 0 to 7 within an AWQ word."""
-_INT32 = (torch.int32,)
+_INT32 = ("int32",)
 
 
 class StoredInt4(StoredMatrices[Scheme]):
@@ -65,14 +64,14 @@ class _Form:
     def gptq(self) -> dict[str, Parameter]:
         less = 1 if self._scheme.format == "gptq" else 0
 
-        def finish(tensors: dict[str, Tensor]) -> None:
+        def finish(tensors: Tensors) -> None:
             zeros = (unpack_columns(tensors["qzeros"]).T + less) & 15
             if self._scheme.symmetric:
-                zeros.fill_(8)  # quantizers differ in what they store then: 7 or 8
+                zeros.fill(8)  # quantizers differ in what they store then: 7 or 8
             self._load(unpack_rows(tensors["qweight"]), tensors["scales"].T, zeros)
 
         order = CheckedTensor(
-            torch.arange(self._columns, dtype=torch.int64) // self._group,
+            np.arange(self._columns) // self._group,
             "groups the columns in the order of their activations (desc_act), which is not supported; "
             "quantize without desc_act, or with static groups",
             is_optional=True,  # absent, the columns are in order
@@ -81,8 +80,8 @@ class _Form:
         return {"g_idx": order, **tensor_group({"qweight": qweight, **self._by_group()}, finish)}
 
     def awq(self) -> dict[str, Parameter]:
-        def finish(tensors: dict[str, Tensor]) -> None:
-            values, zeros = (_awq_columns(tensors[name]).T for name in ("qweight", "qzeros"))
+        def finish(tensors: Tensors) -> None:
+            values, zeros = (transposed(_awq_columns(tensors[name])) for name in ("qweight", "qzeros"))
             self._load(values, tensors["scales"].T, zeros)
 
         qweight = TensorPart((self._columns, self._rows // PER_WORD), _INT32)
@@ -96,12 +95,12 @@ class _Form:
         if not self._scheme.symmetric:
             parts["weight_zero_point"] = TensorPart((self._rows // PER_WORD, self._groups), _INT32)
 
-        def finish(tensors: dict[str, Tensor]) -> None:
+        def finish(tensors: Tensors) -> None:
             scales, words = tensors["weight_scale"], tensors.get("weight_zero_point")
-            zeros = torch.full(scales.shape, 8, dtype=torch.uint8) if words is None else unpack_rows(words).T
+            zeros = np.full(scales.shape, 8, np.uint8) if words is None else unpack_rows(words).T
             self._load(unpack_columns(tensors["weight_packed"]), scales, zeros)
 
-        shape = CheckedTensor(torch.tensor([self._rows, self._columns]), f"is not [{self._rows}, {self._columns}]")
+        shape = CheckedTensor(np.array([self._rows, self._columns]), f"is not [{self._rows}, {self._columns}]")
         return {"weight_shape": shape, **tensor_group(parts, finish)}
 
     def _by_group(self) -> dict[str, TensorPart]:
@@ -110,16 +109,18 @@ class _Form:
             "scales": TensorPart((self._groups, self._rows), FLOATS),
         }
 
-    def _load(self, values: Tensor, scales: Tensor, zeros: Tensor) -> None:
+    def _load(self, values: Bytes, scales: NDArray[Any], zeros: Bytes) -> None:
         """Load `values` [rows, columns] with the checkpoint's `scales` and `zeros` [rows, groups]."""
-        scales = scales.to(torch.float16)
-        if not bool(scales.isfinite().all()):
+        with np.errstate(over="ignore"):  # refused below
+            scales = scales.astype(np.float16)
+        if not bool(np.isfinite(scales).all()):
             raise CheckpointError("belongs to a matrix whose scales are not finite in float16")
         repeats = -(-self._group // self._weight.format.group)
-        scales, zeros = (part.repeat_interleave(repeats, 1) for part in (scales, zeros))
-        self._weight.load(self._first, Quantized(values, scales, zeros))
+        self._weight.load(self._first, Quantized(values, np.repeat(scales, repeats, 1), np.repeat(zeros, repeats, 1)))
 
 
-def _awq_columns(words: Tensor) -> Tensor:
-    """Unpack AWQ's `words` [rows, columns / 8] int32 -> [rows, columns] uint8."""
-    return unpack_words(words)[..., _AWQ_PLACES].flatten(-2)
+def _awq_columns(words: NDArray[Any]) -> Bytes:
+    """Unpack AWQ's `words` [rows, columns / 8] int32 -> [rows, columns]."""
+    halves = unpack_words(words).reshape(*words.shape, 2, PER_WORD // 2)  # the even columns, then the odd ones
+    columns: Bytes = halves.swapaxes(-1, -2).reshape(len(words), -1)
+    return columns

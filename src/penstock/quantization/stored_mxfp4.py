@@ -7,20 +7,23 @@ All tensors are bytes. The lower nibble of a byte is the even column, the upper 
 and n + 16). Source: Microscaling Formats specification of the Open Compute Project, version 1.0.
 """
 
-import torch
-from torch import Tensor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.weight_formats import FORMATS
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import Parameter
-from penstock.quantization.parts import TensorPart, tensor_group
-from penstock.quantization.rows import Fillable
+from penstock.quantization.nibbles import Bytes, nibble_pairs
+from penstock.quantization.parts import TensorPart, Tensors, tensor_group
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import MXFP4Scheme
 from penstock.quantization.stored import StoredMatrices
 
 GROUP = FORMATS["mxfp4"].group
-_BYTES = (torch.uint8,)
+_BYTES = ("uint8",)
 _NO_NUMBER = 255
 """The E8M0 value of NaN."""
 _VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -41,13 +44,13 @@ class StoredMXFP4(StoredMatrices[MXFP4Scheme]):
             values, scales = f"{name}.weight_packed", f"{name}.weight_scale"
             parts = {values: TensorPart((count, weight.columns // 2), _BYTES)}
 
-        def finish(tensors: dict[str, Tensor]) -> None:
+        def finish(tensors: Tensors) -> None:
             weight.load(first, mxfp4_rows(tensors[values], tensors[scales]))
 
         return tensor_group(parts | {scales: TensorPart((count, groups), _BYTES)}, finish)
 
 
-def mxfp4_rows(values: Tensor, scales: Tensor) -> Quantized:
+def mxfp4_rows(values: Bytes, scales: Bytes) -> Quantized:
     """Convert rows to the kernels' format `mxfp4`.
 
     Args:
@@ -60,13 +63,12 @@ def mxfp4_rows(values: Tensor, scales: Tensor) -> Quantized:
     if bool((scales == _NO_NUMBER).any()):
         raise CheckpointError("belongs to a matrix with scales that are NaN")
     packed = values.reshape(len(values), -1)
-    table = torch.tensor([value + FORMATS["mxfp4"].centre for value in _VALUES], dtype=torch.uint8)
-    pairs = table[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()]
-    return Quantized(pairs, half_scales(scales))
+    table = np.array([value + FORMATS["mxfp4"].centre for value in _VALUES], np.uint8)
+    return Quantized(table[nibble_pairs(packed)], half_scales(scales))
 
 
-def half_scales(exponents: Tensor) -> Tensor:
-    """Half of the scales that E8M0 `exponents` (uint8) encode, as bfloat16."""
-    exponent = exponents.short()
-    bits = torch.where(exponent < 2, 0x20 << exponent, (exponent - 1) << 7)  # subnormal or normal
-    return bits.view(torch.bfloat16)
+def half_scales(exponents: Bytes) -> NDArray[Any]:
+    """Half of the scales that E8M0 `exponents` encode."""
+    exponent = exponents.astype(np.uint16)
+    bits = np.where(exponent < 2, 0x20 << np.minimum(exponent, 1), (exponent - 1) << 7)  # subnormal or normal
+    return bits.astype(np.uint16).view(ml_dtypes.bfloat16)

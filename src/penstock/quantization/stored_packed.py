@@ -6,22 +6,22 @@ engines cannot read them quantized, and are quantized on loading.
 
 import re
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.recipes import EMBEDDINGS, PACKED
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.ops import Ops
-from penstock.quantization.base import Parameter
-from penstock.quantization.nibbles import unpack_columns, unpack_rows
-from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, tensor_group
+from penstock.quantization.nibbles import Bytes, unpack_columns, unpack_rows
+from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, Tensors, tensor_group
 from penstock.quantization.rounding import RowsToRound
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import PackedScheme
 from penstock.quantization.stored import StoredMatrices
 
 _MOST_MULTIPLES = 255
+Floats = NDArray[np.float32]
 
 
 class StoredPacked(StoredMatrices[PackedScheme]):
@@ -37,33 +37,38 @@ class StoredPacked(StoredMatrices[PackedScheme]):
         kind = PACKED[weight.format.name]
         groups = weight.columns // kind.group
         parts = {
-            "weight_packed": TensorPart((count, weight.columns * kind.bits // 32), (torch.int32,)),
+            "weight_packed": TensorPart((count, weight.columns * kind.bits // 32), ("int32",)),
             "weight_scale": TensorPart((count, groups), FLOATS),
         }
         if not kind.symmetric:
-            parts["weight_zero_point"] = TensorPart((count * kind.bits // 32, groups), (torch.int32,))
+            parts["weight_zero_point"] = TensorPart((count * kind.bits // 32, groups), ("int32",))
 
-        def finish(tensors: dict[str, Tensor]) -> None:
+        def finish(tensors: Tensors) -> None:
             words = tensors["weight_packed"]
-            values = unpack_columns(words) if kind.bits == 4 else words.view(torch.uint8) - kind.shift
+            values = (
+                unpack_columns(words)
+                if kind.bits == 4
+                else np.ascontiguousarray(words).view(np.uint8) - np.uint8(kind.shift)
+            )
             zeros = None if kind.symmetric else unpack_rows(tensors["weight_zero_point"]).T
-            offsets = None if zeros is None else (zeros * weight.format.values_per_zero).contiguous()
-            weight.load(first, Quantized(values, *_multiples(tensors["weight_scale"].float(), offsets)))
+            offsets = None if zeros is None else zeros * np.uint8(weight.format.values_per_zero)
+            weight.load(first, Quantized(values, *_multiples(tensors["weight_scale"].astype(np.float32), offsets)))
 
-        shape = CheckedTensor(torch.tensor([count, weight.columns]), f"is not [{count}, {weight.columns}]")
+        shape = CheckedTensor(np.array([count, weight.columns]), f"is not [{count}, {weight.columns}]")
         named = {"weight_shape": shape, **tensor_group(parts, finish)}
         return {f"{name}.{part}": parameter for part, parameter in named.items()}
 
 
-def _multiples(scales: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+def _multiples(scales: Floats, offsets: Bytes | None) -> tuple[Bytes, Bytes | None, Floats]:
     """Split scales into multiples of one power of two per row: (multiples uint8, `offsets`, steps [rows, 1])."""
-    _, exponent = torch.frexp(scales.amax(1, keepdim=True))
-    step = torch.exp2((exponent - 8).float())
-    multiples = scales / step
-    exact = (multiples == multiples.round()) & (multiples >= 1) & (multiples <= _MOST_MULTIPLES)
+    _, exponent = np.frexp(scales.max(1, keepdims=True))
+    with np.errstate(all="ignore"):  # scales that are not finite are refused below
+        step = np.ldexp(np.float32(1), exponent - 8)
+        multiples = scales / step
+        exact = (multiples == np.rint(multiples)) & (multiples >= 1) & (multiples <= _MOST_MULTIPLES)
     if not bool(exact.all()):
         raise CheckpointError(
             "belongs to a matrix whose scales are not multiples of one power of two per row, as `penstock quantize` "
             "writes them; remove penstock_quantization from config.json if another program wrote them"
         )
-    return multiples.to(torch.uint8), offsets, step
+    return multiples.astype(np.uint8), offsets, step

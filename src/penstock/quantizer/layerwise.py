@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.model_facts import KVSpec
 from penstock.core.plan import ForwardPlan
+from penstock.kernels.arrays import array_of
 from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
@@ -95,7 +96,7 @@ class Layerwise:
         for matrix in matrices:
             assert matrix.weight.gram is not None
             made = round_matrix(matrix.name, matrix.values, matrix.weight.gram)
-            matrix.weight.load(matrix.first, made)
+            matrix.weight.load(matrix.first, array_of(made))
         for weight in observed:
             weight.gram = None
         self._hidden = self._compute(layer)
@@ -105,7 +106,7 @@ class Layerwise:
         """Run the next layer with its matrices from an earlier call, and keep the outputs."""
         layer, matrices = self._layer()
         for matrix in matrices:
-            matrix.weight.load(matrix.first, rounded[matrix.name])
+            matrix.weight.load(matrix.first, array_of(rounded[matrix.name]))
         self._hidden = self._compute(layer)
         self.index += 1
 

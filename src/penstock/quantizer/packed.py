@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.recipes import PACKED, CheckpointRecipe, PackedMatrix
+from penstock.kernels.arrays import array_of, tensor_of
 from penstock.quantization.gptq import Grid
 from penstock.quantization.nibbles import unpack_columns
 
@@ -42,7 +43,7 @@ def unpacked(name: str, tensors: dict[str, Tensor], kind: PackedMatrix) -> Tenso
 
 
 def _unpack_columns(words: Tensor, bits: int) -> Tensor:
-    return unpack_columns(words) if bits == 4 else words.view(torch.uint8)
+    return tensor_of(unpack_columns(array_of(words))) if bits == 4 else words.view(torch.uint8)
 
 
 def _pack_columns(values: Tensor, bits: int) -> Tensor:

@@ -3,15 +3,17 @@
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from numpy.typing import NDArray
 
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, read_adapter
-from penstock.errors import AdapterError
+from penstock.checkpoint.safetensors import MappedTensors, read_header
+from penstock.errors import AdapterError, CheckpointError
+from penstock.kernels.arrays import tensor_of
 from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.quantization.base import AdaptedRows
@@ -88,21 +90,23 @@ class LoadedAdapters:
         parts: dict[int, tuple[LoraTable, list[LoraMap]]] = {}
         by_table = defaultdict[int, list[LoraMap]](list)
         try:
-            with safe_open(folder.weights, framework="pt") as tensors:
-                for one in folder.maps:
-                    target = self._adapted[one.matrix]
-                    a, b = (tensors.get_tensor(f"{one.module}.lora_{part}.weight") for part in "AB")
-                    maps = by_table[id(target.table)]
-                    parts[id(target.table)] = target.table, maps
-                    maps.append(self._map(one, target, a, b))
-        except SafetensorError as error:
+            tensors = MappedTensors(folder.weights, read_header(folder.weights))
+            for one in folder.maps:
+                target = self._adapted[one.matrix]
+                # copied: a mapped file must not become shorter
+                a, b = (np.copy(tensors.read(f"{one.module}.lora_{part}.weight")) for part in "AB")
+                maps = by_table[id(target.table)]
+                parts[id(target.table)] = target.table, maps
+                maps.append(self._map(one, target, a, b))
+        except (CheckpointError, KeyError) as error:
             raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
         for _, maps in parts.values():
             maps.sort(key=lambda part: part.first)
         return list(parts.values())
 
-    def _map(self, one: AdaptedMap, target: AdaptedRows, a: Tensor, b: Tensor) -> LoraMap:
-        a, b = (part.to(self._device, self._dtype).contiguous() for part in (a, target.own_rows(b).T))
+    def _map(self, one: AdaptedMap, target: AdaptedRows, given_a: NDArray[Any], given_b: NDArray[Any]) -> LoraMap:
+        given = given_a, target.own_rows(given_b).T
+        a, b = (tensor_of(part).to(self._device, self._dtype).contiguous() for part in given)
         if not (a.isfinite().all() and b.isfinite().all()):
             raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
         return LoraMap(target.first, b.shape[1], one.scale, a, b)

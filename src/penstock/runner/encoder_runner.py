@@ -24,8 +24,8 @@ from penstock.kernels.ops import make_ops
 from penstock.layers.encoder_spec import TableSpec
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
-from penstock.native import Library
-from penstock.native.program import CannotRecordError, Program, RecordedTensor
+from penstock.native import Library, set_num_threads
+from penstock.native.program import CannotRecordError, Program, memory_of
 from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class EncoderRunner:
             start: what was prepared for loading the model.
         """
         start = start or Start()
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._ops = make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
         self._block_size = settings.memory.block_size
@@ -89,6 +89,7 @@ class EncoderRunner:
         """The vector of each text, float32; None if it is not finite."""
         batch, types, ends = self._lay_out(plan), _token_types(plan, self._num_types), self._model.ends
         positions = _positions(plan, batch, ends.positions)
+        self._model.positions.prepare(positions)
         if self._recorded is None:
             hidden = self._model.forward(
                 batch.tensor("token_ids"),
@@ -99,9 +100,8 @@ class EncoderRunner:
             )
         else:
             hidden = self._recorded.run(batch, positions, types)
-        vectors = self._model.vectors(hidden, _spans(plan, ends.padding)).cpu()
-        finite = torch.isfinite(vectors).all(1).tolist()
-        return [row.numpy().tobytes() if good else None for row, good in zip(vectors, finite, strict=True)]
+        vectors = self._model.vectors(hidden, _spans(plan, ends.padding))
+        return [row.tobytes() if np.isfinite(row).all() else None for row in vectors]
 
     def _lay_out(self, plan: EncoderPlan) -> Batch:
         """Build the batch of the texts; each starts at a new block."""
@@ -163,17 +163,14 @@ class _Recorded:
         """
         self._library, self._program, self._batch = library, Program(max_tokens), RecordedBatch()
         self._token_ids, self._positions, self._types = (self._program.tensor((), torch.int64) for _ in range(3))
-        hidden = model.forward(self._token_ids, self._positions, self._types, self._batch, cache)
-        if not isinstance(hidden, RecordedTensor):
-            raise CannotRecordError("a result that does not depend on the step's tokens")
-        self._hidden = hidden
+        self._hidden = memory_of(model.forward(self._token_ids, self._positions, self._types, self._batch, cache))
 
     def run(self, batch: Batch, positions: Numbers, types: Numbers) -> Tensor:
-        """The hidden states [num_tokens, hidden_size]; the next call overwrites them."""
+        """The hidden states [num_tokens, hidden_size] float32; the next call overwrites them."""
         count = batch.num_tokens
         self._token_ids.fill(batch.token_ids, count)
         self._positions.fill(positions, count)
         self._types.fill(types, count)
         self._batch.become(batch)
         self._library.run(self._program.segment(count))
-        return self._hidden.memory[:count]
+        return self._hidden[:count]

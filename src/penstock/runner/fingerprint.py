@@ -4,12 +4,15 @@ import hashlib
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from penstock import native
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 
+_DEFINITION = 2
+"""Version of what is defined in Python: rotary tables, the rounding of log-probabilities, the heads of encoders."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 _WEIGHTS = (".safetensors", ".gguf", ".json")
@@ -22,7 +25,9 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     for fact in (
         "reference" if library is None else library.instruction_set,
         b"" if library is None else native.library_digest(),
-        torch.__version__,
+        _DEFINITION,
+        np.__version__,  # sums of poolings, logarithms of log-probabilities
+        torch.__version__ if library is None else "",
         settings.device.partition(":")[0],
         torch.cuda.get_device_name(torch.device(settings.device)) if settings.device.startswith("cuda") else "",
         f"{settings.dtype} {settings.float16_weights} {settings.widened_weights}",

@@ -1,7 +1,6 @@
 """A model's forward pass over a step: eager, or recorded once as native programs that run in one call per step."""
 
 import logging
-import time
 from array import array
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -24,14 +23,11 @@ from penstock.kernels.recurrent.states import StateCaches, StateShape
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
-from penstock.native.program import CannotRecordError, Program, RecordedTensor
+from penstock.native.program import CannotRecordError, Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.system.allocator import FIRST_TOKENS
 
-BACKING_SECONDS = 0.5
-_BLOCKS_AT_ONCE = 16
 _CPU_GATHER_BYTES = 2 * 2**20
 """Maximum bytes of keys gathered at a time, so that they are still in a core's cache when they are read."""
 
@@ -39,13 +35,12 @@ T = TypeVar("T")
 
 
 class KVCache:
-    """The paged caches of all layers; layers of a cache group share block tables and a pool."""
+    """The paged caches of all layers; layers of a cache group share block tables and a pool.
 
-    def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops, backing_seconds: float = BACKING_SECONDS) -> None:
-        """
-        Args:
-            backing_seconds: extra startup time for touching memory, so that the first steps need not wait for it.
-        """
+    On a CPU, a block takes memory when a step first uses it, so a start waits for none.
+    """
+
+    def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops) -> None:
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
         own = spec.shard(settings.tensor_parallel_size)
@@ -61,21 +56,10 @@ class KVCache:
         for layer, one in enumerate(kept):
             if isinstance(one, SharedKV):
                 self.layers[layer], self._group_of[layer] = self.layers[one.layer], self._group_of[one.layer]
-        self._back_first_blocks(settings, backing_seconds)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
         """The value of each layer's group; the main group's for layers that cache nothing."""
         return [of_groups[group] for group in self._group_of]
-
-    def _back_first_blocks(self, settings: Settings, seconds: float) -> None:
-        """Touch the blocks of four full steps; then, until `seconds` have passed, those of the first `FIRST_TOKENS`."""
-        backed = 4 * settings.max_num_batched_tokens // self.block_size
-        last = FIRST_TOKENS // self.block_size
-        deadline = time.monotonic() + seconds
-        self.back([backed] * len(self.groups))
-        while backed < last and time.monotonic() < deadline:
-            backed = min(backed + _BLOCKS_AT_ONCE, last)
-            self.back([backed] * len(self.groups))
 
     def back(self, num_blocks: Sequence[int]) -> None:
         """Touch the memory of the first blocks of each group before the kernels write to them."""
@@ -221,12 +205,12 @@ class EagerForward:
             token_ids, positions, by_layer, self._cache.layers, self._adapters.in_layers, whole=whole
         )
         if self._kept is not None:
-            self._kept.store(batches[0].tensor("slots"), self._hidden[0])
+            self._ops.scatter(self._hidden[0], batches[0].tensor("slots"), self._kept.rows)
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
         self._adapters.begin_logits(rows)
-        row_ids = torch.tensor(rows, dtype=torch.int64, device=self._device)
+        row_ids = self._ops.from_host(np.array(rows, np.int64), self._hidden[0])
         return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
 
 
@@ -278,19 +262,22 @@ class RecordedForward:
         kept: HiddenStates | None = None,
         loaded: LoadedAdapters | None = None,
     ) -> None:
-        self._kept = kept
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
-        self._layers, self._head = Program(max_tokens, backed=True), Program(max_rows)
+        self._layers, self._head = Program(max_tokens), Program(max_rows)
         self._batches = [RecordedBatch() for _ in cache.groups]
+        # inputs first: memory of results that are no longer needed is used again by later calls
         self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
+        self._slots = None if kept is None else self._layers.tensor((), torch.int64)
         self._adapters = PassAdapters(loaded)
         batches, whole = cache.by_layer(self._batches), kept is not None
         hidden = model.forward(
             self._token_ids, self._positions, batches, cache.layers, self._adapters.in_layers, whole=whole
         )
-        self._hidden = [_recorded(part).memory for part in hidden]
+        if kept is not None and self._slots is not None:
+            ops.scatter(hidden[0], self._slots, kept.rows)
+        self._hidden = [memory_of(part) for part in hidden]
         self._rows = self._head.tensor((), torch.int64)
-        self._logits = _recorded(model.lm_head(self._hidden, self._rows, self._adapters.in_head))
+        self._logits = memory_of(model.compute_logits(self._hidden, self._rows, self._adapters.in_head))
 
     def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
         cpu = torch.device("cpu")
@@ -305,20 +292,20 @@ class RecordedForward:
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)
+        if self._slots is not None:
+            self._slots.fill(batch.column("slots"), batch.num_tokens)
         self._adapters.begin_step(plan)
         layers = self._layers.segment(batch.num_tokens)
-        if self._kept is None and self._holds(plan.sampled_rows):
+        if self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)
         self._library.run(layers)
-        if self._kept is not None:
-            self._kept.store(batch.tensor("slots"), self._hidden[0][: batch.num_tokens])
         return self.logits(plan.sampled_rows)
 
     def logits(self, rows: list[int]) -> Tensor:
         if self._holds(rows):
             return self._run_head(rows)
         self._adapters.begin_logits(rows)
-        row_ids = torch.tensor(rows, dtype=torch.int64)
+        row_ids = self._ops.from_host(np.array(rows, np.int64), self._hidden[0])
         return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
 
     def _holds(self, rows: list[int]) -> bool:
@@ -328,10 +315,4 @@ class RecordedForward:
         self._rows.fill(rows, len(rows))
         self._adapters.begin_logits(rows)
         self._library.run(*before, self._head.segment(len(rows)))
-        return self._model.scale_logits(self._logits.memory[: len(rows)])
-
-
-def _recorded(tensor: Tensor) -> RecordedTensor:
-    if not isinstance(tensor, RecordedTensor):
-        raise CannotRecordError("a result that does not depend on the step's tokens")
-    return tensor
+        return self._logits[: len(rows)]

@@ -1,52 +1,60 @@
-"""Hidden states of the tokens in the KV cache, after the model's last norm: inputs of a multi-token prediction head."""
+"""Hidden states of the tokens in the KV cache, after the model's last norm: inputs of a multi-token prediction head.
 
+| a row for each slot of the main cache group | a row of zeros | a row for each of the head's own outputs |
+"""
+
+from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from penstock.system.allocator import Allocator
+from penstock.kernels.ops import Ops
 
 
 class HiddenStates:
-    """Stored by the blocks of the main cache group: a block's rows belong to its tokens.
-
-    They start as zeros, and are not stored to or loaded from files: only drafts depend on them.
-    """
+    """They start as zeros, and are not stored to or loaded from files: only drafts depend on them."""
 
     def __init__(
         self,
+        ops: Ops,
         num_blocks: int,
         block_size: int,
+        num_own: int,
         size: int,
         dtype: torch.dtype,
         device: torch.device,
-        allocator: Allocator,
     ) -> None:
-        shape = (num_blocks * block_size, size)
+        """
+        Args:
+            num_own: maximum number of the head's own outputs, those of one step.
+        """
+        self._copy_rows, self._block_size = ops.copy_rows, block_size
+        self._zeros = num_blocks * block_size
+        shape = (self._zeros + 1 + num_own, size)
         if device.type == "cpu":
-            memory = torch.from_numpy(allocator.zeros(shape[0] * size * dtype.itemsize))
-            self._rows = memory.view(dtype).view(shape)
+            memory = torch.from_numpy(ops.allocator.zeros(shape[0] * size * dtype.itemsize))
+            self.rows = memory.view(dtype).view(shape)
         else:
-            self._rows = torch.zeros(shape, dtype=dtype, device=device)
-        self._block_size = block_size
+            self.rows = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes
+        return self.rows.nbytes
 
-    def store(self, slots: Tensor, rows: Tensor) -> None:
-        """Store `rows` [count, size] in `slots` [count] int64."""
-        self._rows.index_copy_(0, slots, rows)
+    def rows_of(self, slots: "array[int]") -> NDArray[np.int64]:
+        """The row of each of these slots; that of zeros where a slot is negative."""
+        rows = np.array(slots, np.int64)
+        rows[rows < 0] = self._zeros
+        return rows
 
-    def load(self, slots: Tensor) -> Tensor:
-        """Rows of `slots` [count] int64, zeros where a slot is negative: [count, size]."""
-        rows = self._rows.index_select(0, slots.clamp(min=0))
-        return rows.masked_fill_((slots < 0).unsqueeze(1), 0.0)
+    def own_row(self, index: int) -> int:
+        """The row of one of the head's own outputs."""
+        return self._zeros + 1 + index
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks simultaneously: each pair is (from, to)."""
+        """Copy the rows of blocks simultaneously: each pair is (from, to)."""
         if pairs:
-            sources, targets = torch.tensor(pairs, device=self._rows.device).unbind(1)
-            blocks = self._rows.view(-1, self._block_size * self._rows.shape[1])
-            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+            size = self._block_size
+            self._copy_rows(self.rows[: self._zeros].view(-1, size * self.rows.shape[1]), pairs)

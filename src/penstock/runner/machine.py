@@ -1,7 +1,5 @@
 """Detects the device, cores and memory that this process may use."""
 
-from collections.abc import Callable
-
 import torch
 
 from penstock import native
@@ -10,17 +8,14 @@ from penstock.errors import ConfigError
 from penstock.system.host import free_memory, physical_cores
 
 
-def detect_machine(device: str, measure_free: Callable[[], int] = free_memory) -> Machine:
+def detect_machine(device: str) -> Machine:
     """Detect the machine for `device`; "auto" is a GPU if there is one.
-
-    Args:
-        measure_free: returns the bytes of memory that this process may still allocate.
 
     Raises:
         ConfigError: there is no such device.
     """
     device = _settle(device)
-    memory = measure_free() if device == "cpu" else int(torch.cuda.mem_get_info(torch.device(device))[0])
+    memory = free_memory() if device == "cpu" else int(torch.cuda.mem_get_info(torch.device(device))[0])
     library = native.library() if device == "cpu" else None
     return Machine(
         device=device,

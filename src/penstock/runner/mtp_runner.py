@@ -4,7 +4,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint
@@ -14,6 +16,7 @@ from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.models.registry import load_mtp
 from penstock.runner.forward import KVCache, build_batch
+from penstock.runner.mtp_forward import make_mtp_forward
 from penstock.runner.torch_runner import BlockTables, TorchRunner, is_device_lost
 from penstock.sampling.sampler import Sampler
 
@@ -61,10 +64,18 @@ class MTPRunner:
         with torch.inference_mode():
             self._head = load_mtp(checkpoint, settings, self._ops, target.model)
             self._cache = KVCache(self._head.spec, settings, self._ops)
+            self._forward = make_mtp_forward(
+                self._head,
+                self._cache.layers[0],
+                self._hidden,
+                self._ops,
+                max_tokens=settings.max_num_batched_tokens,
+                max_rows=settings.max_num_seqs,
+            )
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
-        self._last: dict[int, Tensor] = {}
-        """By sequence, the head's output for its last token in the last step."""
+        self._last: dict[int, int] = {}
+        """By sequence, the row of the head's output for its last token in the last step with samples."""
 
     def execute_after(self, plan: StepPlan, hidden: "array[int]") -> StepResult:
         """See `MTPSteps`. With several ranks, no step can follow one that failed: the ranks would be out of step."""
@@ -97,18 +108,15 @@ class MTPRunner:
             build_batch(forward, of_group, self._cache.block_size, self._ops, self._device) for of_group in tables
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
-        before = self._before(step)
-        (batch,), (cache,) = self._cache.by_layer(batches), self._cache.layers
-        mixed = self._head.mix_tokens(before, batch, cache)
-        if not step.sampled:
-            return None
-        normed = self._head.finish(mixed, torch.tensor(forward.sampled_rows, dtype=torch.int64, device=self._device))
-        self._last = dict(zip(step.sampled, normed, strict=True))
-        return self._head.logits(normed)
+        (batch,) = self._cache.by_layer(batches)
+        logits = self._forward.run(batch, self._before(step), forward.sampled_rows)
+        if step.sampled:
+            self._last = {sequence_id: self._hidden.own_row(index) for index, sequence_id in enumerate(step.sampled)}
+        return logits
 
-    def _before(self, step: MTPStep) -> Tensor:
-        """The hidden state before each token of the step: [num_tokens, hidden_size]."""
-        rows = self._hidden.load(torch.tensor(step.hidden, dtype=torch.int64, device=self._device))
+    def _before(self, step: MTPStep) -> NDArray[np.int64]:
+        """The row of the hidden state before each token of the step."""
+        rows = self._hidden.rows_of(step.hidden)
         for sequence_id, row in zip(step.sampled, step.forward.sampled_rows, strict=True):
             if step.hidden[row] == OWN_HIDDEN:
                 rows[row] = self._last[sequence_id]
@@ -116,4 +124,4 @@ class MTPRunner:
 
     def close(self) -> None:
         """Free the memory; the runner cannot be used afterwards."""
-        del self._head, self._cache, self._hidden, self._last
+        del self._head, self._cache, self._hidden, self._forward

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -52,8 +51,9 @@ def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, 
     """
     masked = {*state.masked, *batch.mask.rows} if batch.mask is not None else state.masked
     copied = [row for row, _ in state.logprobs if row in masked] if masked else []
-    rows = logits[copied] if copied else None
-    edits = _Edits(logits)
+    row_ids = ops.from_host(np.array(copied, np.int64), logits)
+    rows = ops.gather(logits, row_ids) if copied else None
+    edits = _Edits(ops, logits)
     _bias(edits, batch, state.biased)
     if state.penalized:
         _penalize(ops, edits, batch, states, state)
@@ -63,7 +63,7 @@ def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, 
     if state.logprobs:
         edits.undo()
     if rows is not None:
-        logits[copied] = rows
+        ops.scatter(rows, row_ids, logits)
 
 
 def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
@@ -76,25 +76,19 @@ def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
 class _Edits:
     """Reversible changes of single logits."""
 
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+    def __init__(self, ops: Ops, logits: Tensor) -> None:
+        self.logits, self._ops = logits, ops
         self.to_undo: list[Callable[[], object]] = []
 
     @property
     def vocab(self) -> int:
         return self.logits.shape[-1]
 
-    @functools.cached_property
-    def _flat(self) -> Tensor:
-        assert self.logits.is_contiguous()
-        return self.logits.view(-1)
-
-    def change(self, indices: Integers, operands: Floats, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Replace the logits at these distinct indices of the flat tensor by `change(logits, operands)`."""
-        index, values = (torch.from_numpy(column).to(self._flat.device) for column in (indices, operands))
-        before = self._flat[index]
-        self._flat[index] = change(before, values)
-        self.to_undo.append(functools.partial(self._flat.index_put_, (index,), before))
+    def change(self, indices: Integers, change: Callable[[Floats], Floats]) -> None:
+        """Replace the logits at these distinct indices of the flat tensor by `change(logits)`."""
+        before = self._ops.take(self.logits, indices)
+        self._ops.put(self.logits, indices, change(before))
+        self.to_undo.append(functools.partial(self._ops.put, self.logits, indices, before))
 
     def undo(self) -> None:
         for put_back in reversed(self.to_undo):
@@ -108,7 +102,8 @@ def _bias(edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
     if rows:
         tables = [_bias_table(batch.sequences[row].params.logit_bias) for row in rows]
         indices = np.concatenate([table[0] + row * edits.vocab for row, table in zip(rows, tables, strict=True)])
-        edits.change(indices, np.concatenate([table[1] for table in tables]), torch.add)
+        amounts = np.concatenate([table[1] for table in tables])
+        edits.change(indices, lambda before: before + amounts)
 
 
 def _penalize(ops: Ops, edits: _Edits, batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
@@ -129,16 +124,14 @@ def _ban(edits: _Edits, batch: SampleBatch, state: BatchState) -> None:
         if batch.positions[row] < first_end:
             indices.append(_token_array(batch.sequences[row].params.stop_token_ids) + row * edits.vocab)
     if indices:
-        banned = np.unique(np.concatenate(indices))
-        edits.change(banned, np.full(len(banned), -np.inf, np.float32), lambda x, none: none.where(x < torch.inf, x))
+        no_chance = np.float32(-np.inf)
+        edits.change(np.unique(np.concatenate(indices)), lambda before: np.where(before < np.inf, no_chance, before))
 
 
 def _mask(ops: Ops, logits: Tensor, batch: SampleBatch, rows: list[int]) -> None:
-    for row in rows:
-        allowed = torch.from_numpy(_token_array(batch.sequences[row].params.allowed_token_ids or ())).to(logits.device)
-        spared = logits[row, allowed]
-        logits[row] = -torch.inf
-        logits[row, allowed] = spared
+    if rows:
+        bits = [_bits(batch.sequences[row].params.allowed_token_ids or (), logits.shape[-1]) for row in rows]
+        ops.apply_bitmask(logits, np.array(rows, np.int64), np.stack(bits))
     if batch.mask is not None:
         ops.apply_bitmask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
 
@@ -155,6 +148,13 @@ def _bias_table(bias: tuple[tuple[int, float], ...]) -> tuple[Integers, Floats]:
 @functools.lru_cache(maxsize=1024)
 def _token_array(tokens: tuple[int, ...]) -> Integers:
     return np.array(tokens, np.int64)
+
+
+def _bits(tokens: tuple[int, ...], vocab: int) -> NDArray[np.int32]:
+    """[vocab / 32 rounded up]: the bit of each of these tokens is 1; see `Ops.apply_bitmask`."""
+    allowed = np.zeros(-(-vocab // 32) * 32, np.bool_)
+    allowed[_token_array(tokens)] = True
+    return np.packbits(allowed, bitorder="little").view("<i4")
 
 
 Run = tuple[int, ...]
@@ -190,15 +190,13 @@ def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: S
         token_ids: one per row.
         counts: number of top alternatives for each row.
     """
-    found = ops.topk_logprobs(logits, min(max(counts), logits.shape[-1]))
-    chosen = logits.gather(-1, torch.tensor(token_ids, device=logits.device).unsqueeze(-1)).squeeze(-1)
-    columns = (chosen, found.top, found.total / SCALE, *found.logits.unbind(1), *found.token_ids.unbind(1))
-    facts = torch.stack([column.double() for column in columns]).cpu().numpy()  # which holds all of them exactly
+    num_rows, vocab = logits.shape
+    found = ops.topk_logprobs(logits, min(max(counts), vocab))
+    chosen = ops.take(logits, np.arange(num_rows) * vocab + np.array(token_ids, np.int64))
     with np.errstate(all="ignore"):  # rows that are not finite
-        norm = np.where(np.isfinite(facts[1]), facts[1] + np.log(facts[2]), np.nan)
-        values, names = np.split(facts[3:], 2)
-        chosen_logprobs, best = (facts[0] - norm).tolist(), (values - norm).T.tolist()
-    tokens = names.T.astype(np.int64).tolist()
+        norm = np.where(np.isfinite(found.top), found.top + np.log(found.total / SCALE), np.nan)  # float64
+        chosen_logprobs, best = (chosen - norm).tolist(), (found.logits - norm[:, None]).tolist()
+    tokens = found.token_ids.tolist()
     return [
         TokenLogprob(token, chosen_logprobs[row], tuple(zip(tokens[row][:count], best[row][:count], strict=True)))
         for row, (token, count) in enumerate(zip(token_ids, counts, strict=True))
@@ -232,15 +230,20 @@ class Sampler:
             result = StepResult([*tokens])
             for row, token in enumerate(tokens):
                 if token < 0:
-                    none_left = may_rule_out_all(batch, row) and bool((logits[row] == -torch.inf).all())
+                    none_left = may_rule_out_all(batch, row) and self._is_ruled_out(logits, row)
                     result.end(row, Ending.NO_TOKEN_LEFT if none_left else Ending.NOT_FINITE)
         if state.logprobs:
             result.logprobs = _logprobs(self._ops, logits, tokens, state.logprobs)
         return result
 
+    def _is_ruled_out(self, logits: Tensor, row: int) -> bool:
+        """Whether all logits of a row are -inf."""
+        vocab = logits.shape[-1]
+        return bool((self._ops.take(logits, np.arange(row * vocab, (row + 1) * vocab)) == -np.inf).all())
 
-def _choose(ops: Ops, logits: Tensor, batch: SampleBatch, state: BatchState) -> Tensor:
-    """The chosen tokens [num_samples] int64; -1 if no token can be chosen."""
+
+def _choose(ops: Ops, logits: Tensor, batch: SampleBatch, state: BatchState) -> Integers:
+    """The chosen tokens [num_samples]; -1 if no token can be chosen."""
     if state.is_greedy:
         return ops.argmax(logits)
     uniform = uniforms(state.seeds, batch.indices, batch.positions)
@@ -254,7 +257,7 @@ def _logprobs(ops: Ops, logits: Tensor, tokens: list[int], asked: list[tuple[int
     asking = [(row, count) for row, count in asked if tokens[row] >= 0]
     if asking:
         rows = [row for row, _ in asking]
-        some = logits if len(rows) == len(tokens) else logits[rows]
+        some = logits if len(rows) == len(tokens) else ops.gather(logits, ops.from_host(np.array(rows), logits))
         entries = token_logprobs(ops, some, [tokens[row] for row in rows], [count for _, count in asking])
         for row, entry in zip(rows, entries, strict=True):
             logprobs[row] = entry

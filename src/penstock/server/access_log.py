@@ -44,7 +44,8 @@ class RequestId:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
-        context_of(scope).request_id = request_id
+        context = context_of(scope)
+        context.request_id, context.send_body = request_id, send
         started = False
 
         async def send_with_id(message: Message) -> None:

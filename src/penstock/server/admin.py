@@ -45,7 +45,7 @@ class ModelChoice(Body):
 
 @router.get("/engines")
 async def list_engines(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
-    """List the engines: place, state, process, model, and number of requests."""
+    """List the engines: number, state, process, model, and number of requests."""
     check_operator(request, context)
     return _engines(serving)
 
@@ -95,7 +95,7 @@ def _engines(serving: ServingOf) -> Engines:
     fleet = serving.engine.fleet
     engines: list[EngineAccount] = [
         {
-            "place": one.place,
+            "place": one.replica,
             "state": one.state,
             "reason": one.reason,
             "node": one.node,

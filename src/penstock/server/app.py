@@ -70,9 +70,7 @@ def create_app(
     add_health(app, engine, model_names[0])
     add_docs(app)
     engine.metrics.model_info.set(1, model_names[0])
-    collectors = [PenstockNames(engine.metrics), *process_collectors(lambda: engine.pids)]
-    if config.metrics_names == "vllm":
-        collectors.append(VllmNames(engine.metrics, model_names[0], lambda: engine.info, engine.adapter_use))
+    processes = process_collectors(lambda: engine.pids)
     app.add_middleware(HeadRequests)
     app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits)
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
@@ -83,6 +81,9 @@ def create_app(
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
+        collectors = [PenstockNames(engine.metrics), *processes]
+        if config.metrics_names == "vllm":
+            collectors.append(VllmNames(engine.metrics, model_names[0], engine.info, engine.adapter_use()))
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 
     _check_prefix(app, config.prefix)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
-from starlette.types import Message, Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.frontend.limits import ANYONE, Caller
-from penstock.frontend.open_requests import RequestStream
+from penstock.frontend.request_stream import RequestStream
 from penstock.server.errors import ErrorReply
 from penstock.server.pages import DOCS_PATHS
 
@@ -55,6 +55,8 @@ class CallContext:
     """Counts bytes that the call holds beside its body; raises `OverloadedError` where there is no room."""
     receive: Receive = _stay_connected
     """ASGI's `receive`: after the body, a message when the client disconnects."""
+    send_body: Send | None = None
+    """ASGI's `send` below all middleware, for the events of a stream that has begun."""
     request_stream: RequestStream | None = None
     ignored: dict[str, str] = field(default_factory=dict)
     """Fields of the body that had no effect, with their metrics labels; the header `penstock-ignored` lists them."""

@@ -28,10 +28,10 @@ from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.input_processor import check_generates
-from penstock.frontend.open_requests import RequestStream
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
+from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.server.body import renamed_params
@@ -58,13 +58,13 @@ EVENTS: dict[str, Any] = {
 }
 """OpenAPI description of a stream, for a route's responses."""
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 def event(data: object, name: str | None = None) -> bytes:
     """One event with an object as JSON, and the name of its type, if any."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
-    return head + _encode(data) + b"\n\n"
+    return head + encode(data) + b"\n\n"
 
 
 class EventStream(Response):
@@ -72,19 +72,31 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], abort: Callable[[], None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        abort: Callable[[], None],
+        headers: Mapping[str, str],
+        send_body: Send | None = None,
+    ) -> None:
+        """
+        Args:
+            send_body: sends events past the middleware, which has nothing to do for them; None: with what begins it.
+        """
         # X-Accel-Buffering: without it, nginx would hold the events back.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._abort = abort
+        self._send_body = send_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with on_disconnect(receive, self._abort):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                send_body = self._send_body or send
                 async for events in self._events:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                    await send_body({"type": "http.response.body", "body": events, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._abort()
@@ -326,7 +338,7 @@ class Call:
             request_stream, cursor = await self._open_stream(accepted)
             self._context.request_stream = request_stream
             events = _events(request_stream, answer, cursor, self._context, self._failure_of, before_end)
-            return EventStream(events, request_stream.abort, answer.headers(None))
+            return EventStream(events, request_stream.abort, answer.headers(None), self._context.send_body)
         if self._context.last_event_id:
             raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
         outputs = await self.outputs(accepted)
@@ -489,7 +501,7 @@ async def _events(
             yield begin
         async for deltas in request_stream:
             for position, delta in deltas:
-                if failure := failure_of(delta):
+                if delta.finish_reason is not None and (failure := failure_of(delta)):
                     if not has_begun or delta.finish_reason is not FinishReason.ABORT:
                         raise failure
                     context.record_failure(reply_to_error(failure))

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from penstock.engine.info import EngineInfo
-from penstock.frontend.history import AdapterUse
 from penstock.frontend.metrics import Counter, Gauge, Histogram, Metric, Metrics
+from penstock.frontend.open_requests import AdapterUse
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -37,13 +37,12 @@ class VllmNames(Collector):
         self,
         metrics: Metrics,
         model_name: str,
-        info: Callable[[], EngineInfo],
-        adapter_use: Callable[[], AdapterUse],
+        info: EngineInfo,
+        adapter_use: AdapterUse,
     ) -> None:
         """
         Args:
-            info: returns the engine's facts, which change when it is replaced.
-            adapter_use: returns the adapters of open requests.
+            adapter_use: the adapters of open requests.
         """
         self._metrics = metrics
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -54,11 +53,11 @@ class VllmNames(Collector):
         for metric in self._metrics:
             for name in metric.vllm:
                 yield _family(metric, f"vllm:{name}", self._labels)
-        info = self._info()
+        info = self._info
         cache = {"engine": "0", "block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
         yield _info_family("vllm:cache_config_info", "The KV cache; always 1.", cache, 1)
         if info.max_adapters:
-            use = self._adapter_use()
+            use = self._adapter_use
             adapters = {
                 "max_lora": str(info.max_adapters),
                 "waiting_lora_adapters": ",".join(use.waiting),

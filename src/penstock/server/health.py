@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.fleet.fleet import PlaceState
+from penstock.fleet.fleet import ReplicaState
 from penstock.frontend.client import AsyncEngine
 from penstock.server.pages import home_page, wants_page
 
@@ -46,41 +46,41 @@ def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
     @app.get("/", tags=["TGI"], response_model=Health, responses=_BAD)
     async def home(request: Request) -> Response:
         """As `/health`, but a page for a browser."""
-        trouble = await engine.trouble()
+        problem = await engine.health_error()
         if wants_page(request.headers):
-            return home_page(request, model_name, embeds=engine.info.encoder is not None, trouble=trouble)
-        return answer("unhealthy", trouble) if trouble else answer("ok")
+            return home_page(request, model_name, embeds=engine.info.encoder is not None, problem=problem)
+        return answer("unhealthy", problem) if problem else answer("ok")
 
     @app.get("/ping", tags=["TGI"], response_model=Health, responses=_BAD)  # SageMaker's name for it
     @app.get("/health", tags=["operation"], response_model=Health, responses=_BAD)
     async def health() -> Response:
         """Whether the engine, of several one at least, makes progress: 503 while it is dead, being replaced, stuck or
         silent."""
-        trouble = await engine.trouble()
-        return answer("unhealthy", trouble) if trouble else answer("ok")
+        problem = await engine.health_error()
+        return answer("unhealthy", problem) if problem else answer("ok")
 
     @app.get("/health/live", tags=["operation"], response_model=Health, responses=_BAD)
     async def live() -> Response:
         """Whether the server can help itself: also while it replaces its engine, but not once it has given that up."""
-        trouble = await engine.trouble()
-        if trouble and engine.restarting:
-            return answer("restarting", trouble, 200)
-        return answer("unhealthy", trouble) if trouble else answer("ok")
+        problem = await engine.health_error()
+        if problem and engine.restarting:
+            return answer("restarting", problem, 200)
+        return answer("unhealthy", problem) if problem else answer("ok")
 
     @app.get("/health/ready", tags=["operation"], response_model=Health, responses=_BAD)
     async def ready() -> Response:
         """Whether requests are taken and served: not while the engine is dead or stuck, while the server drains, nor
         while the journal cannot be written."""
-        trouble = await engine.trouble() or engine.journal_trouble
-        if trouble:
-            return answer("unhealthy", trouble)
+        problem = await engine.health_error() or engine.journal_trouble
+        if problem:
+            return answer("unhealthy", problem)
         return answer("draining", str(engine.refusal)) if engine.refusal else answer("ok")
 
 
-def _answer(status: Status, reason: str | None, code: int | None, states: list[PlaceState]) -> Response:
+def _answer(status: Status, reason: str | None, code: int | None, states: list[ReplicaState]) -> Response:
     body: Health = {"status": status, "reason": reason}
     if len(states) > 1:
-        body["engines"] = [{"place": one.place, "state": one.state, "reason": one.reason} for one in states]
+        body["engines"] = [{"place": one.replica, "state": one.state, "reason": one.reason} for one in states]
     if status == "unhealthy":
         body["error"], body["error_type"] = "unhealthy", "healthcheck"
     code = code or (200 if status == "ok" else 503)

@@ -37,19 +37,19 @@ def wants_page(headers: Mapping[str, str]) -> bool:
     return "text/html" in headers.get("accept", "")
 
 
-def home_page(request: Request, model: str, *, embeds: bool, trouble: str | None) -> Response:
+def home_page(request: Request, model: str, *, embeds: bool, problem: str | None) -> Response:
     """The page at `/`; its status is that of `/health`."""
     route, body = ("embeddings", '{"input": "Hello"}') if embeds else ("chat/completions", _CHAT)
     page = Template(_content("home.html").decode()).substitute(
         version=__version__,
         model=html.escape(model),
-        state=html.escape(f"not healthy now: {trouble}" if trouble else "ready"),
+        state=html.escape(f"not healthy now: {problem}" if problem else "ready"),
         url=html.escape(str(request.base_url).rstrip("/")),
         base=html.escape(f"{root}/" if (root := request.scope.get("root_path", "")) else ""),
         route=route,
         body=html.escape(body, quote=False),
     )
-    return Response(page, 503 if trouble else 200, _SECURITY, "text/html")
+    return Response(page, 503 if problem else 200, _SECURITY, "text/html")
 
 
 def add_docs(app: FastAPI) -> None:

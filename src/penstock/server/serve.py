@@ -28,7 +28,7 @@ from penstock.fleet.launch import launch_engines, with_roles
 from penstock.fleet.link import Link
 from penstock.server.config import ServerConfig
 from penstock.server.listener import address_of, bound, is_open_to_others
-from penstock.system.host import shorten_pauses
+from penstock.system.host import importing, shorten_pauses
 
 if TYPE_CHECKING:
     from penstock.fleet.fleet import Fleet
@@ -139,12 +139,13 @@ def _run(
     stop: "_Stop",
 ) -> int:
     # These imports take most of a second, while the launched engine loads its model.
-    from penstock.frontend.client import AsyncEngine
-    from penstock.frontend.recovery.journal import Journal
-    from penstock.server.app import create_app
-    from penstock.server.http import HttpServer
-    from penstock.server.keys import load_keys
-    from penstock.server.logs import logging_to
+    with importing():
+        from penstock.frontend.client import AsyncEngine
+        from penstock.frontend.recovery.journal import Journal
+        from penstock.server.app import create_app
+        from penstock.server.http import HttpServer
+        from penstock.server.keys import load_keys
+        from penstock.server.logs import logging_to
 
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
     warnings = list(_access_warnings(engine_config, config, listener, keys))
@@ -222,9 +223,9 @@ def _announce(
     engine: "AsyncEngine", model_name: str, listener: socket.socket, config: ServerConfig, warnings: Sequence[str]
 ) -> None:
     """Log the memory plan, the warnings, and the model with its address."""
-    places = engine.fleet.places
-    for number, place in places.items():
-        logger.info("%s%s", f"engine {number}: " if len(places) > 1 else "", place.info.memory_plan)
+    replicas = engine.fleet.replicas
+    for number, replica in replicas.items():
+        logger.info("%s%s", f"engine {number}: " if len(replicas) > 1 else "", replica.info.memory_plan)
     for warning in warnings:
         logger.warning("%s", warning)
     address, prefix = address_of(listener, tls=config.tls_cert is not None), config.prefix
@@ -285,7 +286,7 @@ async def _answer_http(
         )
         await _first_of(serving, stop.at_once.wait(), engine.drained(), timeout=drain_timeout)
     if stop.at_once.is_set():
-        engine.lose(EngineDeadError(SHUTTING_DOWN))
+        engine.fail_all(EngineDeadError(SHUTTING_DOWN))
     else:
         engine.abort_all(SHUTTING_DOWN)
     server.should_exit = True
@@ -339,7 +340,7 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
     for number, make in (
         (RELOAD, fleet.reload),
         (GROW, fleet.grow),
-        (SHRINK, lambda: fleet.retire(max(fleet.places))),
+        (SHRINK, lambda: fleet.retire(max(fleet.replicas))),
     ):
         loop.add_signal_handler(number, on_signal, make)
     try:

@@ -63,7 +63,7 @@ class SimulatedEngine:
 
     def __init__(
         self,
-        place: int,
+        replica: int,
         settings: Settings,
         costs: StepCosts,
         clock: VirtualClock,
@@ -75,12 +75,12 @@ class SimulatedEngine:
     ) -> None:
         """
         Args:
-            place: its number in the fleet.
+            replica: its number in the fleet.
             progress: the progress of all requests, by id.
             latencies: collects the inter-token latencies.
             runs: whether pure decode steps may be applied many at a time, which only makes the simulation faster.
         """
-        self.place = place
+        self.replica = replica
         self.counts = Counts()
         self.is_up = False
         self._settings = settings

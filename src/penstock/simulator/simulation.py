@@ -21,8 +21,9 @@ from penstock.config.settings import Settings
 from penstock.errors import ConfigError, OverloadedError, PromptTooLongError
 from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.placement import Capacity
+from penstock.fleet.request import FleetRequest
 from penstock.fleet.router import ROUTERS
-from penstock.frontend.limits import Admission, Caller, QueueLimits
+from penstock.frontend.limits import Admission, Admitted, Caller, QueueLimits
 from penstock.simulator.clock import VirtualClock
 from penstock.simulator.costs import StepCosts
 from penstock.simulator.engine import Counts, Progress, SimulatedEngine
@@ -40,7 +41,7 @@ class Failure:
     """The death of an engine."""
 
     time: float
-    place: int
+    replica: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,9 @@ class Fleet:
         if self.router not in ROUTERS:
             raise ConfigError(f"router must be one of {', '.join(ROUTERS)}; not {self.router!r}")
         for failure in self.failures:
-            if not 0 <= failure.place < self.num_engines or failure.time < 0:
+            if not 0 <= failure.replica < self.num_engines or failure.time < 0:
                 raise ConfigError(
-                    f"no engine {failure.place} can fail at {failure.time:g} s: they are 0 to {self.num_engines - 1}"
+                    f"no engine {failure.replica} can fail at {failure.time:g} s: they are 0 to {self.num_engines - 1}"
                 )
 
 
@@ -100,12 +101,12 @@ class Outcome:
         return sum(counts.steps for counts in self.engines)
 
 
-@dataclass(slots=True, eq=False)
-class _Open:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _OpenRequest(FleetRequest):
     """An open request."""
 
     arrival: Arrival
-    request: Request
+    admitted: Admitted
     first_token: float | None = None
     steps_reported: int = 0
     tokens: tuple[int, ...] = ()
@@ -127,7 +128,7 @@ class Simulation:
         self._clock = VirtualClock()
         self._outcome = Outcome()
         self._progress: dict[str, Progress] = {}
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._is_recovering = False
         self._num_to_come = 0
         self._admission = Admission(
@@ -148,17 +149,17 @@ class Simulation:
         )
         self._engines = [
             SimulatedEngine(
-                place, settings, fleet.costs, self._clock, self._progress, self, self._outcome.latencies, runs=runs
+                replica, settings, fleet.costs, self._clock, self._progress, self, self._outcome.latencies, runs=runs
             )
-            for place in range(fleet.num_engines)
+            for replica in range(fleet.num_engines)
         ]
 
     def run(self) -> Outcome:
         """Run until the last request has ended."""
-        for place in range(len(self._engines)):
-            self._dispatcher.add_place(place, self._capacity)
+        for replica in range(len(self._engines)):
+            self._dispatcher.add_replica(replica, self._capacity)
         for failure in self._fleet.failures:
-            self._clock.at(failure.time, partial(self._die, failure.place))
+            self._clock.at(failure.time, partial(self._die, failure.replica))
         self._await_next()
         collects = gc.isenabled()
         gc.disable()  # a fifth of the time goes into looking at the trees of all engines: none of it is garbage
@@ -204,43 +205,45 @@ class Simulation:
             namespace=arrival.namespace,
             tenant=arrival.tenant,
         )
-        refusal = self._refusal(request)
-        if refusal is not None:
-            self._outcome.refused[refusal] += 1
+        admitted = self._admit(request)
+        if admitted is None:
             return
-        self._open[request.request_id] = _Open(arrival, request)
+        one = self._open[request.request_id] = _OpenRequest(request, arrival=arrival, admitted=admitted)
         self._progress[request.request_id] = Progress(arrival.answer)
-        self._dispatcher.add_request(request)
+        self._dispatcher.add_request(one)
         self._hand_over()
 
-    def _refusal(self, request: Request) -> str | None:
-        if len(request.prompt_token_ids) + request.params.max_tokens > self._settings.max_model_len:
-            return TOO_LONG
-        try:
-            self._admission.enter([request], Caller(tenant=request.tenant), None)
-        except OverloadedError:
-            return "the queue is full"
-        except PromptTooLongError:
-            return TOO_LONG
+    def _admit(self, request: Request) -> Admitted | None:
+        """Count a request in the limits; None if it is refused."""
+        refusal = TOO_LONG
+        if len(request.prompt_token_ids) + request.params.max_tokens <= self._settings.max_model_len:
+            try:
+                (admitted,) = self._admission.enter([request], Caller(tenant=request.tenant), None)
+                return admitted
+            except OverloadedError:
+                refusal = "the queue is full"
+            except PromptTooLongError:
+                pass
+        self._outcome.refused[refusal] += 1
         return None
 
     def _hand_over(self) -> None:
-        for place, request_id in self._dispatcher.due():
-            one = self._open[request_id]
-            self._engines[place].add_request(one.request, (one.tokens,) if one.tokens else ())
+        for replica, due in self._dispatcher.due():
+            one = self._open[due.request_id]
+            self._engines[replica].add_request(one.request, (one.tokens,) if one.tokens else ())
 
     def _expire(self, request_id: str) -> None:
-        place = self._dispatcher.place_of(request_id)
-        if place is None:
+        replica = self._open[request_id].replica
+        if replica is None:
             self._end(request_id, "waited too long")
-        elif self._engines[place].is_up:
-            self._engines[place].expire(request_id)
+        elif self._engines[replica].is_up:
+            self._engines[replica].expire(request_id)
 
     def _end(self, request_id: str, refusal: str | None = None) -> None:
         one = self._open.pop(request_id)
         del self._progress[request_id]
-        self._dispatcher.remove_request(request_id, [] if refusal else [one.arrival.answer])
-        self._admission.left(one.request)
+        self._dispatcher.remove_request(one, [] if refusal else [one.arrival.answer])
+        self._admission.left(one.admitted)
         if refusal is not None:
             self._outcome.refused[refusal] += 1
             return
@@ -274,14 +277,14 @@ class Simulation:
         is_first, is_last = one.first_token is None, output.finish_reason is not None
         one.steps_reported += 1
         if one.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
-            self._dispatcher.record_output(engine.place, output, engine.counts.steps)
+            self._record(engine, one, output)
         if output.error_reason is ErrorReason.EXPIRED:
             self._end(output.request_id, "waited too long")
             return True
         if is_first:
             one.first_token = self._clock.now
             self._outcome.cached_tokens += output.num_cached_tokens
-            self._admission.output(one.request, 1)
+            self._admission.output(one.admitted, 1)
         if is_last:
             self._end(output.request_id)
         return one.steps_reported == 1 or is_last
@@ -293,28 +296,31 @@ class Simulation:
             one = self._open[seq.request_id]
             if others_wait or one.steps_reported < REPORTED_STEPS:
                 one.steps_reported += num_steps
-                output = SequenceOutput(seq.request_id, 0, [0] * num_steps)
-                self._dispatcher.record_output(engine.place, output, engine.counts.steps)
+                self._record(engine, one, SequenceOutput(seq.request_id, 0, [0] * num_steps))
+
+    def _record(self, engine: SimulatedEngine, one: _OpenRequest, output: SequenceOutput) -> None:
+        replica = self._dispatcher.replicas[engine.replica]
+        self._dispatcher.record_output(replica, one, output, engine.counts.steps)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _die(self, place: int) -> None:
-        engine = self._engines[place]
+    def _die(self, replica: int) -> None:
+        engine = self._engines[replica]
         if not engine.is_up:
             return
         tokens, computing = engine.die()
         for request_id, sampled in tokens.items():
             self._open[request_id].tokens = sampled
             self._open[request_id].steps_reported = 0
-        convict = self._dispatcher.engine_died(place, computing, fault=False)
+        convict = self._dispatcher.engine_died(replica, computing, fault=False)
         if convict is not None:
-            self._end(convict, "its engine died again and again")
-        self._outcome.moved += sum(self._dispatcher.place_of(one) is None for one in tokens if one in self._open)
+            self._end(convict.request_id, "its engine died again and again")
+        self._outcome.moved += sum(self._open[name].replica is None for name in tokens if name in self._open)
         self._is_recovering = True
-        self._clock.call_later(self._fleet.restart_seconds, lambda: self._restart(place))
+        self._clock.call_later(self._fleet.restart_seconds, lambda: self._restart(replica))
         self._hand_over()
 
-    def _restart(self, place: int) -> None:
-        self._engines[place].start()
-        self._dispatcher.engine_up(place, self._capacity)
+    def _restart(self, replica: int) -> None:
+        self._engines[replica].start()
+        self._dispatcher.engine_up(replica, self._capacity)
         self._hand_over()

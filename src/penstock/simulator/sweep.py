@@ -69,7 +69,7 @@ def variants(
             raise ConfigError(
                 f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({most}), and both at least 1"
             )
-        failures = tuple(failure for failure in fleet.failures if failure.place < count)
+        failures = tuple(failure for failure in fleet.failures if failure.replica < count)
         changed = replace(settings, max_num_batched_tokens=budget, max_num_seqs=most)
         found.append(replace(fleet, num_engines=count, router=router, settings=changed, failures=failures))
     return found

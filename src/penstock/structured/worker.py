@@ -17,7 +17,7 @@ from penstock.errors import InvalidRequestError
 from penstock.structured.grammar import compile_grammar, refusal
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
-from penstock.system.worker_process import Channel, limit_memory, limited_cpu_time
+from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_time
 
 CPU_SECONDS = 2
 """Processor time per grammar."""

@@ -2,30 +2,25 @@
 
     parent: WorkerProcess.ask(frame) ──socket──> child: frame = channel.receive(); channel.send(answer)
 
-For third-party code: code that exceeds its CPU time or memory kills only the child. A frame is its length in 8 bytes,
-then that many bytes. The child ends with its parent: it reads EOF from the socket, and the kernel kills it even if the
-code never reads the socket again.
+For third-party code: code that exceeds its CPU time or memory kills only the child, whose end of the socket is
+`penstock.system.worker_channel`. The child ends with its parent: it reads EOF from the socket, and the kernel kills it
+even if the code never reads the socket again.
 """
 
 import asyncio
 import contextlib
-import resource
-import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
 
 from penstock.errors import EngineError
-from penstock.system.host import die_with_parent, plain_environment, start_process
+from penstock.system.host import plain_environment, start_process
+from penstock.system.worker_channel import LENGTH, Incoming
 
-_LENGTH = struct.Struct("<Q")
 _GRACE = 1.0
 """Seconds to wait for the exit of a child that closed its socket, as the exit code tells the cause."""
-_PIECE = 2**20
 
 
 class WorkerEndedError(EngineError):
@@ -66,7 +61,7 @@ class WorkerProcess:
             raise
         self._late = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._arriving: tuple[_Incoming, asyncio.Future[None]] | None = None
+        self._arriving: tuple[Incoming, asyncio.Future[None]] | None = None
         self._finalize = weakref.finalize(self, _close, self._process, self._socket)
 
     @property
@@ -77,7 +72,7 @@ class WorkerProcess:
         """Send a frame without a reply. If sending fails, the next `ask` fails."""
         try:
             self._socket.settimeout(patience)
-            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
+            self._socket.sendall(LENGTH.pack(len(frame)) + frame)
         except OSError:
             self.kill()
 
@@ -94,8 +89,8 @@ class WorkerProcess:
         deadline = time.monotonic() + patience
         try:
             self._socket.settimeout(patience)
-            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
-            answer = _Incoming(longest)
+            self._socket.sendall(LENGTH.pack(len(frame)) + frame)
+            answer = Incoming(longest)
             while answer.missing:
                 self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
                 answer.add(self._socket.recv(answer.missing))
@@ -109,7 +104,7 @@ class WorkerProcess:
     async def ask_from_loop(self, frame: bytes, *, longest: int, patience: float) -> bytes:
         """Like `ask`, without blocking the event loop. After a cancelled call, the child can only be killed."""
         loop = asyncio.get_running_loop()
-        answer, arrival = _Incoming(longest), loop.create_future()
+        answer, arrival = Incoming(longest), loop.create_future()
         self._arriving = answer, arrival
         if self._loop is not loop:  # once, as each registration is a system call
             self._loop = loop
@@ -117,7 +112,7 @@ class WorkerProcess:
             loop.add_reader(self._socket, self._receive)
         timer = loop.call_later(patience, self._give_up)
         try:
-            await loop.sock_sendall(self._socket, _LENGTH.pack(len(frame)) + frame)
+            await loop.sock_sendall(self._socket, LENGTH.pack(len(frame)) + frame)
             await arrival
             return answer.frame
         except (OSError, EOFError):
@@ -163,78 +158,6 @@ class WorkerProcess:
             self._process.wait(_GRACE)
         self.close()
         return WorkerEndedError(None if self._late else self._process.wait())
-
-
-class Channel:
-    """The child's end of the socket."""
-
-    def __init__(self) -> None:
-        die_with_parent()
-        self._socket = socket.socket(fileno=sys.stdin.fileno())
-
-    def receive(self) -> bytes:
-        """The next frame.
-
-        Raises:
-            EOFError: the parent is gone.
-        """
-        frame = _Incoming()
-        while frame.missing:
-            frame.add(self._socket.recv(frame.missing))
-        return frame.frame
-
-    def send(self, answer: bytes) -> None:
-        """Answer the last frame."""
-        self._socket.sendall(_LENGTH.pack(len(answer)) + answer)
-
-
-def limit_memory(size: int) -> None:
-    """Limit this process to `size` bytes of address space, and disable core dumps."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-
-
-@contextlib.contextmanager
-def limited_cpu_time(seconds: float) -> Iterator[None]:
-    """Context that limits this process's CPU time; beyond it the kernel kills the process with `SIGPROF`."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-
-
-class _Incoming:
-    """A frame being received; the buffer grows with the data, so that an announced length alone takes no memory."""
-
-    def __init__(self, longest: int | None = None) -> None:
-        self._longest = longest
-        self._received = bytearray()
-        self._end = _LENGTH.size
-
-    @property
-    def missing(self) -> int:
-        """Bytes to read next; 0 once the frame is complete."""
-        return min(self._end - len(self._received), _PIECE)
-
-    @property
-    def frame(self) -> bytes:
-        return bytes(self._received[_LENGTH.size :])
-
-    def add(self, piece: bytes) -> None:
-        """
-        Raises:
-            EOFError: the other end was closed, or sent more than the maximum.
-        """
-        if not piece or not self.missing:
-            raise EOFError
-        self._received += piece
-        if len(self._received) == _LENGTH.size == self._end:
-            (length,) = _LENGTH.unpack(self._received)
-            if self._longest is not None and length > self._longest:
-                raise EOFError
-            self._end += length
 
 
 def _close(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:

@@ -18,18 +18,12 @@ from typing import Any, TypeAlias
 from penstock.checkpoint.checkpoint import read_text
 from penstock.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, InvalidRequestError
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
+from penstock.text.chat_frames import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, TEXT, longest_prompt
 
-CPU_SECONDS = 2.0
-"""Maximum CPU seconds for rendering one conversation."""
-MEMORY_BYTES = 512 * 2**20
-"""Maximum address space of a rendering process; the interpreter itself takes about 30 MB."""
 PATIENCE = 60.0
 """Seconds to wait for a rendering process, which may be short of CPU time."""
 ABANDONED_SECONDS = 0.25
 """Seconds for which rendering continues after its caller left: killing the process costs the next caller as much."""
-TEXT, REFUSED, NO_MEMORY = b"t", b"r", b"m"
-"""First byte of a rendering process's reply: the prompt, the reason of a refusal, or out of memory."""
-
 MAX_TEMPLATE_CHARACTERS = 2**20
 """Maximum total characters of a model's templates."""
 _LONG = 32_768
@@ -80,6 +74,18 @@ def _is_json(source: str) -> bool:
     return True
 
 
+def start_rendering() -> WorkerProcess:
+    """Start a rendering process while the templates are not yet read; `ChatTemplates.use` takes it.
+
+    Raises:
+        EngineError: the process cannot be started.
+    """
+    try:
+        return WorkerProcess("penstock.text.chat_worker")
+    except OSError as error:
+        raise EngineError(f"the process that renders chat templates cannot be started: {error}") from error
+
+
 class ChatTemplates:
     """A checkpoint's templates by name; most have only `default`, some also `tool_use`."""
 
@@ -103,6 +109,11 @@ class ChatTemplates:
     def source(self) -> str:
         """The Jinja sources, concatenated."""
         return "\n".join(self._sources.values())
+
+    def use(self, process: WorkerProcess) -> None:
+        """Have `render` use this process, of `start_rendering`."""
+        if self.exist:
+            self._offline.use(process)
 
     def start(self) -> None:
         """Start the process for short conversations ahead of the first one.
@@ -188,14 +199,6 @@ class ChatTemplates:
         )
 
 
-def longest_prompt(request_bytes: int) -> int:
-    """Maximum characters of a prompt, from the bytes of its conversation.
-
-    Templates may repeat their input once or twice, indent tools, and add instructions.
-    """
-    return 2**20 + 4 * request_bytes
-
-
 def _longest_answer(frame: bytes) -> int:
     return 1 + 4 * longest_prompt(len(frame))
 
@@ -229,12 +232,14 @@ class _Process:
         if self._closed:
             raise EngineDeadError("the engine is closed, and its chat templates with it")
         if self._worker is None:
-            try:
-                self._worker = WorkerProcess("penstock.text.chat_worker")
-            except OSError as error:
-                raise EngineError(f"the process that renders chat templates cannot be started: {error}") from error
-            self._worker.send(json.dumps(self._sources).encode(), PATIENCE)
+            self.use(start_rendering())
+        assert self._worker is not None
         return self._worker
+
+    def use(self, worker: WorkerProcess) -> None:
+        """Send the templates to a process that has none yet, and use it."""
+        self._worker = worker
+        worker.send(json.dumps(self._sources).encode(), PATIENCE)
 
     def render(self, frame: bytes) -> str:
         """

@@ -15,8 +15,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.system.worker_process import Channel, limit_memory, limited_cpu_time
-from penstock.text.chat_template import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, REFUSED, TEXT, longest_prompt
+from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_time
+from penstock.text.chat_frames import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, REFUSED, TEXT, longest_prompt
 from penstock.text.template_fallbacks import fallbacks
 
 _LONGEST_COMPLAINT = 2000

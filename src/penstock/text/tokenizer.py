@@ -15,6 +15,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer as Backend
 from penstock.checkpoint.checkpoint import read_json, read_text
 from penstock.checkpoint.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
 from penstock.errors import CheckpointError, InvalidRequestError, shown
+from penstock.system.worker_process import WorkerProcess
 from penstock.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
 from penstock.text.tokenizer_trial import try_tokenizer
 
@@ -38,6 +40,10 @@ _OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "ti
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+CACHED_TOKENS = 16_384
+"""Tokens whose text is kept."""
 
 
 class Tokenizer:
@@ -58,6 +64,17 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse", "Sequence"}
         self._byte_fallback = "ByteFallback" in kinds
         self._spaces_marked = "▁" in decoder
+        # Looked up for each token of each answer; answers have few different tokens.
+        cached = lru_cache(CACHED_TOKENS)
+        self.is_shown = cached(self._is_shown)
+        """Whether `decode` includes this token: it omits special tokens and unknown ids."""
+        self.raw_bytes = cached(self._raw_bytes)
+        """The bytes of a token if they do not depend on its neighbours; possibly part of a character.
+
+        None for a token whose text depends on its neighbours, or for an unknown id.
+        """
+        self.decode_alone = cached(self._decode_alone)
+        """The text of a token without neighbours."""
 
     @classmethod
     def from_path(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer":
@@ -223,6 +240,13 @@ class Tokenizer:
         """Detokenise. Bytes that are not UTF-8 become U+FFFD; unknown ids are left out."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def render_with(self, process: WorkerProcess) -> None:
+        """Have `apply_chat_template` use this process, of `chat_template.start_rendering`."""
+        self._templates.use(process)
+
+    def _decode_alone(self, token_id: int) -> str:
+        return self.decode([token_id])
+
     def start_chat_templates(self) -> None:
         """Start the process that renders chat templates ahead of the first conversation."""
         self._templates.start()
@@ -280,8 +304,7 @@ class Tokenizer:
         """End the processes that render chat templates; all other methods remain usable."""
         self._templates.close()
 
-    def is_shown(self, token_id: int) -> bool:
-        """Whether `decode` includes this token: it omits special tokens and unknown ids."""
+    def _is_shown(self, token_id: int) -> bool:
         return token_id not in self._special and self.backend.id_to_token(token_id) is not None
 
     def token_text(self, token_id: int) -> str:
@@ -296,11 +319,7 @@ class Tokenizer:
         piece = self.backend.id_to_token(token_id) or ""
         return (piece.replace("▁", " ") if self._spaces_marked else piece).encode()
 
-    def raw_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of a token if they do not depend on its neighbours; possibly part of a character.
-
-        None for a token whose text depends on its neighbours, or for an unknown id.
-        """
+    def _raw_bytes(self, token_id: int) -> bytes | None:
         added = self._added.get(token_id)
         if added is not None and (self._byte_level or token_id in self._special):
             return added.encode()

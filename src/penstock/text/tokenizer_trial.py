@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.errors import CheckpointError
 from penstock.system.host import die_with_parent, plain_environment, start_process
-from penstock.system.worker_process import limit_memory, limited_cpu_time
+from penstock.system.worker_channel import limit_memory, limited_cpu_time
 
 MEMORY_BYTES = 2**30
 """Maximum address space for loading; the largest tokenizers in use take half of it."""

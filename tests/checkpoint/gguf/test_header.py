@@ -15,6 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.checkpoint.gguf import types
 from penstock.checkpoint.gguf.header import Header, StringArray, read_header
 from penstock.errors import CheckpointError
 from tests.support.gguf_files import finish
@@ -74,6 +75,12 @@ def test_what_the_package_writes_is_read_as_it_reads_it(
             tensor.data_offset,
             tensor.n_bytes,
         )
+
+
+def test_the_types_are_those_of_the_package() -> None:
+    assert {
+        int(kind): (kind.name, *size) for kind, size in GGML_QUANT_SIZES.items() if int(kind) in types.TYPES
+    } == types.TYPES
 
 
 # A header by hand, so that any part of it can be wrong.

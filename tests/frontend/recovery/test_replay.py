@@ -121,7 +121,7 @@ def with_servers(folder, *talks, model=None, reconnect_seconds=30.0):
             try:
                 await asyncio.wait_for(talk(engine), 120)
             finally:
-                engine.lose(EngineDeadError("killed"))
+                engine.fail_all(EngineDeadError("killed"))
                 await engine.close()
 
     asyncio.run(run())
@@ -147,7 +147,7 @@ def test_a_second_server_finishes_what_the_first_one_accepted(tmp_path):
         await request_stream.__anext__()
 
     async def second(engine):
-        await until(lambda: not engine.fleet.places[0].engine_is_busy)
+        await until(lambda: not engine.fleet.replicas[0].is_busy)
         ((entry, result),) = await engine.look_up("mine", "")
         assert entry.call == "a"
         assert [answer.token_ids for answer in result.outputs] == [[(SLOW + 1 + i) % 1000 for i in range(40)]] * 2
@@ -184,11 +184,11 @@ def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path)
     async def first(engine):
         left = await opened(engine, accept(engine, SLOW, max_tokens=400))
         left.abort()
-        assert engine.fleet.places[0].engine_is_busy
+        assert engine.fleet.replicas[0].is_busy
         await until(lambda: engine.metrics.success.values["abort"] == 1)
 
     async def second(engine):
-        assert not engine.fleet.places[0].engine_is_busy
+        assert not engine.fleet.replicas[0].is_busy
         ((_, result),) = await engine.look_up("a", "")
         assert result.outputs[0].finish_reason is FinishReason.ABORT
 
@@ -215,7 +215,7 @@ def test_a_request_that_this_engine_would_not_have_accepted_is_ended_alone(tmp_p
         await opened(engine, accept(engine, SLOW, request_id="c"))
 
     async def second(engine):
-        await until(lambda: not engine.fleet.places[0].engine_is_busy)
+        await until(lambda: not engine.fleet.replicas[0].is_busy)
         for name, reason in (("a", FinishReason.ERROR), ("c", FinishReason.LENGTH)):
             result = (await engine.look_up(name, ""))[0][1]
             assert result.outputs[0].finish_reason is reason
@@ -239,7 +239,7 @@ def test_tokens_that_cannot_be_put_together_are_computed_again(tmp_path, damage)
         await request_stream.__anext__()
 
     async def second(engine):
-        await until(lambda: not engine.fleet.places[0].engine_is_busy)
+        await until(lambda: not engine.fleet.replicas[0].is_busy)
         ((_, result),) = await engine.look_up("a", "")
         assert result.outputs[0].token_ids == expected
 
@@ -266,7 +266,7 @@ def test_a_record_that_cannot_be_written_fails_alone(tmp_path):
 def test_a_call_is_looked_up_also_when_the_engine_is_lost(tmp_path):
     async def first(engine):
         await opened(engine, accept(engine, SLOW))
-        engine.lose(EngineDeadError("killed"))
+        engine.fail_all(EngineDeadError("killed"))
         ((_, result),) = await engine.look_up("a", "")
         assert not result.finished
 

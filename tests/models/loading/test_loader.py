@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint, weight_files
 from penstock.errors import CheckpointError
+from penstock.kernels.memory import store
 from penstock.kernels.ops import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.loading import loader
@@ -32,7 +33,7 @@ def parameters() -> dict[str, Tensor]:
 
 def load(folder: Path, into: dict[str, Tensor], ignored: "re.Pattern[str]" = NOTHING) -> None:
     files = [SafetensorsFile(file) for file in weight_files(folder)]
-    load_weights(files, {name: TensorParameter(tensor) for name, tensor in into.items()}, ignored)
+    load_weights(files, {name: TensorParameter(store, tensor) for name, tensor in into.items()}, ignored)
 
 
 def write(folder: Path, **changes: Tensor | None) -> dict[str, Tensor]:
@@ -287,7 +288,7 @@ def test_two_names_that_become_one_are_taken_if_equal_and_refused_if_not(tmp_pat
         shard(tmp_path, {file: {n: t for n, t in names.items() if files[n] == file} for file in {*files.values()}})
         into = parameters()
         files_read = [SafetensorsFile(file, prefixes) for file in weight_files(tmp_path)]
-        load_weights(files_read, {name: TensorParameter(tensor) for name, tensor in into.items()}, NOTHING)
+        load_weights(files_read, {name: TensorParameter(store, tensor) for name, tensor in into.items()}, NOTHING)
         return into
 
     assert torch.equal(read(a.clone())["a.weight"], a)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE, PeftConfig
-from penstock.checkpoint.adapters.weights import WEIGHTS_FILE, check_finite, tensor_shapes
+from penstock.checkpoint.adapters.weights import WEIGHTS_FILE, check_finite, read_adapter_header
 from penstock.config.model_facts import DType
 from penstock.errors import AdapterError, ConfigError, shown
 
@@ -109,8 +109,9 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
         file = folder / WEIGHTS_FILE
         if not file.is_file():
             raise AdapterError(f"{folder} has no {WEIGHTS_FILE}; other formats are not supported")
-        maps = _maps(config, tensor_shapes(file), model)
-        check_finite(file, model.dtype)
+        tensors = read_adapter_header(file)
+        maps = _maps(config, {name: tensor.shape for name, tensor in tensors.items()}, model)
+        check_finite(file, tensors, model.dtype)
         elements = sum(one.rank * sum(model.matrices[one.matrix]) for one in maps)
         return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps)
     except ConfigError as error:

@@ -1,7 +1,6 @@
-"""ggml's tensor types, from the table of the package `gguf`."""
+"""ggml's tensor types."""
 
 from dataclasses import dataclass
-from functools import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +15,43 @@ class TensorType:
 
 def tensor_type(type_id: int) -> TensorType | None:
     """The type with this id, or None if it is unknown."""
-    return _known_types().get(type_id)
+    return TensorType(*TYPES[type_id]) if type_id in TYPES else None
 
 
-@cache
-def _known_types() -> dict[int, TensorType]:
-    from gguf.constants import GGML_QUANT_SIZES  # imported lazily: it imports numpy
-
-    return {int(known): TensorType(known.name, *size) for known, size in GGML_QUANT_SIZES.items()}
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+"""Name, columns and bytes of a block, by id. The same as in the package `gguf`, which takes too long to import."""

@@ -1,10 +1,11 @@
-"""Row-wise operations: gather, column copies, scaling, sums, gates, normalization."""
+"""Row-wise operations: gather and scatter, column copies, scaling, activations, sums, gates, normalization."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
 
 if TYPE_CHECKING:
@@ -48,6 +49,19 @@ class AddRMSNormOp(Protocol):
             weight, eps, bias: of the norm; see `RMSNormOp`.
             after: norm of `x` before it is added; None: no norm.
             total: [1] float32; None: 1.
+        """
+        ...
+
+
+class ActivateOp(Protocol):
+    """An activation of each element, or, with tanh between a division and a product, a soft cap."""
+
+    def __call__(
+        self, x: Tensor, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
+    ) -> Tensor:
+        """factor * activation(x / divisor) for `x` [rows, columns], which is overwritten; rounded once.
+
+        `activation` None: none. gelu is the exact one.
         """
         ...
 

@@ -1,15 +1,22 @@
-"""Row-wise operations by the native kernels: gather, scale and sums (`csrc/gather.cpp`), columns (`csrc/columns.cpp`),
-gates (`csrc/gate.cpp`, `csrc/head_gates.cpp`) and normalization (`csrc/norm.cpp`)."""
+"""Row-wise operations by the native kernels: gather, scatter, scale and sums (`csrc/gather.cpp`), columns
+(`csrc/columns.cpp`), activations (`csrc/activate.cpp`), gates (`csrc/gate.cpp`, `csrc/head_gates.cpp`) and
+normalization (`csrc/norm.cpp`)."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns, NormWeight
 from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code
-from penstock.native.program import call, empty_rows
+from penstock.native.program import call, call_now, empty_rows
 from penstock.native.structs import (
+    ActivateArgs,
     AddArgs,
     ColumnsArgs,
     GateArgs,
@@ -17,7 +24,11 @@ from penstock.native.structs import (
     HeadGatesArgs,
     NormArgs,
     ScaleArgs,
+    ScatterArgs,
 )
+
+_ACTIVATIONS: dict[HeadActivation | None, int] = {None: 0, "silu": 1, "gelu": 5, "relu": 6, "sigmoid": 7, "tanh": 8}
+"""Codes of ops.h."""
 
 
 class ElementwiseKernels:
@@ -29,19 +40,45 @@ class ElementwiseKernels:
     def gather(self, table: Tensor, row_ids: Tensor) -> Tensor:
         assert row_ids.dtype == torch.int64
         assert row_ids.is_contiguous()
-        assert table.is_contiguous()
         out = empty_rows(row_ids, tuple(table.shape[1:]), table.dtype)
+        row_bytes, stride = _rows(table)
         arguments = GatherArgs(
             table=table.data_ptr(),
-            row_bytes=table.stride(0) * table.itemsize,
+            table_stride=stride,
+            row_bytes=row_bytes,
             row_ids=row_ids.data_ptr(),
             y=out.data_ptr(),
         )
         call(self._library, row_ids, arguments)
         return out
 
+    def scatter(self, x: Tensor, row_ids: Tensor, table: Tensor) -> None:
+        assert row_ids.dtype == torch.int64
+        assert row_ids.is_contiguous()
+        assert x.is_contiguous()
+        assert (x.shape[1:], x.dtype) == (table.shape[1:], table.dtype)
+        row_bytes, stride = _rows(table)
+        arguments = ScatterArgs(
+            x=x.data_ptr(),
+            row_bytes=row_bytes,
+            row_ids=row_ids.data_ptr(),
+            table=table.data_ptr(),
+            table_stride=stride,
+        )
+        call(self._library, row_ids, arguments)
+
+    def copy_rows(self, table: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = np.ascontiguousarray(np.array(pairs, np.int64).T)
+        row_bytes, stride = _rows(table)
+        between = np.empty(len(pairs) * row_bytes, np.uint8)
+        begin, x = table.data_ptr(), _address(between)
+        gathered = GatherArgs(table=begin, table_stride=stride, row_bytes=row_bytes, row_ids=_address(sources), y=x)
+        call_now(self._library, len(pairs), gathered)
+        scattered = ScatterArgs(x=x, row_bytes=row_bytes, row_ids=_address(targets), table=begin, table_stride=stride)
+        call_now(self._library, len(pairs), scattered)
+
     def copy_columns(self, x: Tensor, out: Tensor, columns: Columns) -> None:
-        assert x.dtype == out.dtype
+        assert x.dtype == out.dtype or not columns.paired
         assert x.stride(1) == out.stride(1) == 1
         arguments = ColumnsArgs(
             x=x.data_ptr(),
@@ -49,6 +86,7 @@ class ElementwiseKernels:
             y=out.data_ptr(),
             y_stride=out.stride(0),
             dtype=dtype_code(x.dtype),
+            y_dtype=dtype_code(out.dtype),
             paired=columns.paired,
             first=columns.first,
             to=columns.to,
@@ -63,6 +101,22 @@ class ElementwiseKernels:
         assert x.dim() == 2
         assert x.is_contiguous()
         arguments = ScaleArgs(x=x.data_ptr(), dtype=dtype_code(x.dtype), columns=x.shape[1], factor=factor)
+        call(self._library, x, arguments)
+        return x
+
+    def activate(
+        self, x: Tensor, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
+    ) -> Tensor:
+        assert x.dim() == 2
+        assert x.is_contiguous()
+        arguments = ActivateArgs(
+            x=x.data_ptr(),
+            dtype=dtype_code(x.dtype),
+            activation=_ACTIVATIONS[activation],
+            columns=x.shape[1],
+            divisor=divisor,
+            factor=factor,
+        )
         call(self._library, x, arguments)
         return x
 
@@ -112,6 +166,20 @@ class ElementwiseKernels:
         )
         call(self._library, x, arguments)
         return x
+
+
+def _rows(table: Tensor) -> tuple[int, int]:
+    """The bytes of a row [...] of `table` [rows, ...], which is contiguous, and those from one to the next."""
+    size = table.itemsize
+    for length, stride in zip(table.shape[:0:-1], table.stride()[:0:-1], strict=True):
+        assert length == 1 or stride * table.itemsize == size, "a row of the table is not contiguous"
+        size *= length
+    return size, table.stride(0) * table.itemsize
+
+
+def _address(array: NDArray[np.int64] | NDArray[np.uint8]) -> int:
+    address: int = array.__array_interface__["data"][0]  # `ctypes.data` is slower
+    return address
 
 
 class NormKernels:

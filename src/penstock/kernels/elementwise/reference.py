@@ -1,9 +1,12 @@
-"""Row-wise operations in plain torch: gather, scale, sums, gates and normalization."""
+"""Row-wise operations in plain torch: gather, scatter, scale, activations, sums, gates and normalization."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns, NormWeight
 
@@ -15,8 +18,19 @@ def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     return table.index_select(0, row_ids)
 
 
+def scatter(x: Tensor, row_ids: Tensor, table: Tensor) -> None:
+    """Copy the rows of `x` [count, ...] to the rows `row_ids` [count] int64, all different, of `table` [rows, ...]."""
+    table.index_copy_(0, row_ids, x)
+
+
+def copy_rows(table: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy rows of `table` [rows, ...] simultaneously: each pair is (source, target)."""
+    sources, targets = torch.tensor(pairs, dtype=torch.int64).to(table.device).unbind(1)
+    table.index_copy_(0, targets, table.index_select(0, sources))
+
+
 def copy_columns(x: Tensor, out: Tensor, columns: Columns) -> None:
-    """Copy columns of each row of `x` [rows, any] to columns of `out` [rows, any]."""
+    """Copy columns of each row of `x` [rows, any] to columns of `out` [rows, any], converted to its dtype."""
     for head in range(columns.heads):
         first, to = columns.first + head * columns.step, columns.to + head * columns.to_step
         part = x[:, first : first + columns.count]
@@ -28,6 +42,21 @@ def copy_columns(x: Tensor, out: Tensor, columns: Columns) -> None:
 def scale(x: Tensor, factor: float) -> Tensor:
     """Multiply `x` [rows, columns] by `factor`, possibly in place: in float32, with one rounding."""
     return x.mul_(factor)
+
+
+_FUNCTIONS: dict[HeadActivation | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def activate(x: Tensor, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0) -> Tensor:
+    """See `ActivateOp`."""
+    return x.copy_(_FUNCTIONS[activation](x.float().div_(divisor)).mul_(factor))
 
 
 def add_rows(x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
@@ -49,10 +78,10 @@ def activate_gated(gate_up: Tensor, activation: Activation) -> Tensor:
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=_CLAMPED_SWIGLU_LIMIT), up.clamp(-_CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _CLAMPED_SWIGLU_ALPHA))
-    return activate(gate, activation).mul_(up)
+    return apply_activation(gate, activation).mul_(up)
 
 
-def activate(x: Tensor, activation: Activation) -> Tensor:
+def apply_activation(x: Tensor, activation: Activation) -> Tensor:
     """Apply an activation without a gate to each element."""
     if activation in ("gelu", "gelu_tanh"):
         return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

@@ -34,12 +34,13 @@ class PackedExperts:
         down_bias: Tensor | None,
         collective: SharedMemoryCollective | Alone,
     ) -> None:
-        assert gate_up_bias is None or isinstance(gate_up[0], PackedWeight)
         self._library, self._collective = library, collective
         self._weights, self._biases = (*gate_up, *down), (gate_up_bias, down_bias)
         self._rows, self._size = down[0].rows, len(down)
-        self._activation, *maps = _first_maps(gate_up)
-        self._tables = [_handles(each) if each else None for each in (*maps, down)]
+        self._activation = _activation_of(gate_up[0])
+        gates, ups = zip(*map(_gate_and_up, gate_up), strict=True)
+        self._tables = [None if not any(gates) else _handles(gates), _handles(ups), _handles(down)]
+        self._is_mixed = not (_alike(gate_up) and _alike(down))
 
     @property
     def nbytes(self) -> int:
@@ -81,19 +82,25 @@ class PackedExperts:
             activation=activation_code(self._activation),
             ranks=self._collective.handle if isinstance(self._collective, SharedMemoryCollective) else None,
             scale_x=scale_x,
+            mixed=self._is_mixed,
         )
         call(self._library, x, arguments)
         return out
 
 
-def _first_maps(gate_up: Sequence[LinearMap]) -> tuple[Activation | None, list[LinearMap], list[LinearMap]]:
-    """(activation, gate weights if they are separate, fused gate_up or up weights)."""
-    first = gate_up[0]
-    if not isinstance(first, JoinedWeight):
-        assert isinstance(first, PackedWeight)
-        return first.activation, [], list(gate_up)
-    parts = [each.parts for each in gate_up if isinstance(each, JoinedWeight)]
-    return first.gate, [gate for gate, _ in parts], [up for _, up in parts]
+def _activation_of(gate_up: LinearMap) -> Activation | None:
+    if isinstance(gate_up, JoinedWeight):
+        return gate_up.gate
+    assert isinstance(gate_up, PackedWeight)
+    return gate_up.activation
+
+
+def _gate_and_up(gate_up: LinearMap) -> tuple[LinearMap | None, LinearMap]:
+    """The gate's weight, None if it is fused with that of `up`, and the other weight."""
+    if not isinstance(gate_up, JoinedWeight):
+        return None, gate_up
+    gate, up = gate_up.parts
+    return gate, up
 
 
 def _alike(maps: Sequence[LinearMap]) -> bool:
@@ -105,10 +112,13 @@ def _alike(maps: Sequence[LinearMap]) -> bool:
     return len(kept) == 1
 
 
-def _handles(weights: Sequence[LinearMap]) -> "ctypes.Array[ctypes.c_void_p]":
-    packed = [weight for weight in weights if isinstance(weight, PackedWeight)]
-    assert len(packed) == len(weights)
-    return (ctypes.c_void_p * len(packed))(*(weight.handle for weight in packed))
+def _handles(weights: Sequence[LinearMap | None]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(weights))(*map(_handle, weights))
+
+
+def _handle(weight: LinearMap | None) -> int | None:
+    assert weight is None or isinstance(weight, PackedWeight)
+    return None if weight is None else weight.handle
 
 
 def _address(table: "ctypes.Array[ctypes.c_void_p] | None") -> int | None:
@@ -124,9 +134,6 @@ class MixtureKernels:
     def new_experts(
         self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> Experts:
-        joined = isinstance(gate_up[0], JoinedWeight) and gate_up_bias is not None
-        if joined or not (_alike(gate_up) and _alike(down)):  # for example, if a checkpoint has some in floating point
-            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._collective)
         if not isinstance(self._collective, SharedMemoryCollective | Alone):  # the kernel supports no other
             return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._collective)
         return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._collective)

@@ -2,8 +2,11 @@
 
 import ctypes
 import logging
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock import native
@@ -64,8 +67,8 @@ class PackedWeight:
         self._weight_bytes = library.function("penstock_weight_bytes", "p", ctypes.c_int64)
         # One panel more than the rows need: each half of a gated weight ends in its own panel.
         self._num_row_scales = -(-rows // PANEL) * PANEL + PANEL if format.has_row_scales else 0
-        self._data: Tensor | None = None
-        self._row_scales: Tensor | None = None
+        self._data: NDArray[np.uint8] | None = None
+        self._row_scales: NDArray[np.float32] | None = None
 
     @property
     def handle(self) -> int:
@@ -80,7 +83,7 @@ class PackedWeight:
 
     def packed(self) -> Packed:
         data, row_scales = self._memory()
-        return Packed(str(self._weight.kind), (data, row_scales.view(torch.uint8)))
+        return Packed(str(self._weight.kind), (data, row_scales.view(np.uint8)))
 
     def adopt(self, packed: Packed) -> bool:
         kinds = {str(kind): kind for kind in {self._weight.kind, *_WIDER.get(self._weight.kind, ())}}
@@ -92,41 +95,41 @@ class PackedWeight:
         if tuple(part.nbytes for part in packed.parts) != sizes:
             return False
         self._weight.kind = made.kind
-        self._hold(packed.parts[0], packed.parts[1].view(torch.float32))
+        self._hold(packed.parts[0], packed.parts[1].view(np.float32))
         return True
 
-    def _memory(self) -> tuple[Tensor, Tensor]:
+    def _memory(self) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """The packed weight and its row scales: allocated as zeros on first use, never if a packed form is adopted."""
         if self._data is None or self._row_scales is None:
-            data = torch.from_numpy(self._allocator.zeros(self._weight_bytes(self._handle), for_weights=True))
-            self._hold(data, torch.zeros(self._num_row_scales))
+            data = self._allocator.zeros(self._weight_bytes(self._handle), for_weights=True)
+            self._hold(data, np.zeros(self._num_row_scales, np.float32))
         assert self._data is not None
         assert self._row_scales is not None
         return self._data, self._row_scales
 
-    def _hold(self, data: Tensor, row_scales: Tensor) -> None:
+    def _hold(self, data: NDArray[np.uint8], row_scales: NDArray[np.float32]) -> None:
         self._data, self._row_scales = data, row_scales
-        self._weight.data = data.data_ptr()
-        self._weight.row_scales = row_scales.data_ptr() or None
+        self._weight.data = data.ctypes.data
+        self._weight.row_scales = row_scales.ctypes.data if len(row_scales) else None
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         if isinstance(rows, Quantized):
             assert self.format is not FLOAT
             rows.check(self.format)
             self._fill(first, rows.values, 0, rows.scales, rows.offsets, rows.super_scales, rows.super_offsets)
         else:
             assert self.format is FLOAT
-            rows = rows if native.supports(rows.dtype) else rows.float()
+            rows = rows if native.supports(rows.dtype) else rows.astype(np.float32)
             self._fill(first, rows, native.dtype_code(rows.dtype), None, None, None, None)
 
-    def _fill(self, first: int, source: Tensor, dtype: int, *parts: Tensor | None) -> None:
+    def _fill(self, first: int, source: NDArray[Any], dtype: int, *parts: NDArray[Any] | None) -> None:
         count, columns = source.shape
         assert columns == self.columns
         assert 0 <= first <= first + count <= self.rows
-        source = source.contiguous()
-        kept = [None if part is None else part.contiguous() for part in parts]  # alive until they are packed
+        source = np.ascontiguousarray(source)
+        kept = [None if part is None else np.ascontiguousarray(part) for part in parts]  # alive until they are packed
         self._memory()
-        rows = (first, count, source.data_ptr(), dtype, *(native.address(part) for part in kept))
+        rows = (first, count, native.array_address(source), dtype, *(native.array_address(part) for part in kept))
         if self._pack(self._handle, *rows):
             self._widen()
             self._pack(self._handle, *rows)
@@ -139,8 +142,8 @@ class PackedWeight:
         assert self._row_scales is not None
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
-        data = torch.from_numpy(self._allocator.zeros(self._weight_bytes(handle), for_weights=True))
-        wide.data = data.data_ptr()
+        data = self._allocator.zeros(self._weight_bytes(handle), for_weights=True)
+        wide.data = data.ctypes.data
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
             self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), *(4 * [None]))

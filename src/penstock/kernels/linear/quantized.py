@@ -1,26 +1,31 @@
-"""Quantized rows of a weight, in the formats of `penstock.config.weight_formats`, and their dequantization."""
+"""Quantized rows of a weight, in the formats of `penstock.config.weight_formats`, and their dequantization in numpy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.weight_formats import StoredType, WeightFormat
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """Quantized rows of a weight. Scales, offsets and super scales have the dtypes that the format stores."""
 
-    values: Tensor
-    """[rows, columns] uint8: unsigned integers, or the bits of FP8 values"""
-    scales: Tensor
+    values: NDArray[np.uint8]
+    """[rows, columns]: unsigned integers, or the bits of FP8 values"""
+    scales: NDArray[Any]
     """[rows, groups]"""
-    offsets: Tensor | None = None
+    offsets: NDArray[Any] | None = None
     """[rows, groups]: zero points, fractions or minima; None if the format's zero is its centre"""
-    super_scales: Tensor | None = None
+    super_scales: NDArray[Any] | None = None
     """[rows, supers]"""
-    super_offsets: Tensor | None = None
+    super_offsets: NDArray[Any] | None = None
     """[rows, supers]: super scales of the minima"""
 
     def __len__(self) -> int:
@@ -45,45 +50,59 @@ class Quantized:
         assert format.offset != "fraction" or self.offsets is None or bool((self.offsets < 128).all())
 
 
-def _check(part: Tensor | None, shape: tuple[int, int], type: StoredType | None) -> None:
+def joined(parts: Sequence[Quantized]) -> Quantized:
+    """Quantized rows of several pieces, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def whole(name: str) -> NDArray[Any] | None:
+        return None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+
+    values, scales = (np.concatenate(part) for part in zip(*((one.values, one.scales) for one in parts), strict=True))
+    return Quantized(values, scales, whole("offsets"), whole("super_scales"), whole("super_offsets"))
+
+
+def _check(part: NDArray[Any] | None, shape: tuple[int, int], type: StoredType | None) -> None:
     assert (part is None) == (type is None)
-    if part is not None and type is not None:
-        assert (part.shape, part.dtype) == (shape, getattr(torch, type)), (part.shape, part.dtype, shape, type)
+    if part is not None:
+        assert (part.shape, part.dtype.name) == (shape, type), (part.shape, part.dtype, shape, type)
 
 
-def dequantize(quantized: Quantized, format: WeightFormat) -> Tensor:
-    """Dequantize to [rows, columns] float32, with one rounding: all products before the last operation are exact."""
+def dequantize(quantized: Quantized, format: WeightFormat) -> Floats:
+    """Dequantize to [rows, columns], with one rounding: all products before the last operation are exact."""
     scales, offsets, row_scales = float_parts(quantized, format)
-    return weights_of(format, quantized.values, scales, offsets, row_scales)
+    columns = quantized.values.shape[1]
+    scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)
+    made: Floats
+    if format.value == "e4m3":
+        made = quantized.values.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales
+    elif format.offset == "minimum":
+        made = (quantized.values.astype(np.float32) * scales - offsets) * row_scales
+    else:
+        made = (quantized.values.astype(np.float32) - offsets) * scales * row_scales
+    return made
 
 
-def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales and offsets (zero points in steps, or minima) [rows, groups] and row scales [rows, 1], in float32."""
-    rows = len(quantized.values)
-    scales, offsets = quantized.scales.float(), quantized.offsets
-    zeros = torch.full_like(scales, format.centre) if offsets is None else offsets.float() / format.values_per_zero
+def float_parts(quantized: Quantized, format: WeightFormat) -> tuple[Floats, Floats, Floats]:
+    """Scales and offsets (zero points in steps, or minima) [rows, groups] and row scales [rows, 1]."""
+    scales, offsets = quantized.scales.astype(np.float32), quantized.offsets
+    ones = np.ones((len(scales), 1), np.float32)
+    if offsets is None:
+        zeros = np.full_like(scales, format.centre)
+    else:
+        zeros = offsets.astype(np.float32) / np.float32(format.values_per_zero)
     if quantized.super_scales is None:
-        return scales, zeros, torch.ones(rows, 1, device=scales.device)
+        return scales, zeros, ones
     if format.has_row_scales:
         return scales, zeros, quantized.super_scales
-    scales = scales * by_column(quantized.super_scales.float(), format.super_columns // format.group, scales.shape[1])
+    width = format.super_columns // format.group
+    scales = scales * by_column(quantized.super_scales.astype(np.float32), width, scales.shape[1])
     if quantized.super_offsets is not None:
-        width = format.super_columns // format.group
-        zeros = zeros * by_column(quantized.super_offsets.float(), width, scales.shape[1])
-    return scales, zeros, torch.ones(rows, 1, device=scales.device)
+        zeros = zeros * by_column(quantized.super_offsets.astype(np.float32), width, scales.shape[1])
+    return scales, zeros, ones
 
 
-def weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor) -> Tensor:
-    """Dequantize `values` with the parts from `float_parts`."""
-    columns = values.shape[1]
-    scales, offsets = by_column(scales, format.group, columns), by_column(offsets, format.group, columns)
-    if format.value == "e4m3":
-        return values.view(torch.float8_e4m3fn).float() * scales
-    if format.offset == "minimum":
-        return (values.float() * scales - offsets) * row_scales
-    return (values.float() - offsets) * scales * row_scales
-
-
-def by_column(parts: Tensor, width: int, columns: int) -> Tensor:
+def by_column(parts: Floats, width: int, columns: int) -> Floats:
     """Repeat each of `parts` [rows, n] for its `width` columns -> [rows, columns]."""
-    return parts.repeat_interleave(width, 1)[:, :columns]
+    repeated: Floats = np.repeat(parts, width, 1)[:, :columns]
+    return repeated

@@ -1,13 +1,17 @@
 """Linear layers in plain torch, for every weight format."""
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
-from penstock.kernels.elementwise.reference import activate, activate_gated
-from penstock.kernels.linear.quantized import Quantized, dequantize, float_parts, weights_of
+from penstock.kernels.arrays import tensor_of
+from penstock.kernels.elementwise.reference import activate_gated, apply_activation
+from penstock.kernels.linear.quantized import Quantized, dequantize, float_parts
 from penstock.kernels.linear.weight import activation_of
 from penstock.kernels.lora import LoraUpdate
 
@@ -54,21 +58,22 @@ class ReferenceWeight:
     def nbytes(self) -> int:
         return self._values.nbytes + self._scales.nbytes + self._offsets.nbytes + self._row_scales.nbytes
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
-        if isinstance(rows, Tensor):
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
+        if not isinstance(rows, Quantized):
             assert self.format is FLOAT
-            self._values[first : first + len(rows)].copy_(rows.to(self._stored))
+            self._values[first : first + len(rows)].copy_(tensor_of(rows).to(self._stored))
             return
         rows.check(self.format)
         if self._widened:
             for start in range(0, len(rows.values), TILE_ROWS):
                 tile = rows[start : start + TILE_ROWS]
-                self._values[first + start : first + start + len(tile.values)] = dequantize(tile, self.format)
+                made = tensor_of(dequantize(tile, self.format))
+                self._values[first + start : first + start + len(made)].copy_(made)
             return
         filled = slice(first, first + len(rows.values))
-        parts = (rows.values, *float_parts(rows, self.format))
+        parts: tuple[NDArray[Any], ...] = (rows.values, *float_parts(rows, self.format))
         for kept, part in zip((self._values, self._scales, self._offsets, self._row_scales), parts, strict=True):
-            kept[filled].copy_(part)
+            kept[filled].copy_(tensor_of(part))
 
     def lookup(self, row_ids: Tensor) -> Tensor:
         if self.format is FLOAT:
@@ -80,7 +85,7 @@ class ReferenceWeight:
         if update is not None:
             out = (out.float() + update.added[:, update.first : update.first + self.rows]).to(out.dtype)
         if self.activation is not None:
-            out = (activate_gated if self.gated else activate)(out, self.activation)
+            out = (activate_gated if self.gated else apply_activation)(out, self.activation)
         return out.to(dtype)
 
     def _products(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -120,7 +125,17 @@ class ReferenceWeight:
         if self._widened:
             return self._values[rows]
         parts = (self._values, self._scales, self._offsets, self._row_scales)
-        return weights_of(self.format, *(part[rows] for part in parts))
+        return _weights_of(self.format, *(part[rows] for part in parts))
+
+
+def _weights_of(format: WeightFormat, values: Tensor, scales: Tensor, offsets: Tensor, row_scales: Tensor) -> Tensor:
+    """`dequantize` in torch, with the parts from `float_parts`."""
+    scales, offsets = (part.repeat_interleave(format.group, 1)[:, : values.shape[1]] for part in (scales, offsets))
+    if format.value == "e4m3":
+        return values.view(torch.float8_e4m3fn).float() * scales
+    if format.offset == "minimum":
+        return (values.float() * scales - offsets) * row_scales
+    return (values.float() - offsets) * scales * row_scales
 
 
 def as_two_int8(x: Tensor) -> Tensor:

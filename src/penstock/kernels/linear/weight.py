@@ -1,15 +1,22 @@
 """The interfaces of weights and linear layers that reference and native kernels share."""
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.lora import LoraUpdate
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from penstock.kernels.lora import LoraUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +25,8 @@ class Packed:
 
     form: str
     """Identifies the layout."""
-    parts: tuple[Tensor, ...]
-    """Each [bytes] uint8."""
+    parts: tuple[NDArray[np.uint8], ...]
+    """Each [bytes]."""
 
 
 @runtime_checkable
@@ -67,7 +74,7 @@ class Weight(LinearMap, Protocol):
     gated: bool
     activation: Activation | None
 
-    def load(self, first: int, rows: Tensor | Quantized) -> None:
+    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
         """Load rows from `first` on: floating point [n, columns] if the format is FLOAT, otherwise quantized rows."""
         ...
 

@@ -9,12 +9,15 @@ then refitted by least squares to the resulting integers, several times.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.config.weight_formats import WeightFormat
+from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import Quantized
 
 SHARE = 0.9
@@ -30,10 +33,10 @@ def zero_units(format: WeightFormat) -> int:
     return 0 if format.offset == "centre" else format.values_per_zero
 
 
-def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
+def quantize(weight: NDArray[Any], format: WeightFormat) -> Quantized | None:
     """Quantize `weight` [out, in] of any float dtype; None if an element is not finite or too large."""
     parts = []
-    for block in torch.split(weight, max(1, _BLOCK // weight.shape[1])):
+    for block in torch.split(tensor_of(weight), max(1, _BLOCK // weight.shape[1])):
         if not bool((block.float().abs() <= LARGEST).all()):
             return None
         parts.append(_quantize_rows(block.float(), format))
@@ -41,10 +44,10 @@ def quantize(weight: Tensor, format: WeightFormat) -> Quantized | None:
     shifted = zero_units(format) > 0
     values = values + (0 if shifted else format.centre)
     return Quantized(
-        values[:, : weight.shape[1]].to(torch.uint8),
-        scales.to(torch.uint8),
-        zeros.to(torch.uint8) if shifted else None,
-        steps,
+        array_of(values[:, : weight.shape[1]].to(torch.uint8)),
+        array_of(scales.to(torch.uint8)),
+        array_of(zeros.to(torch.uint8)) if shifted else None,
+        array_of(steps),
     )
 
 

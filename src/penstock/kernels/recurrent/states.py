@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,11 +44,15 @@ class StatePart:
     block_size: int
 
 
+CopyRows = Callable[["Tensor", Sequence[tuple[int, int]]], None]
+"""See `penstock.kernels.ops.Ops.copy_rows`."""
+
+
 class StateCache:
     """The states of one layer."""
 
-    def __init__(self, parts: tuple[StatePart, ...]) -> None:
-        self.parts = parts
+    def __init__(self, parts: tuple[StatePart, ...], copy_rows: CopyRows) -> None:
+        self.parts, self._copy_rows = parts, copy_rows
 
     @property
     def nbytes(self) -> int:
@@ -57,11 +61,8 @@ class StateCache:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks simultaneously; each pair is (source, target)."""
-        import torch  # not above: layers import this module, and a build that records sizes has no torch
-
         for part in self.parts:
-            sources, targets = torch.tensor(pairs, dtype=torch.int64).to(part.memory.device).unbind(1)
-            part.memory.index_copy_(0, targets, part.memory.index_select(0, sources))
+            self._copy_rows(part.memory, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class StateCaches:
     """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
-def new_states(shape: StateShape, allocator: Allocator) -> StateCaches:
+def new_states(shape: StateShape, allocator: Allocator, copy_rows: CopyRows) -> StateCaches:
     """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
     import torch
 
@@ -84,15 +85,15 @@ def new_states(shape: StateShape, allocator: Allocator) -> StateCaches:
     else:
         memory = torch.zeros(total, dtype=torch.float32, device=shape.device)
     pool = memory.view(shape.num_blocks, shape.num_layers, elements)
-    layers = (_layer(pool[:, layer], shape) for layer in range(shape.num_layers))
+    layers = (StateCache(_parts(pool[:, layer], shape), copy_rows) for layer in range(shape.num_layers))
     return StateCaches(tuple(layers), lambda num_blocks: None)
 
 
-def _layer(blocks: Tensor, shape: StateShape) -> StateCache:
-    """A layer's states in its slice [num_blocks, elements] of the pool."""
+def _parts(blocks: Tensor, shape: StateShape) -> tuple[StatePart, ...]:
+    """The parts of a layer's states in its slice [num_blocks, elements] of the pool."""
     parts, first = [], 0
     for part in shape.parts:
         size = math.prod(part)
         parts.append(StatePart(blocks[:, first : first + size].view(len(blocks), *part), shape.block_size))
         first += part_elements(part)
-    return StateCache(tuple(parts))
+    return tuple(parts)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 SCALE = 2.0**40
 """The weight of a row's most likely token; the sum of 2**22 of them fits in int64. Tokens below 2**-40 of it have
@@ -43,14 +42,14 @@ class Controls(NamedTuple):
 class TopkLogprobs(NamedTuple):
     """The k most likely tokens of each row, and what their log-probabilities are computed from."""
 
-    top: Tensor
-    """[rows] float32: the largest logit; not finite if the row cannot be sampled from."""
-    total: Tensor
-    """[rows] int64: the sum of the tokens' weights at temperature 1; see `token_weights`."""
-    logits: Tensor
-    """[rows, k] float32: the largest logits in descending order, ties by ascending id."""
-    token_ids: Tensor
-    """[rows, k] int64: their tokens."""
+    top: NDArray[np.float32]
+    """[rows]: the largest logit; not finite if the row cannot be sampled from."""
+    total: NDArray[np.int64]
+    """[rows]: the sum of the tokens' weights at temperature 1; see `token_weights`."""
+    logits: NDArray[np.float32]
+    """[rows, k]: the largest logits in descending order, ties by ascending id."""
+    token_ids: NDArray[np.int64]
+    """[rows, k]: their tokens."""
 
 
 class CountTable(NamedTuple):

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,34 +24,44 @@ class SamplingKernels:
         self._apply_bitmask = library.function("penstock_apply_bitmask", "plplp")
         self._penalize = library.function("penstock_penalize", "ppl")
 
-    def argmax(self, logits: Tensor) -> Tensor:
+    def argmax(self, logits: Tensor) -> NDArray[np.int64]:
         rows, vocab = _shape(logits)
-        tokens = torch.empty(rows, dtype=torch.int64)
-        self._argmax(logits.data_ptr(), rows, vocab, tokens.data_ptr())
+        tokens = np.empty(rows, np.int64)
+        self._argmax(logits.data_ptr(), rows, vocab, _address(tokens))
         return tokens
 
-    def sample(self, logits: Tensor, controls: Controls) -> Tensor:
+    def sample(self, logits: Tensor, controls: Controls) -> NDArray[np.int64]:
         rows, vocab = _shape(logits)
         table = np.stack(controls, axis=1)
-        tokens = torch.empty(rows, dtype=torch.int64)
-        if self._sample(logits.data_ptr(), rows, vocab, table.ctypes.data, tokens.data_ptr()):
+        tokens = np.empty(rows, np.int64)
+        if self._sample(logits.data_ptr(), rows, vocab, _address(table), _address(tokens)):
             raise MemoryError(f"no memory to sample from {vocab} tokens")
         return tokens
 
     def topk_logprobs(self, logits: Tensor, k: int) -> TopkLogprobs:
         rows, vocab = _shape(logits)
         assert k <= vocab
-        tops, totals = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-        values, token_ids = torch.empty(rows, k), torch.empty(rows, k, dtype=torch.int64)
-        results = (tops, totals, values, token_ids)
-        self._topk_logprobs(logits.data_ptr(), rows, vocab, k, *(tensor.data_ptr() for tensor in results))
-        return TopkLogprobs(*results)
+        found = TopkLogprobs(
+            np.empty(rows, np.float32),
+            np.empty(rows, np.int64),
+            np.empty((rows, k), np.float32),
+            np.empty((rows, k), np.int64),
+        )
+        self._topk_logprobs(logits.data_ptr(), rows, vocab, k, *(_address(part) for part in found))
+        return found
+
+    def take(self, logits: Tensor, places: NDArray[np.int64]) -> NDArray[np.float32]:
+        taken: NDArray[np.float32] = _flat(logits)[places]
+        return taken
+
+    def put(self, logits: Tensor, places: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        _flat(logits)[places] = values
 
     def apply_bitmask(self, logits: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
         _, vocab = _shape(logits)
         assert bits.shape == (len(rows), -(-vocab // 32)), "the mask is not as wide as the logits"
         rows, bits = np.ascontiguousarray(rows), np.ascontiguousarray(bits)
-        self._apply_bitmask(logits.data_ptr(), vocab, rows.ctypes.data, len(rows), bits.ctypes.data)
+        self._apply_bitmask(logits.data_ptr(), vocab, _address(rows), len(rows), _address(bits))
 
     def penalize(
         self,
@@ -71,8 +82,8 @@ class SamplingKernels:
         counted[:, 4] = lens
         if undo:
             saved = np.empty(sum(lens), np.float32)
-            counted[:, 5] = saved.__array_interface__["data"][0] + 4 * (np.cumsum(lens) - lens)
-        self._penalize(counted.ctypes.data, penalties.ctypes.data, len(rows))
+            counted[:, 5] = _address(saved) + 4 * (np.cumsum(lens) - lens)
+        self._penalize(_address(counted), _address(penalties), len(rows))
         return functools.partial(_put_back, logits, rows, tables, saved) if undo else None
 
 
@@ -83,6 +94,18 @@ def _shape(logits: Tensor) -> tuple[int, int]:
     return rows, vocab
 
 
+def _flat(logits: Tensor) -> NDArray[np.float32]:
+    """[rows * vocab], the logits' memory."""
+    rows, vocab = _shape(logits)
+    flat: NDArray[np.float32] = logits.numpy().reshape(rows * vocab)
+    return flat
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]  # `ctypes.data` is slower
+    return address
+
+
 def _put_back(
     logits: Tensor,
     rows: NDArray[np.int64],
@@ -91,4 +114,4 @@ def _put_back(
 ) -> None:
     tokens = np.frombuffer(b"".join(table[0] for table in tables), np.int32)
     places = np.repeat(rows * logits.shape[-1], [len(table[0]) for table in tables]) + tokens
-    logits.view(-1)[torch.from_numpy(places)] = torch.from_numpy(saved)
+    _flat(logits)[places] = saved

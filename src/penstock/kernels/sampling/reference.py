@@ -8,6 +8,7 @@ token in every batch.
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +22,31 @@ _CHUNK = 128
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _TYPICAL_P, _UNIFORM = range(6)
 
 
-def argmax(logits: Tensor) -> Tensor:
-    """`logits` [rows, vocab] float32 -> [rows] int64: the lowest id among the largest logits.
+def argmax(logits: Tensor) -> NDArray[np.int64]:
+    """`logits` [rows, vocab] float32 -> [rows]: the lowest id among the largest logits.
 
     -1 for rows with NaN or plus infinity, or with minus infinity only.
     """
+    return _on_host(_likeliest(logits))
+
+
+def _on_host(x: Tensor) -> NDArray[Any]:
+    host: NDArray[Any] = x.cpu().numpy()
+    return host
+
+
+def _likeliest(logits: Tensor) -> Tensor:
     top, tokens = logits.max(-1)  # ties go to the lower id; NaN counts as the largest
     return tokens.where(top.isfinite(), -1)
 
 
-def sample(logits: Tensor, controls: Controls) -> Tensor:
-    """`logits` [rows, vocab] float32 -> [rows] int64 tokens.
+def sample(logits: Tensor, controls: Controls) -> NDArray[np.int64]:
+    """`logits` [rows, vocab] float32 -> [rows] tokens.
 
     -1 for rows with NaN or plus infinity, or with minus infinity only.
     """
     table = np.stack(controls, axis=1)  # [rows, 6], one column per field
-    tokens = argmax(logits)
+    tokens = _likeliest(logits)
     drawn = table[:, _TEMPERATURE] > 0
     ordered = (table[:, _TOP_K] > 0) | (table[:, _TOP_P] < 1) | (table[:, _TYPICAL_P] < 1)
     for group in (drawn & ~ordered, drawn & ordered):
@@ -44,7 +54,7 @@ def sample(logits: Tensor, controls: Controls) -> Tensor:
             places, columns = (torch.from_numpy(part).to(logits.device) for part in (rows, table[rows]))
             choice = invert(kept_weights(logits[places], columns), columns[:, _UNIFORM, None])
             tokens[places] = choice.where(tokens[places] >= 0, -1)
-    return tokens
+    return _on_host(tokens)
 
 
 def _portions(rows: NDArray[np.int64], logits: Tensor) -> list[NDArray[np.int64]]:
@@ -153,7 +163,18 @@ def topk_logprobs(logits: Tensor, k: int) -> TopkLogprobs:
     top = logits.amax(-1, keepdim=True)
     total = token_weights(logits, top, torch.ones_like(top)).sum(-1)
     ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
-    return TopkLogprobs(top.squeeze(-1), total, ordered[:, :k], token_ids[:, :k])
+    return TopkLogprobs(*map(_on_host, (top.squeeze(-1), total, ordered[:, :k], token_ids[:, :k])))
+
+
+def take(logits: Tensor, places: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The logits at these places of the flat tensor."""
+    return _on_host(logits.view(-1)[torch.from_numpy(places).to(logits.device)])
+
+
+def put(logits: Tensor, places: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    """Replace the logits at these distinct places of the flat tensor."""
+    index, given = (torch.from_numpy(column).to(logits.device) for column in (places, values))
+    logits.view(-1).index_put_((index,), given)
 
 
 def apply_bitmask(logits: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:

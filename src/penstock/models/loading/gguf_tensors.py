@@ -12,14 +12,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.latent import LatentAttentionSpec
 from penstock.models.spec import ModelSpec
+
+Floats = NDArray[np.float32]
 
 _NAMED_OTHERWISE = {
     "A_log": "ssm_a",
@@ -42,7 +44,7 @@ class MadeTensor:
 
     stored: tuple[TensorInfo, ...]
     shape: tuple[int, ...]
-    make: Callable[..., Tensor]
+    make: Callable[..., Floats]
     """Computes the parameter from the stored tensors, in floating point."""
 
 
@@ -64,13 +66,13 @@ def made_tensors(
         if info is None:
             continue
         if end in _NAMED_OTHERWISE:
-            found[name] = _flat(info, _log_of_negative if leaf == "A_log" else torch.flatten)
+            found[name] = _flat(info, _log_of_negative if leaf == "A_log" else np.ravel)
         elif name in offsets:
             found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))
         elif stem.endswith((".conv1d", ".conv.conv")) and len(info.shape) == 2:
             found[name] = MadeTensor((info,), (info.shape[0], 1, info.shape[1]), lambda taps: taps[:, None])
         elif stem.endswith(".norm") and len(info.shape) == 2:
-            found[name] = _flat(info, torch.flatten)
+            found[name] = _flat(info, np.ravel)
     return found
 
 
@@ -79,16 +81,17 @@ def _block_of(name: str) -> str:
     return "" if layer is None else f"blk.{layer[1]}."
 
 
-def _flat(info: TensorInfo, make: Callable[[Tensor], Tensor]) -> MadeTensor:
+def _flat(info: TensorInfo, make: Callable[[Floats], Floats]) -> MadeTensor:
     return MadeTensor((info,), (info.size,), make)
 
 
-def _log_of_negative(decay: Tensor) -> Tensor:
-    return decay.neg().log().flatten()
+def _log_of_negative(decay: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):  # infinite and NaN, as for the checkpoint's own parameter
+        return np.log(-decay.astype(np.float64)).astype(np.float32).ravel()  # the same with every version of numpy
 
 
-def _less(offset: float) -> Callable[[Tensor], Tensor]:
-    return lambda weight: weight - offset
+def _less(offset: float) -> Callable[[Floats], Floats]:
+    return lambda weight: weight - np.float32(offset)
 
 
 def _offsets(spec: ModelSpec) -> Iterator[tuple[str, float]]:
@@ -129,6 +132,6 @@ def _check_shape(info: TensorInfo, needed: tuple[int, ...]) -> None:
         )
 
 
-def _joined_heads(keys: Tensor, values: Tensor) -> Tensor:
+def _joined_heads(keys: Floats, values: Floats) -> Floats:
     """[heads, rank, key_dim] and [heads, value_dim, rank] -> [heads * (key_dim + value_dim), rank]."""
-    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+    return np.concatenate((keys.swapaxes(1, 2), values), 1).reshape(-1, values.shape[2])

@@ -4,11 +4,11 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.checkpoint.gguf.config import architecture_of
 from penstock.checkpoint.gguf.file import GGUFFile
@@ -21,7 +21,7 @@ from penstock.models.loading.gguf_tensors import MadeTensor, made_tensors
 from penstock.models.loading.loader import OpenWeights
 from penstock.models.spec import ModelSpec
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class GGUFWeights:
@@ -54,22 +54,25 @@ class GGUFWeights:
 def _content(path: Path) -> "NDArray[np.uint8]":
     try:
         with path.open("rb") as file:
-            # a private mapping, because torch wants writable memory; it is never written
+            # private, so that torch takes it, which has no read-only memory; it is never written
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _whole(info: TensorInfo) -> Tensor:
+def _whole(info: TensorInfo) -> "NDArray[np.float32]":
     """A whole tensor as float32, dequantized by the package `gguf`."""
     from gguf import GGMLQuantizationType, quants  # imported lazily
 
     stored = _content(info.file)[info.first : info.first + info.nbytes]
+    made: NDArray[np.float32]
     if info.type.name in _FLOATS:
-        return torch.from_numpy(stored).view(_FLOATS[info.type.name]).view(info.shape).float()
+        made = stored.view(_FLOATS[info.type.name]).reshape(info.shape).astype(np.float32)
+        return made
     rows = stored.reshape(*info.shape[:-1], -1)
     try:
-        return torch.from_numpy(quants.dequantize(rows, GGMLQuantizationType[info.type.name]))
+        made = quants.dequantize(rows, GGMLQuantizationType[info.type.name])
+        return made
     except (KeyError, NotImplementedError) as error:
         raise CheckpointError(f"{info.file} stores its tensor {info.name} as {info.type.name}") from error
 
@@ -84,16 +87,16 @@ class _Mapped:
     ) -> None:
         self._content, self._tensors, self._interleaved, self._made = content, tensors, interleaved, made
 
-    def read(self, name: str, first: int, last: int) -> Tensor:
+    def read(self, name: str, first: int, last: int) -> "NDArray[Any]":
         """Rows of a quantized type as stored: uint8 [last - first, bytes of a row]."""
         if (made := self._made.get(name)) is not None:
-            return made.make(*map(_whole, made.stored))[first:last].contiguous()
+            return np.ascontiguousarray(made.make(*map(_whole, made.stored))[first:last])
         info = self._tensors[name]
         dtype = _FLOATS.get(info.type.name)
         if dtype is None and len(info.shape) == 1:
             raise CheckpointError(f"is a vector of type {info.type.name}; vectors are read as {', '.join(_FLOATS)}")
-        rows = torch.from_numpy(self._rows(info, first, last, self._interleaved.get(name.rpartition(".")[0])))
-        return rows if dtype is None else rows.view(dtype).view(last - first, *info.shape[1:])
+        rows = self._rows(info, first, last, self._interleaved.get(name.rpartition(".")[0]))
+        return rows if dtype is None else rows.view(dtype).reshape(last - first, *info.shape[1:])
 
     def _rows(self, info: TensorInfo, first: int, last: int, head_dim: int | None) -> "NDArray[np.uint8]":
         """The bytes of rows `first` to `last` in the model's order: uint8 [last - first, row_bytes].

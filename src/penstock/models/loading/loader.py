@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from penstock.checkpoint.float_bits import is_finite
 from penstock.errors import CheckpointError
-from penstock.quantization.base import Parameter
 from penstock.quantization.parts import FLOATS, CheckedTensor
+from penstock.quantization.rows import Parameter
 from penstock.system.loading_progress import report_bytes
 
 MIN_PIECE_BYTES = 2**20
@@ -31,8 +31,8 @@ PIECES = 48
 class OpenWeights(Protocol):
     """A memory-mapped file of weights."""
 
-    def read(self, name: str, first: int, last: int) -> Tensor:
-        """Read rows `first` to `last` (exclusive) of a tensor.
+    def read(self, name: str, first: int, last: int) -> NDArray[Any]:
+        """Read rows `first` to `last` (exclusive) of a tensor; types that numpy lacks are those of `ml_dtypes`.
 
         Raises:
             CheckpointError: the rows cannot be read; the caller puts the tensor's name before the message.
@@ -137,10 +137,14 @@ def _check_equal(name: str, file: WeightFile, other: WeightFile) -> None:
     step = max(1, MIN_PIECE_BYTES // (4 * math.prod(rest)))
     with file.open() as a, other.open() as b:
         if file.shapes[name] != other.shapes[name] or any(
-            not torch.equal(a.read(name, at, min(at + step, rows)), b.read(name, at, min(at + step, rows)))
+            not _are_equal(a.read(name, at, min(at + step, rows)), b.read(name, at, min(at + step, rows)))
             for at in range(0, rows, step)
         ):
             raise CheckpointError(f"{file.path} and {other.path} both hold {name}, and their values differ")
+
+
+def _are_equal(rows: NDArray[Any], others: NDArray[Any]) -> bool:
+    return rows.dtype == others.dtype and rows.tobytes() == others.tobytes()
 
 
 def _load_piece(piece: Piece, weights: OpenWeights, parameter: Parameter, path: Path) -> None:
@@ -153,16 +157,14 @@ def _load_piece(piece: Piece, weights: OpenWeights, parameter: Parameter, path: 
         raise CheckpointError(f"{piece.name} in {path} {error}") from None
 
 
-def _check_finite(rows: Tensor) -> None:
+def _check_finite(rows: NDArray[Any]) -> None:
     """Check a matrix, at memory bandwidth. Vectors are not checked: their values may be infinite for a reason.
 
     Raises:
         CheckpointError: it has NaN or infinite values; the caller puts the tensor's name before the message.
     """
-    if rows.dim() == 2 and rows.numel() and rows.dtype in FLOATS:
-        least, most = torch.aminmax(rows)
-        if not (least.isfinite() and most.isfinite()):
-            raise CheckpointError("has weights that are not finite, such as NaN")
+    if rows.ndim == 2 and rows.dtype.name in FLOATS and not is_finite(rows):
+        raise CheckpointError("has weights that are not finite, such as NaN")
 
 
 def _batches(parameters: dict[str, Parameter], names: list[str], limit: int) -> Iterator[list[Piece]]:

@@ -17,7 +17,7 @@ from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
 from penstock.system.packed_cache import WeightCache
 
-MIN_BYTES = 32 * 2**20
+MIN_BYTES = 4 * 2**20
 """Minimum size of weight files worth caching: smaller models pack in a moment."""
 _PACKAGE = Path(__file__).parents[2]
 _HEAD_BYTES = 2**20

@@ -5,10 +5,6 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 from penstock.kernels.linear.weight import Packable, Packed
@@ -16,7 +12,7 @@ from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.loading.packed_key import about, packed_cache, packed_key
-from penstock.quantization.base import WeightFactory, packed_tensor, unpacked_tensor
+from penstock.quantization.base import WeightFactory
 from penstock.system.allocator import Allocator
 from penstock.system.packed_cache import Entry, PackedFile, PackedFileWriter, WeightCache
 from penstock.system.start import Start
@@ -41,8 +37,6 @@ def load_through_cache(
     found = cache.find(key, start.found)
     if found is not None:
         return make(_lookup_in(found))[0]
-    if start.writer is not None and start.writer.key == key:
-        return _pack_and_cache(cache, start.writer, ops.allocator, make)
     with cache.locked(key) as is_mine:
         found = cache.find(key, start.found)  # the process that held the lock may have written it
         if found is not None:
@@ -68,27 +62,21 @@ def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, allocator: All
     return model
 
 
-def _finish(writer: PackedFileWriter, factory: WeightFactory) -> tuple[dict[str, Tensor | Packable], bool]:
+def _finish(writer: PackedFileWriter, factory: WeightFactory) -> tuple[dict[str, Packable], bool]:
     """Complete the file with the factory's weights; returns them, and whether that succeeded."""
-    weights: dict[str, Tensor | Packable] = {
-        name: weight for name, weight in factory.made.items() if isinstance(weight, Tensor | Packable)
+    weights: dict[str, Packable] = {
+        name: weight for name, weight in factory.made.items() if isinstance(weight, Packable)
     }
-    entries = {}
-    for name, weight in weights.items():
-        packed = packed_tensor(weight) if isinstance(weight, Tensor) else weight.packed()
-        entries[name] = Entry(packed.form, tuple(_bytes_of(part) for part in packed.parts))
-    return weights, writer.finish(entries)
+    packed = {name: weight.packed() for name, weight in weights.items()}
+    return weights, writer.finish({name: Entry(each.form, each.parts) for name, each in packed.items()})
 
 
-def _adopt(weights: Mapping[str, Tensor | Packable], lookup: PackedLookup) -> None:
+def _adopt(weights: Mapping[str, Packable], lookup: PackedLookup) -> None:
     """Move weights to the mapped file, whose memory all processes that map it share."""
     for name, weight in weights.items():
         mapped = lookup(name)
         assert mapped is not None
-        if not isinstance(weight, Tensor):
-            weight.adopt(mapped)
-        elif (tensor := unpacked_tensor(mapped, tuple(weight.shape), weight.dtype)) is not None:
-            weight.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        weight.adopt(mapped)
 
 
 def _no_lookup(name: str) -> Packed | None:
@@ -99,11 +87,6 @@ def _no_lookup(name: str) -> Packed | None:
 def _lookup_in(file: PackedFile) -> PackedLookup:
     def lookup(name: str) -> Packed | None:
         entry = file.get(name)
-        return None if entry is None else Packed(entry.form, tuple(map(torch.from_numpy, entry.parts)))
+        return None if entry is None else Packed(entry.form, entry.parts)
 
     return lookup
-
-
-def _bytes_of(part: Tensor) -> "np.typing.NDArray[np.uint8]":
-    array: np.typing.NDArray[np.uint8] = part.numpy()
-    return array

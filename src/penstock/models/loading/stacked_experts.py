@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
 from penstock.layers.mixture import MixtureSpec
@@ -40,12 +42,12 @@ class ExpertView:
     stored_shape: tuple[int, ...]
     transposed: bool
 
-    def of(self, tensor: Tensor) -> Tensor:
+    def of(self, tensor: NDArray[Any]) -> NDArray[Any]:
         """Extract the tensor from the expert's slice [1, ...] of the stacked tensor."""
         part = tensor[0]
-        if part.dim() < len(self.stored_shape) - 1:  # quantized blocks come as flat bytes
-            part = part.view(self.stored_shape[1], -1)
-        return (part.T if self.transposed else part)[self.rows].contiguous()
+        if part.ndim < len(self.stored_shape) - 1:  # quantized blocks come as flat bytes
+            part = part.reshape(self.stored_shape[1], -1)
+        return np.ascontiguousarray((part.T if self.transposed else part)[self.rows])
 
 
 class UnstackedFile:
@@ -71,7 +73,7 @@ class _OpenViews:
     def __init__(self, weights: OpenWeights, views: Mapping[str, ExpertView]) -> None:
         self._weights, self._views = weights, views
 
-    def read(self, name: str, first: int, last: int) -> Tensor:
+    def read(self, name: str, first: int, last: int) -> NDArray[Any]:
         view = self._views.get(name)
         if view is None:
             return self._weights.read(name, first, last)

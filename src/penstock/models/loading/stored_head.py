@@ -3,21 +3,19 @@
 `transformers` uses the stored one then. Files that cannot be read are left to the loader, which reports them.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from penstock.checkpoint.checkpoint import weight_files
+from penstock.checkpoint.safetensors import StoredTensor, read_header
 from penstock.errors import CheckpointError
 from penstock.models.spec import ModelNames
 
 logger = logging.getLogger(__name__)
 
-_MAX_HEADER_BYTES = 32 * 2**20
 _PIECE = 16 * 2**20
 """Bytes compared at a time."""
 
@@ -27,16 +25,18 @@ class _Stored:
     """Where a tensor's bytes are."""
 
     file: Path
-    kind: tuple[str, tuple[int, ...]]
-    """Dtype and shape."""
-    first: int
-    last: int
+    tensor: StoredTensor
+
+    @property
+    def kind(self) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape."""
+        return self.tensor.dtype, self.tensor.shape
 
     def pieces(self) -> Iterator[bytes]:
         with self.file.open("rb") as file:
-            file.seek(self.first)
-            for at in range(self.first, self.last, _PIECE):
-                yield file.read(min(_PIECE, self.last - at))
+            file.seek(self.tensor.first)
+            for at in range(self.tensor.first, self.tensor.last, _PIECE):
+                yield file.read(min(_PIECE, self.tensor.last - at))
 
 
 def has_own_head(folder: Path, names: ModelNames) -> bool:
@@ -54,33 +54,18 @@ def _differ(identities: tuple[tuple[Path, int, int], ...], names: ModelNames) ->
     wanted = (f"{names.output}.weight", f"{names.embedding}.weight")
     found: dict[str, _Stored] = {}
     try:
-        for file, size, _ in identities:
-            found |= _tensors(file, size, wanted, names.prefixes)
+        for file, _, _ in identities:
+            tensors = {renamed(name, names.prefixes): tensor for name, tensor in read_header(file).items()}
+            found |= {name: _Stored(file, tensors[name]) for name in wanted if name in tensors}
         if len(found) < len(wanted):
             return False
         head, embedding = (found[name] for name in wanted)
         if head.kind == embedding.kind and all(a == b for a, b in zip(head.pieces(), embedding.pieces(), strict=True)):
             return False
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (CheckpointError, OSError, ValueError):  # ValueError: a file that becomes shorter
         return False
     logger.warning("%s: tie_word_embeddings is true, but %s differs from %s and is used", head.file.parent, *wanted)
     return True
-
-
-def _tensors(path: Path, size: int, wanted: Sequence[str], prefixes: Sequence[tuple[str, str]]) -> dict[str, _Stored]:
-    """The tensors named `wanted` in a safetensors file, by the names of the model's parameters."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER_BYTES:
-            return {}
-        header: dict[str, Any] = json.loads(file.read(length))
-    found = {}
-    for stored, entry in header.items():
-        if (name := renamed(stored, prefixes)) in wanted:
-            first, last = (8 + length + int(at) for at in entry["data_offsets"])
-            if 8 + length <= first <= last <= size:
-                found[name] = _Stored(path, (str(entry["dtype"]), tuple(entry["shape"])), first, last)
-    return found
 
 
 def renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from penstock.api.tools import call_id
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
-from penstock.server.dialect import COMMENT, DONE, event
+from penstock.server.dialect import COMMENT, DONE, encode, event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.schema import (
     AnswerMessage,
@@ -34,6 +34,8 @@ from penstock.text.tokenizer import Tokenizer
 
 _BETWEEN_PARTS = "\n"
 """Separator of parts that are joined to one message: texts around a call, or two pieces of reasoning."""
+_SLOT = "text"
+"""Stands for the text in an event that is encoded once; the last thing of its kind in it."""
 LEAST_LOGPROB = -9999.0
 """Log-probability of an impossible token, as JSON has no infinity."""
 
@@ -73,7 +75,7 @@ class StreamUsage:
             in_chunks: whether each chunk has the call's usage so far.
         """
         self.at_end = at_end
-        self._in_chunks = in_chunks
+        self.in_chunks = in_chunks
         self._prompt = num_prompt_tokens
         self._completion = 0
 
@@ -83,7 +85,7 @@ class StreamUsage:
 
     def put_into(self, chunk: ChatCompletionChunk | Completion) -> None:
         """Add `usage` to a chunk with choices, if requested."""
-        if self._in_chunks:
+        if self.in_chunks:
             chunk["usage"] = {
                 "prompt_tokens": self._prompt,
                 "completion_tokens": self._completion,
@@ -159,6 +161,7 @@ class ChatAnswer(Chunks):
         self._show_reasoning = show_reasoning
         self._stream_usage = stream_usage
         self._sent: dict[int, _Sent] = {}  # by the answer's index
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by index: an event of text, before and after the text
 
     def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
         index = delta.index
@@ -168,8 +171,11 @@ class ChatAnswer(Chunks):
             self._sent[index] = _Sent()
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
         self._stream_usage.count(delta)
-        pieces = [(piece, self._delta(index, piece)) for piece in self._parsers.feed_text(delta)]
-        deltas = [one for piece, one in pieces if self._shows(piece)]
+        pieces = self._parsers.feed_text(delta)
+        if len(pieces) == 1 and isinstance(pieces[0], Text) and not (chunks or logprobs or delta.finish_reason):
+            return self._text_event(index, self._sent[index].separator(pieces[0]) + pieces[0].text)
+        shown = [(piece, self._delta(index, piece)) for piece in pieces]
+        deltas = [one for piece, one in shown if self._shows(piece)]
         for one in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, one, logprobs, None))
             logprobs = None
@@ -177,6 +183,17 @@ class ChatAnswer(Chunks):
         if reason is not None:
             chunks.append(self._chunk(index, {}, None, reason))
         return b"".join(map(event, chunks))
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        """The event of a chunk that has text alone, as most have: it is encoded once, and then only its text."""
+        if self._stream_usage.in_chunks:
+            return event(self._chunk(index, {"content": text}, None, None))
+        if index not in self._frames:
+            whole = event(self._chunk(index, {"content": _SLOT}, None, None))
+            before, _, after = whole.rpartition(encode(_SLOT))
+            self._frames[index] = before, after
+        before, after = self._frames[index]
+        return before + encode(text) + after
 
     def _shows(self, part: Piece | Part) -> bool:
         return self._show_reasoning or not isinstance(part, Reasoning)

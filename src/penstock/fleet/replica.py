@@ -1,4 +1,4 @@
-"""Supervises an engine process: detects that it died or hangs, and starts another.
+"""A replica: an engine and its successors. Detects that the engine died or hangs, and starts another.
 
     start ──Ready──> up ──exit, signal, stop, no step in time──> down ──back-off, a new process──> up ...
                                                                   └── too many starts failed ──> given up
@@ -18,6 +18,7 @@ from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import FromEngine, Loading, Ping, Ready, StepOutputs, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.fleet.link import Link, describe_exit
+from penstock.fleet.placement import ReplicaStatus
 
 logger = logging.getLogger("penstock.engine")
 
@@ -66,37 +67,48 @@ class RestartPolicy:
 DEFAULT_RESTARTS = RestartPolicy()
 
 
-class Owner(Protocol):
-    """Callbacks of the supervisor."""
+class ReplicaOwner(Protocol):
+    """Callbacks of a replica."""
 
-    @property
-    def engine_is_busy(self) -> bool:
-        """Whether the engine has requests and so must make steps."""
+    def on_message(self, replica: "Replica", message: FromEngine) -> None: ...
 
-    def engine_said(self, message: FromEngine) -> None: ...
+    def engine_died(self, replica: "Replica", death: Death) -> None: ...
 
-    def engine_died(self, death: Death) -> None: ...
+    def replica_stays_down(self, replica: "Replica") -> None:
+        """The next engine takes longer to start than expected."""
 
-    def engine_is_up(self, info: EngineInfo) -> None: ...
+    def engine_is_up(self, replica: "Replica") -> None: ...
 
-    def engine_given_up(self, error: EngineDeadError) -> None: ...
+    def engine_given_up(self, replica: "Replica", error: EngineDeadError) -> None: ...
 
 
-class Supervisor:
-    """Keeps one engine process running; the first is up already."""
+class Replica:
+    """An engine and its successors: keeps one engine process running; the first is up already."""
 
     def __init__(
-        self, link: Link, step_deadline: float, start_limit: float, restarts: RestartPolicy = DEFAULT_RESTARTS
+        self,
+        status: ReplicaStatus,
+        link: Link,
+        info: EngineInfo,
+        *,
+        step_deadline: float,
+        start_seconds: float,
+        restarts: RestartPolicy = DEFAULT_RESTARTS,
     ) -> None:
         """
         Args:
+            status: the dispatcher's.
             link: the link to the first engine, which is ready.
             step_deadline: seconds without a message after which a busy engine counts as hung; more for large steps.
-            start_limit: seconds that a restart may take.
+            start_seconds: seconds that the start of the first engine took.
         """
+        self.number = status.number
+        self.status = status
+        self.info = info
         self._link = link
         self._step_deadline = step_deadline
-        self._start_limit = start_limit
+        self._start_limit = start_limit(start_seconds)
+        self._patience = restart_patience(start_seconds)
         self._restarts = restarts
         self._silence = 0.0
         self._heard = asyncio.Event()  # since the first unanswered ping
@@ -104,6 +116,7 @@ class Supervisor:
         self._unanswered_since = 0.0
         self._failures = 0  # failed starts in a row
         self._task: asyncio.Task[None] | None = None
+        self._overdue: asyncio.TimerHandle | None = None  # of a restart
         self._closing = False
         self.down: str | None = None
         """Why no engine is up; None while one is."""
@@ -122,7 +135,12 @@ class Supervisor:
         """Make a link to an engine beside this one with the same configuration, optionally with another model."""
         return self._link.again(model, revision)
 
-    def supervise(self, owner: Owner) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether the engine has requests and so must make steps."""
+        return self.status.blame.num_in_engine > 0
+
+    def supervise(self, owner: ReplicaOwner) -> None:
         """Begin supervision; the owner is notified of messages, deaths and restarts."""
         self._task = asyncio.ensure_future(self._run(owner))
 
@@ -131,11 +149,11 @@ class Supervisor:
         if self.down is None:
             self._link.send(message)
 
-    async def trouble(self, busy: bool) -> str | None:
+    async def health_error(self) -> str | None:
         """What is wrong with the engine: down, hung in a step, or silent when idle; None if it is healthy."""
         if self.down is not None:
             return self.down
-        if busy:
+        if self.is_busy:
             return self._hang() if self._silence > self._allowed() else None
         answers = await self._answers_ping()
         return self.down or (None if answers else "the idle engine does not answer")
@@ -163,12 +181,14 @@ class Supervisor:
     async def close(self) -> None:
         """End the engine process and free all resources."""
         self.down, self._closing = "the server is shutting down", True
+        if self._overdue is not None:
+            self._overdue.cancel()
         while self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
         await self._link.close(grace=5.0)
 
-    async def _run(self, owner: Owner) -> None:
+    async def _run(self, owner: ReplicaOwner) -> None:
         try:
             while not self._closing:
                 await self._replace(owner, await self._await_death(owner))
@@ -177,21 +197,23 @@ class Supervisor:
                 logger.exception("the engine's supervision failed")
             self.down = str(error)
             logger.critical("%s", error)
-            owner.engine_given_up(EngineDeadError(str(error)))
+            owner.engine_given_up(self, EngineDeadError(str(error)))
 
-    async def _replace(self, owner: Owner, death: Death) -> None:
+    async def _replace(self, owner: ReplicaOwner, death: Death) -> None:
         self.down = f"the engine process {death.reason}; it is being restarted"
         logger.error("the engine process %s; starting another", death.reason)
-        owner.engine_died(death)  # first: requests can move to other engines while this one restarts
+        owner.engine_died(self, death)  # first: requests can move to other engines while this one restarts
+        self._overdue = asyncio.get_running_loop().call_later(self._patience, owner.replica_stays_down, self)
         self._link.destroy()
-        info = await self._restart()
+        self.info = await self._restart()
+        self._overdue.cancel()
         self.down = None
         logger.info("the engine is up again")
-        owner.engine_is_up(info)
+        owner.engine_is_up(self)
 
     # ── death ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _await_death(self, owner: Owner) -> Death:
+    async def _await_death(self, owner: ReplicaOwner) -> Death:
         """Pass messages on until the engine has died, those still queued then included."""
         up_since = time.monotonic()
         reading = asyncio.ensure_future(self._read(owner))
@@ -220,18 +242,18 @@ class Supervisor:
         indices = self._link.in_flight.request_indices()
         return Death(describe_exit(code) + words, code not in OUTSIDE, indices, self._link.was_lost)
 
-    async def _read(self, owner: Owner) -> None:
+    async def _read(self, owner: ReplicaOwner) -> None:
         while True:
             self._receive(owner, await self._link.receive())
 
-    def _receive(self, owner: Owner, message: FromEngine) -> None:
+    def _receive(self, owner: ReplicaOwner, message: FromEngine) -> None:
         self._silence = 0.0
         self._heard.set()
         if isinstance(message, StepOutputs) and message.outputs:
             self._failures = 0  # an engine that generates has started well: its death is no failed start
-        owner.engine_said(message)
+        owner.on_message(self, message)
 
-    async def _await_hang(self, owner: Owner) -> None:
+    async def _await_hang(self, owner: ReplicaOwner) -> None:
         self._silence = 0.0
         last = time.monotonic()
         while self._silence <= self._allowed():
@@ -239,7 +261,7 @@ class Supervisor:
             now = time.monotonic()
             # silence while this process itself was stopped proves nothing
             passed, last = min(now - last, 2 * CHECK_SECONDS), now
-            self._silence = self._silence + passed if owner.engine_is_busy else 0.0
+            self._silence = self._silence + passed if self.is_busy else 0.0
 
     def _allowed(self) -> float:
         return self._step_deadline * (1 + self._link.in_flight.num_tokens() / TOKENS_PER_DEADLINE)

@@ -8,27 +8,27 @@ import pytest
 from penstock.api.request import FinishReason, Request, SequenceOutput, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import SlowReaderError
-from penstock.frontend.open_requests import RequestStream, single_tokens
+from penstock.frontend.open_requests import single_tokens
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
+from penstock.frontend.request_stream import RequestStream
 from tests.support.params import NEUTRAL
 
 MOST = 5
 
 
-def stream(num_requests: int) -> tuple[dict[str, OutputProcessor], RequestStream]:
-    output_processors = {
-        name: OutputProcessor(Request(name, (7, 8), NEUTRAL, arrival=0.0), SamplingParams(), None, None)
+def stream(num_requests: int) -> tuple[list[OutputProcessor], RequestStream]:
+    output_processors = [
+        OutputProcessor(Request(name, (7, 8), NEUTRAL, arrival=0.0), SamplingParams(), None, None)
         for name in map(str, range(num_requests))
-    }
+    ]
     return output_processors, RequestStream(lambda *_: None, output_processors, True, MOST)
 
 
-def deliver(
-    output_processors: dict[str, OutputProcessor], request_stream: RequestStream, tokens: Iterable[int]
-) -> None:
+def deliver(output_processors: list[OutputProcessor], request_stream: RequestStream, tokens: Iterable[int]) -> None:
     for token in tokens:
-        for name, output_processor in output_processors.items():
-            request_stream.deliver(name, output_processor.process_output(SequenceOutput(name, 0, [token]), 0.0))
+        for position, output_processor in enumerate(output_processors):
+            delta = output_processor.process_output(SequenceOutput(str(position), 0, [token]), 0.0)
+            request_stream.deliver(position, delta, is_last=False)
 
 
 def read(deltas: list[tuple[int, CompletionDelta]], position: int) -> list[int]:

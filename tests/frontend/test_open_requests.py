@@ -1,0 +1,38 @@
+"""The table of open requests, without engines."""
+
+from penstock.api.request import Adapter, FinishReason, Request, SequenceOutput
+from penstock.api.sampling_params import SamplingParams
+from penstock.fleet.fleet import Fleet, FleetOptions
+from penstock.frontend.limits import Admission, QueueLimits
+from penstock.frontend.meter import Meter
+from penstock.frontend.metrics import Metrics
+from penstock.frontend.open_requests import AdapterUse, OpenRequest, OpenRequests
+from penstock.frontend.output_processor import OutputProcessor
+from tests.support.params import NEUTRAL
+
+
+def open_requests(metrics: Metrics) -> OpenRequests:
+    admission = Admission(QueueLimits(), 4, lambda request_id: None)
+    return OpenRequests(Fleet(FleetOptions(), "fair"), Meter(metrics), admission, None)
+
+
+def open_request(name: str, adapter: str | None = None) -> OpenRequest:
+    request = Request(name, (1,), NEUTRAL, 0.0, adapter=Adapter(adapter, "", "", 0) if adapter else None)
+    return OpenRequest(request, output_processor=OutputProcessor(request, SamplingParams(), None, None))
+
+
+def test_adapters_in_use_are_those_of_open_requests_by_whether_they_run() -> None:
+    metrics = Metrics()
+    table = open_requests(metrics)
+    requests = [open_request(*names) for names in (("a", "sql"), ("b", "sql"), ("c", "poem"), ("d", None))]
+    for one in requests:
+        table.begin_request(one)
+    assert table.adapter_use() == AdapterUse([], ["poem", "sql"])
+    scheduled = SequenceOutput("a", 0, [7], first_scheduled=1.0)
+    Meter(metrics).output(requests[0].request, requests[0].progress, scheduled, None, 2.0)
+    assert table.adapter_use() == AdapterUse(["sql"], ["poem", "sql"])
+    table.end_request(requests[1], FinishReason.ABORT)
+    assert table.adapter_use() == AdapterUse(["sql"], ["poem"])
+    table.abort_all("closing")
+    assert table.adapter_use() == AdapterUse([], [])
+    assert metrics.success.values["abort"] == 4
