@@ -63,11 +63,13 @@ struct BFloat16Rows : AlikeBlocks<Columns, Header, Bytes> {
     template <int R>
     __attribute__((noinline)) void accumulate_opened(const Slice& slice, const uint8_t* opened, int64_t token,
                                                      Fetch& prefetch, Sums* sums) const {
-        f32x16 sum[R][kWide];
-        for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[v]); });
         const uint8_t* row = row_at(token, slice.first);
-        multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, slice.count * kSteps, prefetch);
-        for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[v], sum[r][v]); });
+        for (int first = 0; first < kVectors; first += kWide) {
+            f32x16 sum[R][kWide];
+            for_sums<R>([&](int r, int v) { sum[r][v] = load_f32(sums[r].lane[first + v]); });
+            multiply<DotBFloat16, R>(sum, opened + 64 * first, row, 2 * stride, slice.count * kSteps, prefetch);
+            for_sums<R>([&](int r, int v) { store_f32(sums[r].lane[first + v], sum[r][v]); });
+        }
     }
 
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
@@ -98,7 +100,7 @@ struct BFloat12 : BFloat16Rows<128, 16 * kVectors, 16 * kVectors + 16 * kVectors
     static constexpr int kUnit = 8;       // columns per unit
     static constexpr uint8_t kFree = 1;  // marks a free table entry; as an upper byte it means numbers near 1e-38
     static constexpr int kVectorBytes = 3 * 64, kUnitBytes = kVectors * kVectorBytes, kSlice = 1, kLongSlice = 8,
-                         kTileTokens = 384, kRowsAlone = 8, kOpened = kLongSlice * kSteps * kLine;
+                         kTileTokens = 384, kRowsAlone = kMaxRows + 2, kOpened = kLongSlice * kSteps * kLine;
     static_assert(kBytes == kHeader + kColumns / kUnit * kUnitBytes);
 
     // A lane's bytes of a unit: eight weights. Each weight has a nibble, the table index of its upper byte, and 64 or

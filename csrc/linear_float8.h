@@ -160,12 +160,13 @@ struct Float8By16 : Float8 {
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token, Fetch& fetched,
                                               Sums* sums) const {
         const uint8_t* row = reinterpret_cast<const uint8_t*>(x + token * stride + slice.first * kColumns);
-        if (opened != slice.data) {
+        for (int first = 0; opened != slice.data && first < kVectors; first += kWide) {
             f32x16 sum[R][kWide];
             for_sums<R>([&](int r, int v) { sum[r][v] = zero_f32(); });
-            multiply<DotBFloat16, R>(sum, opened, row, 2 * stride, kColumns / 2, fetched);
-            return add_scaled_block(sum, slice, 0, sums);
+            multiply<DotBFloat16, R>(sum, opened + 64 * first, row, 2 * stride, kColumns / 2, fetched);
+            add_scaled_block(sum, slice, first, sums);
         }
+        if (opened != slice.data) return;
         constexpr int wide = R > 4 ? kWide / 2 : kWide;
         for (int first = 0; first < kVectors; first += wide) {
             f32x16 sum[R][wide];
