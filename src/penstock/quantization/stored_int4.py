@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import Parameter
 from penstock.quantization.nibbles import PER_WORD, Bytes, transposed, unpack_columns, unpack_rows, unpack_words
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, Tensors, tensor_group
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import Scheme
 from penstock.quantization.stored import StoredMatrices
 
