@@ -29,6 +29,7 @@ _CODE = (
     "models",
     "layers",
     "checkpoint/gguf",
+    "checkpoint/safetensors.py",
     "config/recipes.py",
     "config/weight_formats.py",
 )
