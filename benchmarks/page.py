@@ -108,7 +108,7 @@ OTHERS = {  # benchmark: (title, command, remark)
     ),
     "edge": ("HTTP", "speed.edge", ""),
     "journal": ("Journal", "speed.journal", ""),
-    "startup": ("Start", "speed.startup", "Medians of fresh processes, demo model."),
+    "startup": ("Start", "speed.startup", "Medians of fresh processes; the server has the demo model."),
     "load": (
         "Loading",
         "speed.load MODEL",

@@ -9,6 +9,7 @@ from penstock.cli.topics import add_options
 from penstock.config.engine_config import EngineConfig, iter_options
 from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig, iter_server_options
+from penstock.system.host import importing
 
 SOURCES_HELP = (
     "Each option is also an environment variable (PENSTOCK_PORT=8000) and a key of the TOML file (port = 8000)."
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.print_config:
         print(show(groups, config.options() | engine_config.options(), given))
         return 0
-    from penstock.server.serve import serve
+    with importing():
+        from penstock.server.serve import serve
 
     return serve(engine_config, config)
