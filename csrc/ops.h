@@ -1,6 +1,6 @@
 // The library's operations: the arguments of each, and the table of one instruction set's versions of them.
 //
-// The caller owns all memory. Sizes are in elements unless the name says bytes. All OpenMP threads take part in a call.
+// The caller owns all memory. Sizes are in elements unless the name says bytes. All threads of a team (threads.h) take part in a call.
 #pragma once
 
 #include <cstdint>

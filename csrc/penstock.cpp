@@ -21,6 +21,8 @@ namespace neon { extern const Ops table; }
 namespace neon_dotprod { extern const Ops table; }
 namespace neon_bf16 { extern const Ops table; }
 namespace avx2 { extern const Ops table; }
+namespace avx_vnni { extern const Ops table; }
+namespace avx_vnni_emulated { extern const Ops table; }
 namespace avx512 { extern const Ops table; }
 namespace avx512_vnni { extern const Ops table; }
 namespace avx512_bf16 { extern const Ops table; }
@@ -35,7 +37,7 @@ struct InstructionSet {
     bool (Processor::*supported)() const;
 };
 
-// The instruction sets that are built, best first; the emulated one must be chosen by name.
+// The instruction sets that are built, best first; the emulated ones must be chosen by name.
 const InstructionSet kSets[] = {
 #if defined(PENSTOCK_HAS_amx)
     {"amx", &amx::table, &Processor::amx},
@@ -48,6 +50,9 @@ const InstructionSet kSets[] = {
 #endif
 #if defined(PENSTOCK_HAS_avx512)
     {"avx512", &avx512::table, &Processor::avx512},
+#endif
+#if defined(PENSTOCK_HAS_avx_vnni)
+    {"avx_vnni", &avx_vnni::table, &Processor::avx_vnni},
 #endif
 #if defined(PENSTOCK_HAS_avx2)
     {"avx2", &avx2::table, &Processor::avx2},
@@ -66,6 +71,9 @@ const InstructionSet kSets[] = {
 #endif
 #if defined(PENSTOCK_HAS_amx_emulated)
     {"amx_emulated", &amx_emulated::table, &Processor::avx512_vnni},
+#endif
+#if defined(PENSTOCK_HAS_avx_vnni_emulated)
+    {"avx_vnni_emulated", &avx_vnni_emulated::table, &Processor::avx512_vnni},
 #endif
 };
 
@@ -178,7 +186,7 @@ struct Run {
     void run() const {
         for_calls([&](const Call& call, const Now& now) {
             const bool whole = make(call, now);
-            if (!whole && omp_get_thread_num() == 0) lost = true;
+            if (!whole && member.thread == 0) lost = true;
             return whole;
         });
     }
@@ -214,13 +222,13 @@ struct Run {
 // Run segments one after another, in one parallel region. Returns 0; 1: out of memory; 2: a rank is lost, and the
 // results are undefined.
 EXPORT int32_t penstock_run(const Segment* segments, int64_t count) {
-    Run run{segments, count, omp_get_max_threads(), nullptr};
+    Run run{segments, count, ready_threads(), nullptr};
     run.memory = scratch(run.most_scratch_bytes());
     if (!run.memory) return 1;
     if (count == 1 && segments->count == 1) {
         run.run();
     } else {
-        every::team([&] { run.run(); });
+        every::team([&] { run.run(); }, false);
     }
     return run.lost ? 2 : 0;
 }
@@ -314,7 +322,7 @@ EXPORT void penstock_argmax(const float* x, int64_t rows, int64_t columns, int64
 // Draw a token for each row; arguments as in SampleArgs. Returns 0; 1: out of memory.
 EXPORT int32_t penstock_sample(const float* logits, int64_t rows, int64_t vocab, const SampleControls* controls,
                              int64_t* tokens) {
-    uint8_t* memory = scratch(ops().sample_scratch_bytes(vocab) * omp_get_max_threads());
+    uint8_t* memory = scratch(ops().sample_scratch_bytes(vocab) * ready_threads());
     if (!memory) return 1;
     ops().sample({logits, rows, vocab, controls, tokens, memory});
     return 0;

@@ -33,6 +33,7 @@ public:
 
     bool generic() const { return true; }
     bool avx2() const { return has(saved_, kYmm) && has(base_, kFma | kF16c) && has(extended_b_, kAvx2); }
+    bool avx_vnni() const { return avx2() && has(more_, kAvxVnni); }
     bool avx512() const { return avx2() && has(saved_, kZmm) && has(extended_b_, kAvx512fDqBwVl); }
     bool avx512_vnni() const { return avx512() && has(extended_c_, kVnni); }
     bool avx512_bf16() const { return avx512_vnni() && has(more_, kBf16); }
@@ -46,7 +47,7 @@ public:
 
 private:
     static constexpr uint32_t kFma = 1u << 12, kOsxsave = 1u << 27, kF16c = 1u << 29, kAvx2 = 1u << 5, kVnni = 1u << 11;
-    static constexpr uint32_t kBf16 = 1u << 5;
+    static constexpr uint32_t kAvxVnni = 1u << 4, kBf16 = 1u << 5;
     static constexpr uint32_t kAvx512fDqBwVl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
     static constexpr uint32_t kAmxTileBf16Int8 = 1u << 24 | 1u << 22 | 1u << 25;
     static constexpr uint32_t kYmm = 0x6, kZmm = 0xe0, kTiles = 0x60000;
@@ -55,7 +56,8 @@ private:
 
     uint32_t base_ = 0, saved_ = 0, extended_b_ = 0, extended_c_ = 0, extended_d_ = 0, more_ = 0;
 };
-#define PENSTOCK_PROCESSOR_SETS(SET) SET(generic) SET(avx2) SET(avx512) SET(avx512_vnni) SET(avx512_bf16) SET(amx)
+#define PENSTOCK_PROCESSOR_SETS(SET) \
+    SET(generic) SET(avx2) SET(avx_vnni) SET(avx512) SET(avx512_vnni) SET(avx512_bf16) SET(amx)
 
 #elif defined(__aarch64__)
 

@@ -65,7 +65,7 @@ void wake(Cell& cell) {
 // Wait until the rank of `cell` has reached `count` barriers; false: a rank is lost.
 bool wait(Cell& cell, uint32_t count, const Cell& lost) {
     const auto met = [&](uint32_t seen) { return static_cast<int32_t>(seen - count) >= 0; };
-    for (int turn = 0; turn < every::kPatience; turn++) {
+    for (int turn = 0; turn < kPatience; turn++) {
         if (met(cell.count.load(std::memory_order_acquire))) return true;
         relax();
     }

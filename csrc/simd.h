@@ -21,8 +21,15 @@ namespace PENSTOCK_ISA {
 
 constexpr int kLanes = 16;
 
+// AVX-VNNI, the same instructions on 256 bits; its emulation takes AVX-512's encoding of them.
+#if defined(__AVXVNNI__)
+#define PENSTOCK_VNNI_256 "%{vex%} "
+#elif defined(PENSTOCK_VNNI_256_EMULATED)
+#define PENSTOCK_VNNI_256
+#endif
+
 // Whether one instruction multiplies bytes and sums the products in int32 (VNNI, i8mm).
-#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
+#if defined(__AVX512VNNI__) || defined(PENSTOCK_VNNI_256) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool kDotsBytes = true;
 #else
 constexpr bool kDotsBytes = false;
@@ -333,16 +340,25 @@ inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, x.lo, _CMP_UNORD_Q)),
             _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, x.hi, _CMP_UNORD_Q))};
 }
-inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) {
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
-            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
+#if defined(PENSTOCK_VNNI_256)
+inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) {
+    asm(PENSTOCK_VNNI_256 "vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
 }
+inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
+    asm(PENSTOCK_VNNI_256 "vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    return sum;
+}
+#else
+inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
     const __m256i low = _mm256_set1_epi16(0xff);
     __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
     __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
+#endif
+inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) { return {dot_i16(sum.lo, a.lo, b.lo), dot_i16(sum.hi, a.hi, b.hi)}; }
 inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, i32x16 b) {
     return {dot_u8_i8(sum.lo, a.lo, b.lo), dot_u8_i8(sum.hi, a.hi, b.hi)};
 }

@@ -1,9 +1,8 @@
-// Parallel loops on torch's OpenMP threads.
+// Parallel loops on the library's own threads.
 //
-// The library calls the OpenMP runtime that torch has loaded, through GCC's names of its entry points, and links none
-// itself: the names are bound when Python loads it. So the process has one pool of threads, whose size
-// `torch.set_num_threads` sets, whatever compiler built the library and whatever torch's runtime is (LLVM's and Intel's
-// runtimes export these names, too).
+// A thread that calls kernels is the first of a team; the others are its workers (threads.cpp), which are started when
+// it first needs them, run on the processors that it may use itself, and end with it. So several threads may call
+// kernels at the same time. A child of fork(2) starts workers of its own.
 #pragma once
 
 #include <sched.h>
@@ -13,63 +12,62 @@
 
 #include "relax.h"
 
-extern "C" {
-void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
-int omp_get_thread_num();
-int omp_get_num_threads();
-int omp_get_max_threads();
-int omp_in_parallel();
-}
-
 namespace penstock {
 
-// The barrier of a team's threads, and the count of loop items taken since the last one.
-struct TeamBarrier {
+// Threads in a parallel region, and what they share: a barrier, and the count of loop items taken since the last one.
+struct Team {
+    int threads = 1;
     alignas(64) std::atomic<int> arrived{0};
     alignas(64) std::atomic<unsigned> count{0};
     alignas(64) std::atomic<int64_t> taken{0};
 };
-inline thread_local TeamBarrier* team_barrier = nullptr;  // of this thread's team
+
+// A thread's place in its team; outside parallel regions it has none.
+struct Member {
+    Team* team;
+    int thread;
+};
+inline thread_local Member member = {nullptr, 0};
+
+// Number of threads of a team that the calling thread begins, which are started if they are not there yet.
+int ready_threads();
+
+// Run body(data) on every thread of the calling thread's team, which is ready, itself the first of them.
+void run_team(void (*body)(void*), void* data);
+
+// Iterations of a waiting loop, about 100 microseconds, after which a thread yields its processor in each.
+constexpr int kPatience = 2000;
+
+// Wait in a loop until condition().
+template <class Condition>
+void wait_until(const Condition& condition) {
+    for (int turn = 0; !condition(); turn++) turn < kPatience ? relax() : static_cast<void>(sched_yield());
+}
 
 namespace PENSTOCK_ISA {
 
-// Iterations of the waiting loop, about 100 microseconds, after which a thread yields its processor in each.
-constexpr int kPatience = 2000;
-
-// Barrier of the threads in `team`.
-//
-// The runtime's own barrier spins for up to 15 ms: when two threads share a processor, the waiting one would keep it
-// from the other, at each of the hundreds of barriers in a step.
+// Barrier of the threads of a team.
 inline void barrier() {
-    TeamBarrier& here = *team_barrier;
-    const unsigned count = here.count.load(std::memory_order_relaxed);
-    if (here.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
-        here.arrived.store(0, std::memory_order_relaxed);
-        here.taken.store(0, std::memory_order_relaxed);
-        here.count.store(count + 1, std::memory_order_release);
+    Team& team = *member.team;
+    const unsigned count = team.count.load(std::memory_order_relaxed);
+    if (team.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == team.threads) {
+        team.arrived.store(0, std::memory_order_relaxed);
+        team.taken.store(0, std::memory_order_relaxed);
+        team.count.store(count + 1, std::memory_order_release);
         return;
     }
-    for (int turn = 0; here.count.load(std::memory_order_acquire) == count; turn++) {
-        if (turn < kPatience) {
-            relax();
-        } else {
-            sched_yield();
-        }
-    }
+    wait_until([&] { return team.count.load(std::memory_order_acquire) != count; });
 }
 
-// Run body() on every thread of a new team of `threads` threads; 0: as many as torch has.
+// Run body() on every thread of the caller's team, or on a team of the caller alone.
 template <class Body>
-void team(const Body& body, unsigned threads = 0) {
-    struct Team {
-        const Body& body;
-        TeamBarrier team_barrier;
-    } begun{body, {}};
-    const auto join = [](void* data) {
-        team_barrier = &static_cast<Team*>(data)->team_barrier;
-        static_cast<Team*>(data)->body();
-    };
-    GOMP_parallel(join, &begun, threads, 0);
+void team(const Body& body, bool alone) {
+    if (!alone && ready_threads() > 1)
+        return run_team([](void* data) { (*static_cast<const Body*>(data))(); }, const_cast<Body*>(&body));
+    Team of_one;
+    member = {&of_one, 0};
+    body();
+    member = {nullptr, 0};
 }
 
 // Work, roughly in bytes read, that one thread finishes before a team could start.
@@ -80,14 +78,10 @@ constexpr int64_t kTeamBytes = 64 << 10;
 template <class Body>
 void parallel(const Body& body, int64_t work = kTeamBytes) {
     const auto share = [&] {
-        body(int64_t{omp_get_thread_num()}, int64_t{omp_get_num_threads()});
+        body(int64_t{member.thread}, int64_t{member.team->threads});
         barrier();
     };
-    if (omp_in_parallel()) {
-        share();
-    } else {
-        team(share, work < kTeamBytes ? 1 : 0);
-    }
+    member.team ? share() : team(share, work < kTeamBytes);
 }
 
 // Items assigned statically to each thread before dynamic scheduling: count / (2 * threads - 1), so 2/3 of all for two
@@ -100,9 +94,9 @@ inline int64_t first_turn(int64_t count, int64_t threads) { return count / (2 * 
 // call.
 template <class Body>
 void take_turns(int64_t count, const Body& body) {
-    const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), parts = 2 * threads - 1;
+    const int64_t thread = member.thread, threads = member.team->threads, parts = 2 * threads - 1;
     const int64_t first = first_turn(count, threads), given = first * threads;
-    std::atomic<int64_t>& taken = team_barrier->taken;  // of the items that are not assigned statically
+    std::atomic<int64_t>& taken = member.team->taken;  // of the items that are not assigned statically
     const auto turn = [&](int64_t i, int64_t last) {
         for (; i < last; i++) body(i, i + 1 < last ? i + 1 : given + taken.load(std::memory_order_relaxed));
     };

@@ -14,9 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.report import results_file
+from penstock import native
 from penstock.diagnose.verify import SelfTest, self_test_config
 from penstock.engine.build import build_engine
 from penstock.errors import PenstockError
@@ -87,5 +86,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # tiny matrices are faster so
+    native.set_num_threads(1)  # tiny matrices are faster so
     sys.exit(main())

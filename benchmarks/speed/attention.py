@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.report import save
 from benchmarks.speed.ceilings import measure
+from penstock import native
 from penstock.core.plan import ForwardPlan, NewBlocks
 from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCache, RopeOptions
 from penstock.kernels.ops import make_ops
@@ -89,7 +90,7 @@ def rate(case: str, cache: LayerCache) -> float:
 
 def main() -> int:
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     rates: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     caches = {(name, case): filled_cache(CASES[case], dtype) for name, dtype in CACHES.items() for case in CASES}

@@ -22,7 +22,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.report import save
-from penstock import LLM
+from penstock import LLM, native
 
 BAR = 2.0
 BATCH_SIZES = (8, 16, 32, 64)
@@ -48,7 +48,7 @@ def measure(dtype: Literal["float32", "bfloat16"], texts: list[str], runs: int) 
     some = texts[:: max(1, len(texts) // 64)]
     best = min(BATCH_SIZES, key=lambda size: seconds(lambda: theirs.encode(some, batch_size=size)))
     with LLM(str(MODEL), dtype=dtype, packed_cache="off") as ours:
-        torch.set_num_threads(ours._engine.settings.threads)
+        native.set_num_threads(ours._engine.settings.threads)
         num_tokens = sum(len(one) for one in theirs.tokenizer(texts)["input_ids"])
         vectors = ours.embed(texts)
         apart = float(np.abs(vectors - theirs.encode(texts, batch_size=best)).max())
@@ -62,7 +62,7 @@ def measure(dtype: Literal["float32", "bfloat16"], texts: list[str], runs: int) 
     return {
         "texts": len(texts),
         "tokens": num_tokens,
-        "threads": torch.get_num_threads(),
+        "threads": native.num_threads(),
         "seconds": {name: round(median, 3) for name, median in medians.items()},
         "best_batch_size": best,
         "tokens_per_second": round(num_tokens / medians["penstock"]),

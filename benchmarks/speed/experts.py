@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.report import save
 from benchmarks.speed.ceilings import measure
+from penstock import native
 from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
@@ -40,7 +41,7 @@ def packed(rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Wei
 
 def main() -> int:
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     shares: dict[str, list[float]] = defaultdict(list)
     rates: dict[str, list[float]] = defaultdict(list)
     for name in sys.argv[1:] or ["int4", "q4_k", "float"]:

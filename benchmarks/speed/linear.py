@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.report import save
 from benchmarks.speed.ceilings import measure
+from penstock import native
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import Weight
@@ -58,7 +59,7 @@ def seconds(weights: list[Weight], x: torch.Tensor) -> float:
 
 def main() -> int:
     threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     rates: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     for _ in range(3):

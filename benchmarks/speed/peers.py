@@ -76,7 +76,9 @@ def main() -> None:
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scenarios", default="1x32:64 1x1024:1 8x64:64 32x256:64")
-    parser.add_argument("--isa", default="", help="of Penstock's kernels: avx2, avx512, ...; default: the best")
+    parser.add_argument(
+        "--isa", default="", help="of Penstock's kernels: avx2, avx_vnni, avx512, ...; default: the best"
+    )
     args = parser.parse_args()
     if args.weights not in PEERS[args.peer]:
         parser.error(f"{args.peer} runs {', '.join(PEERS[args.peer])}")

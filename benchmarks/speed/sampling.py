@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.report import report
+from penstock import native
 from penstock.api.request import Request
 from penstock.api.sampling_params import ResolvedParams, SamplingParams
 from penstock.config.engine_config import EngineConfig
@@ -103,7 +104,7 @@ def penalty_cost(kind: str, num_rows: int, length: int) -> float:
 
 def penalties() -> int:
     """Measure what a repetition penalty costs."""
-    torch.set_num_threads(1)
+    native.set_num_threads(1)
     rows: dict[str, tuple[float, float | None]] = {}
     with torch.inference_mode():
         for kind in KINDS:

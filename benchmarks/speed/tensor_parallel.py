@@ -16,9 +16,8 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch
-
 from benchmarks.report import save
+from penstock import native
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine
@@ -70,7 +69,7 @@ def _compare(single: EngineCore, divided: EngineCore, rounds: int, batch: int | 
     measure: Callable[[EngineCore], tuple[float, list[int]]] = _prompt if batch is None else lambda c: _decode(c, batch)
 
     def rate(core: EngineCore) -> tuple[float, list[int]]:
-        torch.set_num_threads(core.settings.threads)  # of the process, in which are the one and the other's first rank
+        native.set_num_threads(core.settings.threads)  # of the process, in which are the one and the other's first rank
         return measure(core)
 
     for core in (single, divided):

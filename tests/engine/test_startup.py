@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpoint.checkpoint import open_model
 from penstock.config.engine_config import EngineConfig
 from penstock.engine import build, startup
+from penstock.models.loading import packed_key
 
 
 def test_garbage_is_not_collected_until_all_is_imported() -> None:
@@ -60,3 +62,10 @@ def test_the_plan_is_that_of_a_model_in_a_folder(tiny_llama: Path, monkeypatch: 
     assert found.memory.kv_cache <= 4 * 2**20
     assert expected(EngineConfig.from_options(model="nobody/has-this")) is None
     assert expected(EngineConfig.from_options(model=str(tiny_llama), max_model_len=10**9)) is None
+
+
+def test_the_demo_model_is_large_enough_to_be_cached() -> None:
+    config = EngineConfig.from_options(device="cpu")
+    settings = startup._expected_settings(config)
+    assert settings is not None
+    assert packed_key.packed_key(open_model(config.model), settings) is not None

@@ -78,6 +78,6 @@ def build(tree: Path) -> None:
     compiler = ("g++", "-std=c++17", "-O0", "-fPIC", "-mavx2", "-mfma", "-mf16c", "-Icsrc")
     run(*compiler, "-c", "-DPENSTOCK_ISA=avx2", "csrc/table.cpp", "csrc/clamp.cpp", "stubs.cpp", cwd=tree)
     defined = ("-DPENSTOCK_HAS_avx2", f'-DPENSTOCK_HEADERS="{digest(headers)}"')
-    common = (f"csrc/{name}.cpp" for name in ("penstock", "ranks", "penalize"))
+    common = (f"csrc/{name}.cpp" for name in ("penstock", "threads", "ranks", "penalize"))
     objects = ("table.o", "clamp.o", "stubs.o")
     run(*compiler, "-shared", *defined, *common, *objects, "-o", "libpenstock.so", cwd=tree)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock import native
 from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
@@ -178,14 +179,14 @@ def test_a_token_is_the_same_bits_in_any_company(format: WeightFormat, dtype: to
         return made.mix(x[rows], ids[rows], weights[rows], beside[rows], None, scale_x=scale_x)
 
     alone = torch.cat([mixed(token, token + 1) for token in range(tokens)])
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            native.set_num_threads(count)
             for first, last in ((0, tokens), (3, 260), (7, 9), (11, 50)):
                 assert torch.equal(mixed(first, last), alone[first:last])
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

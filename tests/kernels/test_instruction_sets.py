@@ -56,7 +56,7 @@ print(json.dumps(digests))
 FOLDER = Path(__file__).parent
 TILED = "float-torch.bfloat16 or _bfloat16"
 """Tests of bfloat16 weights, which alone are multiplied by tiles."""
-NAMES = (*native.INSTRUCTION_SETS, "amx_emulated")
+NAMES = (*native.INSTRUCTION_SETS, *native.EMULATED_SETS)
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
 nested = pytest.mark.skipif("PENSTOCK_ISA" in os.environ, reason="one instruction set is being tested")
 

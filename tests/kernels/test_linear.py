@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from penstock import native
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of, tensor_of
@@ -149,14 +150,14 @@ def test_a_row_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torc
     packed = both(200, 330, format, dtype, gated, [])[1]
     x = activations(61, 330, dtype)
     alone = torch.cat([packed.linear(x[i : i + 1], None, torch.float32) for i in range(61)])
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
         for count in (1, 2, 3):
-            torch.set_num_threads(count)
+            native.set_num_threads(count)
             for first, last in ((0, 61), *((5, 5 + few) for few in range(1, 15))):  # few meet weights otherwise
                 assert torch.equal(packed.linear(x[first:last], None, torch.float32), alone[first:last])
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
 
 
 @needs_native

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock import native
 from penstock.config.weight_formats import FLOAT
 from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.joined import JoinedWeight
@@ -86,8 +87,8 @@ def test_rows_without_an_adapter_and_maps_that_it_does_not_have_stay_as_they_are
 @needs_native
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_rows_bits_do_not_depend_on_the_others(threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    before = native.num_threads()
+    native.set_num_threads(threads)
     try:
         ops, rng = native_table(), np.random.default_rng(3)
         x = torch.randn(90, COLUMNS, generator=torch.Generator().manual_seed(1))
@@ -99,7 +100,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(threads: int) -> None:
         order = rng.permutation(90)
         assert torch.equal(added(ops, x[order].contiguous(), [slots[i] for i in order]), together[order])
     finally:
-        torch.set_num_threads(before)
+        native.set_num_threads(before)
 
 
 @versions

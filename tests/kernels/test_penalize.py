@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock import native
 from penstock.kernels.ops import Ops
 from penstock.kernels.sampling import CountTable
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
@@ -43,7 +44,7 @@ ROWS = np.array([6, 0, 3, 7, 2])
 @needs_native
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_native_kernel_gives_the_references_bits(threads: int) -> None:
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     try:
         for seed in range(4):
             found, right = logits_of(seed), logits_of(seed)
@@ -51,7 +52,7 @@ def test_the_native_kernel_gives_the_references_bits(threads: int) -> None:
             REFERENCE.penalize(right, ROWS, np.array(PENALTIES), tables(seed), undo=False)
             assert torch.equal(found.view(torch.int32), right.view(torch.int32))
     finally:
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

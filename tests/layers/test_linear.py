@@ -8,8 +8,9 @@ from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.ops import make_ops
 from penstock.layers.linear import Linear
-from penstock.quantization.base import Method, Parameter, Unquantized, WeightFactory
+from penstock.quantization.base import Method, Unquantized, WeightFactory
 from penstock.quantization.rounding import Rounding
+from penstock.quantization.rows import Parameter
 
 CPU = torch.device("cpu")
 WEIGHT = np.arange(18, dtype=np.float32).reshape(6, 3)

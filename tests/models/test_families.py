@@ -46,15 +46,17 @@ def test_logits_do_not_depend_on_chunks_and_neighbours(written: tuple[Path, Any]
 
 
 def test_sixty_four_greedy_tokens_equal_those_of_transformers(written: tuple[Path, Any]) -> None:
-    """Each is the likeliest after those before, by one pass of the reference; its `generate` takes 64."""
+    """Each is the likeliest after those before, by one pass of the reference (its `generate` takes 64), or tied with it
+    within the rounding of a float32 logit.
+    """
     folder, reference = written
     (prompt,) = texts((21,))
     stepper = Stepper(folder, 1, kv_cache_memory="16MiB")
     tokens = [int(stepper.step({0: prompt})[0][-1].argmax())]
     while len(tokens) < 64:
         tokens.append(int(stepper.step({0: tokens[-1:]})[0][-1].argmax()))
-    likeliest = expected(reference, prompt + tokens[:-1]).argmax(-1)
-    assert tokens == likeliest[len(prompt) - 1 :].tolist()
+    logits = expected(reference, prompt + tokens[:-1])[len(prompt) - 1 :]
+    assert (logits.amax(-1) - logits[range(64), tokens]).max() < 1e-6
 
 
 @needs_native

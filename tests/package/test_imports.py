@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import grimp
+
 
 def modules_after(statement: str) -> set[str]:
     """The modules that a fresh interpreter has loaded after a statement."""
@@ -46,3 +48,16 @@ def test_help_loads_neither_torch_nor_the_server() -> None:
 
 def test_the_llm_is_found_in_the_package_and_imports_torch_only_with_a_model() -> None:
     assert "torch" not in modules_after("from penstock import LLM, SamplingParams")
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = grimp.build_graph("penstock", cache_dir=None)
+    arrows = {(one, other) for one in graph.modules for other in graph.find_modules_directly_imported_by(one)}
+    assert {(one, other) for one, other in arrows if one < other and (other, one) in arrows} == set()
+
+
+def test_a_command_and_the_process_that_renders_import_what_they_use() -> None:
+    loaded = modules_after("import penstock.cli\npenstock.cli.make_parser('cache')")
+    assert not loaded & {"penstock.cli.simulate", "penstock.cli.generate", "urllib.request"}
+    loaded = modules_after("import penstock.text.chat_worker")
+    assert not loaded & {"asyncio", "msgspec", "penstock.api", "penstock.checkpoint", "penstock.errors"}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock import native
 from penstock.kernels.attention.native import PackedCache
 from penstock.models.registry import load_model
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
@@ -23,7 +24,7 @@ pytestmark = needs_native
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path, threads: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, dtype="bfloat16", max_num_batched_tokens=16, max_num_seqs=4)
-    torch.set_num_threads(threads)
+    native.set_num_threads(threads)
     ops, cpu = native_table(), torch.device("cpu")
     assert LIBRARY is not None
     with torch.inference_mode():
@@ -46,7 +47,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
             assert isinstance(left, PackedCache)
             assert isinstance(right, PackedCache)
             assert (left.blocks == right.blocks).all()
-    torch.set_num_threads(1)
+    native.set_num_threads(1)
 
 
 FAMILIES = (

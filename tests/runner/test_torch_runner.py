@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock import native
 from penstock.core.plan import BlockCopy, StepPlan
 from penstock.kernels.ops import make_ops
 from penstock.runner.torch_runner import TorchRunner
@@ -82,9 +83,9 @@ def test_a_plan_without_sequences_only_copies(runner: TorchRunner) -> None:
 def test_it_uses_as_many_threads_as_the_settings_say(tiny_llama: Path) -> None:
     TorchRunner(*settings_for(tiny_llama, threads=2))
     try:
-        assert torch.get_num_threads() == 2
+        assert native.num_threads() == 2
     finally:
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
 
 
 def test_a_closed_runner_has_given_its_memory_back(runner: TorchRunner) -> None:

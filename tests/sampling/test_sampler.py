@@ -6,8 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from penstock import native
 from penstock.core.plan import Ending
+from penstock.sampling.sampler import Sampler
+from tests.kernels.versions import native_table, needs_native
 from tests.sampling.batches import batch_of, params, sample, some_logits
+from tests.support.torch_ops import computed_by_torch
 
 
 def mixed_params(count, seed=0):
@@ -43,6 +47,12 @@ def test_temperature_zero_takes_the_likeliest_token_and_the_first_of_equals():
     assert sample(logits, batch_of(mixed)).token_ids == [1, 0, 2]
 
 
+@needs_native
+def test_whatever_the_controls_torch_computes_nothing() -> None:
+    logits, batch, sampler = some_logits(32), batch_of(mixed_params(32)), Sampler(native_table(), 32)
+    assert computed_by_torch(lambda: sampler.sample(logits, batch)) == []
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-300])
 def test_a_tiny_temperature_is_as_good_as_greedy(temperature):
     logits = some_logits(8)
@@ -72,14 +82,14 @@ def test_a_row_gets_the_same_alone_and_in_any_batch_at_any_place(vocab):
 
 def test_a_row_gets_the_same_whatever_the_number_of_threads():
     logits, wanted = some_logits(32, 5003), mixed_params(32, seed=1)
-    threads = torch.get_num_threads()
+    threads = native.num_threads()
     try:
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
         one = sample(logits, batch_of(wanted))
-        torch.set_num_threads(3)
+        native.set_num_threads(3)
         three = sample(logits, batch_of(wanted))
     finally:
-        torch.set_num_threads(threads)
+        native.set_num_threads(threads)
     assert one == three
 
 

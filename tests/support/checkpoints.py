@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-torch.set_num_threads(1)  # matrices this small are faster so, and other work on the machine does not hold them up
+from penstock import native
+
+native.set_num_threads(1)  # matrices this small are faster so, and other work on the machine does not hold them up
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from penstock import native
 from penstock.config.ranks import Ranks
 from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Alone, Collective
@@ -44,7 +45,7 @@ class RankForward:
     """One rank's part of a model, as the engine runs it: one text, any number of tokens a step."""
 
     def __init__(self, folder: Path, collective: Collective, **options: Any) -> None:
-        torch.set_num_threads(1)
+        native.set_num_threads(1)
         checkpoint, settings = settings_for(folder, tensor_parallel_size=collective.ranks.size, **options)
         settings = replace(settings, max_num_batched_tokens=64, max_num_seqs=64)
         device, self.settings = torch.device("cpu"), settings

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
 from penstock.text import chat_template
-from penstock.text.chat_template import ChatTemplates, read_template
+from penstock.text.chat_template import ChatTemplates, read_template, start_rendering
 
 PLAIN = "{{ messages[0].content }}"
 HOSTILE = "{% if messages[0].content == 'now' %}" + "{hostile}" + "{% endif %}" + PLAIN
@@ -159,6 +159,15 @@ def test_a_process_whose_memory_ran_out_is_replaced(make):
     first = templates._offline._worker
     assert render(templates, "hello") == "hello"
     assert templates._offline._worker is not first
+
+
+def test_a_process_that_was_started_before_the_templates_were_read_renders_them(make):
+    process, templates = start_rendering(), make(PLAIN)
+    templates.use(process)
+    assert render(templates, "hello") == "hello"
+    assert templates._offline.running() is process
+    os.kill(process.pid, signal.SIGKILL)  # and is replaced like any other
+    assert render(templates, "again") == "again"
 
 
 def test_what_is_not_plain_data_is_refused(make):

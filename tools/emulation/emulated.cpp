@@ -95,8 +95,6 @@ int64_t call(void* library, const Request& request) {
 
 }  // namespace
 
-extern "C" void omp_set_num_threads(int);
-
 int main(int, char** arguments) {
     void* library = dlopen(arguments[1], RTLD_NOW);
     if (!library) {
@@ -110,7 +108,6 @@ int main(int, char** arguments) {
     sigaction(SIGSEGV, &action, nullptr);
     sigaction(SIGBUS, &action, nullptr);
     for (Request request; receive_all(kSocket, &request, sizeof request);) {
-        omp_set_num_threads(static_cast<int>(request.threads));
         const Message message{kResult, call(library, request), 0};
         write_back();
         if (!send_all(kSocket, &message, sizeof message)) break;

@@ -16,7 +16,6 @@ constexpr int kMostArguments = 11;
 
 struct Request {
     char name[32];  // of the function
-    int64_t threads;
     int64_t arguments[kMostArguments];  // addresses and integers
 };
 

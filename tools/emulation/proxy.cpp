@@ -3,7 +3,6 @@
 //
 // Start the caller with an unlimited stack (`ulimit -s unlimited`): the system then maps its memory where the emulator
 // has none of its own.
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/uio.h>
@@ -62,16 +61,10 @@ Page read_page(int64_t address) {
     return page;
 }
 
-int64_t num_threads() {
-    using Function = int (*)();
-    const Function most = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
-    return most ? most() : 1;
-}
-
 int64_t call(const char* name, const int64_t (&arguments)[kMostArguments]) {
     const std::lock_guard<std::mutex> guard(mutex);
     static const int socket = start();
-    Request request{{}, num_threads(), {}};
+    Request request{};
     std::strncpy(request.name, name, sizeof request.name - 1);
     std::memcpy(request.arguments, arguments, sizeof arguments);
     bool connected = send_all(socket, &request, sizeof request);
@@ -101,6 +94,8 @@ int64_t call(const char* name, const int64_t (&arguments)[kMostArguments]) {
 
 FORWARD(penstock_run)
 FORWARD(penstock_back)
+FORWARD(penstock_set_threads)
+FORWARD(penstock_threads)
 FORWARD(penstock_lay_out)
 FORWARD(penstock_weight_bytes)
 FORWARD(penstock_pack)

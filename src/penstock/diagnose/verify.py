@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-import torch
-
 from penstock.api.request import Request, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
@@ -20,6 +18,7 @@ from penstock.core.speculation import Draft, Speculation
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
 from penstock.frontend.input_processor import InputProcessor
+from penstock.native import num_threads, set_num_threads
 
 PROMPT_LENGTHS = (5, 33, 101, 190)
 LOGPROBS = 5
@@ -191,13 +190,13 @@ class SelfTest:
         return self._judge("together, by one process", run, f"1 for {ranks} ranks", ranks > 1)
 
     def _threads(self) -> Finding:
-        threads = torch.get_num_threads()
+        threads = num_threads()
         other = 1 if threads > 1 else 2
-        torch.set_num_threads(other)
+        set_num_threads(other)
         try:
             run = self._run([self.judged])  # together: where the machine is busy, threads wait for each other at length
         finally:
-            torch.set_num_threads(threads)
+            set_num_threads(threads)
         return self._judge("together, another thread count", run, f"{other} for {threads} threads", True)
 
     def _company(self, count: int) -> Finding:

@@ -1,5 +1,8 @@
 """The sizes of a model's weights, read off a build that allocates nothing (`layers.sizes`). No torch."""
 
+from dataclasses import replace
+from functools import lru_cache
+
 from penstock.checkpoint.adapters.folder import Adaptable
 from penstock.config.model_facts import DType, Matrix
 from penstock.config.ranks import Ranks
@@ -12,6 +15,12 @@ from penstock.models.spec import ModelSpec
 
 def model_sizes(spec: ModelSpec, tp_size: int = 1) -> WeightSizes:
     """The weights of the model: those of one rank, if there are several."""
+    # a start asks several times; of the scheme, which cannot be hashed, no shape depends
+    return _recorded(replace(spec, quantization=None), tp_size)
+
+
+@lru_cache(maxsize=4)
+def _recorded(spec: ModelSpec, tp_size: int) -> WeightSizes:
     recorder = SizeRecorder(_largest(tp_size))
     model = Decoder if spec.encoder is None else Encoder
     model(spec, 0, recorder)

@@ -3,7 +3,7 @@
 The library is built from `csrc/` when the package is installed. Without a compiler it is absent: `library()` is then
 None, and the reference kernels are used.
 
-The library shares torch's OpenMP runtime and its threads, so `torch.set_num_threads` holds for both.
+The library has threads of its own, beside torch's: `set_num_threads` holds for both.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
-import torch  # loads the OpenMP runtime that the library then shares
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,8 +31,10 @@ log = logging.getLogger(__name__)
 INSTRUCTION_SETS = (
     ("neon", "neon_dotprod", "neon_bf16")
     if platform.machine() in ("aarch64", "arm64")
-    else ("generic", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx")
+    else ("generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")
 )
+EMULATED_SETS = ("amx_emulated", "avx_vnni_emulated")
+"""For tests on processors without the sets' instructions."""
 LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
@@ -83,6 +85,15 @@ class Library:
             self.instruction_set = chosen.decode()
         return chosen is not None
 
+    @property
+    def num_threads(self) -> int:
+        """Number of threads that compute; by default, one for each processor that the caller may use."""
+        return int(self.function("penstock_threads", "", ctypes.c_int64)())
+
+    def set_num_threads(self, threads: int) -> None:
+        """Set the number of threads that compute, whichever thread calls."""
+        self.function("penstock_set_threads", "l")(threads)
+
     def function(self, name: str, arguments: str, restype: Any = None) -> Callable[..., Any]:
         """The function `name`; `arguments` has one letter per argument: p address, l int64, i int32, f float, s string.
 
@@ -124,8 +135,8 @@ class Library:
 def library() -> Library | None:
     """The native kernels; None if they were not built, or only for other processors, which is logged once.
 
-    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, `amx_emulated`;
-    PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
+    The environment variable PENSTOCK_ISA forces one of INSTRUCTION_SETS, or `reference`, or, in tests, one of
+    EMULATED_SETS; PENSTOCK_LIBRARY names another build of the library, such as that of `scripts/sanitize`.
 
     Raises:
         ConfigError: PENSTOCK_ISA names an instruction set that the library or the machine lacks, or PENSTOCK_LIBRARY no
@@ -152,6 +163,19 @@ def library() -> Library | None:
         raise ConfigError(f"PENSTOCK_ISA={wanted}: {reason}; leave it unset, or choose from {names}")
     _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
+
+
+def num_threads() -> int:
+    """Number of threads that kernels compute with."""
+    kernels = library()
+    return torch.get_num_threads() if kernels is None else kernels.num_threads
+
+
+def set_num_threads(threads: int) -> None:
+    """Set the number of threads that kernels compute with, native and torch's."""
+    torch.set_num_threads(threads)
+    if (kernels := library()) is not None:
+        kernels.set_num_threads(threads)
 
 
 def _warn_of_reference(reason: str) -> None:

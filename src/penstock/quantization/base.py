@@ -15,35 +15,19 @@ from numpy.typing import NDArray
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
-from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
-from penstock.kernels.lora import LoraTable
-from penstock.quantization.rows import Fillable, MapRows, OwnRows, PickedRows, Piece, RowRun, own_runs
+from penstock.quantization.rows import Fillable, MapRows, OwnRows, Parameter, PickedRows, Piece, RowRun, own_runs
 
 if TYPE_CHECKING:  # what computes may be torch; what is loaded is numpy
     import torch
     from torch import Tensor
 
+    from penstock.kernels.lora import LoraTable
     from penstock.kernels.memory import ModelTensor, Store
     from penstock.kernels.ops import Ops
 
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
-
-
-class Parameter(Protocol):
-    """The destination of one checkpoint tensor."""
-
-    shape: tuple[int, ...]
-    """The tensor's required shape in the checkpoint."""
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        """Load the tensor's rows from `first` on. Each row is loaded once, in any order.
-
-        Raises:
-            CheckpointError: the rows are invalid; the caller puts the tensor's name before the message.
-        """
-        ...
 
 
 class TensorParameter:
@@ -252,7 +236,11 @@ class WeightFactory:
                     alike, columns, format, gated=gated and alone, activation=activation if alone else None
                 )
             )
-        return parts[0] if len(parts) == 1 else JoinedWeight(parts, activation_of(activation, gated=gated))
+        if len(parts) == 1:
+            return parts[0]
+        from penstock.kernels.linear.joined import JoinedWeight  # not above: it computes with torch
+
+        return JoinedWeight(parts, activation_of(activation, gated=gated))
 
     def lora(
         self,

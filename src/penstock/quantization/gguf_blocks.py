@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.linear.quantized import Quantized, joined
 from penstock.quantization.nibbles import Bytes
 from penstock.quantization.stored_mxfp4 import half_scales
 
@@ -19,12 +19,16 @@ _MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 _LOWER_4, _LOWER_6, _UPPER_2 = 0x0F0F0F0F, 0x3F3F3F3F, 0x30303030
 """Bits of each of the four bytes of a word."""
+_TILE_BYTES = 2**17
+"""Bytes unpacked at a time: intermediate results stay in memory that was touched before."""
 
 
 def quantized_rows(type: str, rows: Bytes) -> Quantized:
     """Unpack `rows` uint8 [n, row_bytes] of ggml's type `type` to its format in `GGUF_FORMATS`."""
     size, read = _TYPES[type]
-    return read(rows.reshape(len(rows), -1, size))
+    step = max(1, _TILE_BYTES // rows.shape[1])
+    tiles = [rows[first : first + step] for first in range(0, len(rows), step)]
+    return joined([read(tile.reshape(len(tile), -1, size)) for tile in tiles])
 
 
 def _q8_0(blocks: Bytes) -> Quantized:
@@ -68,8 +72,8 @@ def _with_minima(blocks: Bytes, values: Bytes) -> Quantized:
 
 def _q6_k(blocks: Bytes) -> Quantized:
     values = _nibbles(_cut(blocks[..., :128], 2, 64))  # [..., 2, 128]
-    upper = _cut(blocks[..., 128:192], 2, 32)
-    values |= np.concatenate((upper << 4, upper << 2, upper, upper >> 2), -1) & 48
+    upper = np.ascontiguousarray(_cut(blocks[..., 128:192], 2, 32))
+    values |= np.concatenate((upper << 4 & 48, upper << 2 & 48, upper & 48, upper >> 2 & 48), -1)
     scales = _row(blocks[..., 192:208]).view(np.int8)
     return Quantized(_row(values), scales, super_scales=_halves(blocks, 208))
 
@@ -122,18 +126,23 @@ def _halves(blocks: Bytes, at: int) -> NDArray[np.float16]:
 
 def _nibbles(packed: Bytes) -> Bytes:
     """[..., bytes] -> [..., 2 * bytes]: all lower nibbles, then all upper ones."""
+    packed = np.ascontiguousarray(packed)  # of strided bytes each operation would take several times as long
     return np.concatenate((packed & 15, packed >> 4), -1)
 
 
 def _spread(packed: Bytes, bits: int, parts: int) -> Bytes:
     """[..., bytes] -> [..., parts, bytes]: the lowest `bits` of each byte, the next ones, and so on."""
+    packed = np.ascontiguousarray(packed)
     return np.stack([packed >> (bits * part) & ((1 << bits) - 1) for part in range(parts)], -2)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[..., 4] -> [..., 32]: one bit per column, shifted to bit 4."""
-    bits = np.stack([(packed >> bit & 1) << 4 for bit in range(8)], -1)
-    return bits.reshape(*packed.shape[:-1], -1)
+    return _FIFTH_BITS[packed].view(np.uint8).reshape(*packed.shape[:-1], -1)
+
+
+_FIFTH_BITS = ((np.arange(256)[:, None] >> np.arange(8) & 1) << 4).astype(np.uint8).view(np.uint64)[:, 0]
+"""The bits of each byte, the lowest first, as bit 4 of eight bytes."""
 
 
 def _picked(table: tuple[int, ...], centre: int, nibbles: Bytes) -> Bytes:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
-from penstock.quantization.base import Parameter
+from penstock.quantization.rows import Parameter
 
 FLOATS = ("float16", "bfloat16", "float32")
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from penstock.config.weight_formats import WeightFormat
     from penstock.kernels.linear.quantized import Quantized
-    from penstock.quantization.base import Parameter
 
 
 class RowRun(NamedTuple):
@@ -63,6 +62,21 @@ def _met(runs: Sequence[RowRun], first: int, count: int) -> Iterator[tuple[int, 
         begin, end = max(first, run.given), min(first + count, run.given + run.rows)
         if begin < end:
             yield run.first + begin - run.given, slice(begin - first, end - first)
+
+
+class Parameter(Protocol):
+    """The destination of one checkpoint tensor."""
+
+    shape: tuple[int, ...]
+    """The tensor's required shape in the checkpoint."""
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        """Load the tensor's rows from `first` on. Each row is loaded once, in any order.
+
+        Raises:
+            CheckpointError: the rows are invalid; the caller puts the tensor's name before the message.
+        """
+        ...
 
 
 class PickedRows:

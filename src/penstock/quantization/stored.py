@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from penstock.config.weight_formats import FLOAT, WeightFormat
-from penstock.quantization.base import FloatRows, Parameter
-from penstock.quantization.rows import Fillable
+from penstock.quantization.base import FloatRows
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import StoredScheme
 
 SchemeT = TypeVar("SchemeT", bound=StoredScheme)

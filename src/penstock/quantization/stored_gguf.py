@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.quantization.base import Parameter
 from penstock.quantization.gguf_blocks import quantized_rows
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import GGUFScheme
 from penstock.quantization.stored import StoredMatrices
 

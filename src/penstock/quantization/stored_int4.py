@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import Parameter
-from penstock.quantization.nibbles import PER_WORD, Bytes, unpack_columns, unpack_rows, unpack_words
+from penstock.quantization.nibbles import PER_WORD, Bytes, transposed, unpack_columns, unpack_rows, unpack_words
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, Tensors, tensor_group
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import Scheme
 from penstock.quantization.stored import StoredMatrices
 
@@ -82,7 +81,7 @@ class _Form:
 
     def awq(self) -> dict[str, Parameter]:
         def finish(tensors: Tensors) -> None:
-            values, zeros = (_awq_columns(tensors[name]).T for name in ("qweight", "qzeros"))
+            values, zeros = (transposed(_awq_columns(tensors[name])) for name in ("qweight", "qzeros"))
             self._load(values, tensors["scales"].T, zeros)
 
         qweight = TensorPart((self._columns, self._rows // PER_WORD), _INT32)

@@ -4,9 +4,8 @@ import numpy as np
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import Parameter
 from penstock.quantization.parts import FLOATS, TensorPart, Tensors, tensor_group
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import Scheme
 from penstock.quantization.stored import StoredMatrices
 

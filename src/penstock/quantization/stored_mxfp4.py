@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from penstock.config.weight_formats import FORMATS
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
-from penstock.quantization.base import Parameter
 from penstock.quantization.nibbles import Bytes, nibble_pairs
 from penstock.quantization.parts import TensorPart, Tensors, tensor_group
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import MXFP4Scheme
 from penstock.quantization.stored import StoredMatrices
 

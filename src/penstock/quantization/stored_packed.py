@@ -13,11 +13,10 @@ from penstock.config.recipes import EMBEDDINGS, PACKED
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.ops import Ops
-from penstock.quantization.base import Parameter
 from penstock.quantization.nibbles import Bytes, unpack_columns, unpack_rows
 from penstock.quantization.parts import FLOATS, CheckedTensor, TensorPart, Tensors, tensor_group
 from penstock.quantization.rounding import RowsToRound
-from penstock.quantization.rows import Fillable
+from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import PackedScheme
 from penstock.quantization.stored import StoredMatrices
 

@@ -11,6 +11,7 @@ from penstock.errors import ConfigError, InvalidRequestError
 from penstock.kernels.ops import make_ops
 from penstock.llm import LLM
 from penstock.models.registry import read_facts, read_spec
+from penstock.native import set_num_threads
 from penstock.quantizer.calibration import read_texts, write_texts
 from penstock.quantizer.job import Job
 from penstock.text.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threa
     with job.begin():
         texts = job.texts(make_texts)
         if threads is not None:
-            torch.set_num_threads(threads)
+            set_num_threads(threads)
         layers = job.layers(texts, make_ops(torch.device("cpu")))
         for _ in tqdm(layers, total=spec.num_layers, desc="layers", unit="layer"):
             pass

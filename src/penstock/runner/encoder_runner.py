@@ -24,7 +24,7 @@ from penstock.kernels.ops import make_ops
 from penstock.layers.encoder_spec import TableSpec
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
-from penstock.native import Library
+from penstock.native import Library, set_num_threads
 from penstock.native.program import CannotRecordError, Program, memory_of
 from penstock.system.start import Start
 
@@ -46,7 +46,7 @@ class EncoderRunner:
             start: what was prepared for loading the model.
         """
         start = start or Start()
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._ops = make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
         self._block_size = settings.memory.block_size

@@ -17,6 +17,7 @@ from penstock.kernels.ops import Ops, make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
+from penstock.native import set_num_threads
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
@@ -70,7 +71,7 @@ class TorchRunner:
             start: what was prepared for loading the model.
         """
         start = start or Start()
-        torch.set_num_threads(settings.threads)
+        set_num_threads(settings.threads)
         self._device = torch.device(settings.device)
         self._max_rows = settings.max_num_seqs
         self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)

@@ -1,5 +1,6 @@
 """Quantized rows of a weight, in the formats of `penstock.config.weight_formats`, and their dequantization in numpy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,18 @@ class Quantized:
         _check(self.super_scales, (rows, supers), format.super_type)
         _check(self.super_offsets, (rows, supers), minimum)
         assert format.offset != "fraction" or self.offsets is None or bool((self.offsets < 128).all())
+
+
+def joined(parts: Sequence[Quantized]) -> Quantized:
+    """Quantized rows of several pieces, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def whole(name: str) -> NDArray[Any] | None:
+        return None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+
+    values, scales = (np.concatenate(part) for part in zip(*((one.values, one.scales) for one in parts), strict=True))
+    return Quantized(values, scales, whole("offsets"), whole("super_scales"), whole("super_offsets"))
 
 
 def _check(part: NDArray[Any] | None, shape: tuple[int, int], type: StoredType | None) -> None:

@@ -1,17 +1,22 @@
 """The interfaces of weights and linear layers that reference and native kernels share."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.lora import LoraUpdate
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from penstock.kernels.lora import LoraUpdate
 
 
 @dataclass(frozen=True, slots=True)

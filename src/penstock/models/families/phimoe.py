@@ -53,9 +53,9 @@ def _with_biases(layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=_with_bias(layer.mixer), feed_forward=_with_bias(layer.feed_forward))
 
 
-def _with_bias(branch: SubLayer[PartT]) -> SubLayer[PartT]:
-    assert branch.norm is not None
-    return replace(branch, norm=replace(branch.norm, bias=True))
+def _with_bias(sub_layer: SubLayer[PartT]) -> SubLayer[PartT]:
+    assert sub_layer.norm is not None
+    return replace(sub_layer, norm=replace(sub_layer.norm, bias=True))
 
 
 def _rope(config: HFConfig, head_dim: int, max_position: int) -> RopeConfig:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from penstock.checkpoint.float_bits import is_finite
 from penstock.errors import CheckpointError
-from penstock.quantization.base import Parameter
 from penstock.quantization.parts import FLOATS, CheckedTensor
+from penstock.quantization.rows import Parameter
 from penstock.system.loading_progress import report_bytes
 
 MIN_PIECE_BYTES = 2**20
