@@ -37,8 +37,8 @@ STREAMS, TOKENS = 64, 128
 PROMPTS = [f"Repeat after me: {' '.join(f'word{seed + i}' for i in range(20))}" for seed in range(STREAMS)]
 
 
-def serve_null() -> None:
-    """A server over the engine that computes nothing, until it is killed."""
+def serve_null(core: str = "benchmarks.speed.null_core:build_null_engine") -> None:
+    """A server over an engine that computes nothing, until it is killed."""
     from penstock.config.engine_config import EngineConfig
     from penstock.fleet.link import EngineLink
     from penstock.frontend.client import AsyncEngine
@@ -47,7 +47,7 @@ def serve_null() -> None:
     from penstock.server.http import HttpServer
 
     engine_config, config = EngineConfig.from_options(), ServerConfig(log_level="warning")
-    link = EngineLink(engine_config, "benchmarks.speed.null_core:build_null_engine")
+    link = EngineLink(engine_config, core)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
 

@@ -72,7 +72,7 @@ def first_token(core: EngineCore, prompt: list[int], source: BlockSource | None 
         outputs += core.step()
     seconds = time.perf_counter() - began
     while core.is_writing:
-        core.tend()
+        core.poll_transfers()
         time.sleep(0.001)
     return seconds, outputs[0].token_ids[0], outputs[0].num_cached_tokens
 
@@ -86,7 +86,7 @@ def source_of(core: EngineCore, prompt: list[int]) -> BlockSource:
         pass
     core.hand_over(request.request_id)
     while True:
-        core.tend()
+        core.poll_transfers()
         for _, source in core.drain_handovers():
             assert source is not None
             return source

@@ -1,5 +1,8 @@
 """The engine with a runner that costs nothing: real scheduler, real processes, and the same token always."""
 
+import os
+import time
+
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.engine_config import EngineConfig
 from penstock.config.settings import Settings
@@ -29,3 +32,16 @@ class NullRunner:
 def build_null_engine(config: EngineConfig, start: Start) -> EngineCore:
     """As `build_engine`, with nothing that computes."""
     return build_engine(config, make_runner=NullRunner, start=start)
+
+
+class PacedRunner(NullRunner):
+    """Takes `PENSTOCK_BENCHMARK_STEP` seconds for each step."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(float(os.environ["PENSTOCK_BENCHMARK_STEP"]))
+        return super().execute(plan)
+
+
+def build_paced_engine(config: EngineConfig, start: Start) -> EngineCore:
+    """As `build_null_engine`, with steps that take their time."""
+    return build_engine(config, make_runner=PacedRunner, start=start)

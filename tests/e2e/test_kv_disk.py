@@ -30,7 +30,7 @@ def answer(core: EngineCore, prompt: list[int] = PROMPT) -> tuple[Answer, int]:
     """A prompt's answer, and how many of its tokens were cached."""
     found = core.stats().prefix_hit_tokens
     (told,) = answers_of(core, [request_of(core, "r", prompt)]).values()
-    wait_until(lambda: core.tend() or not core.is_writing)  # type: ignore[func-returns-value]
+    wait_until(lambda: core.poll_transfers() or not core.is_writing)  # type: ignore[func-returns-value]
     core.check_integrity()
     return told, core.stats().prefix_hit_tokens - found
 
@@ -207,7 +207,7 @@ def test_an_engine_of_two_ranks_goes_on_with_blocks_that_another_has_computed(ti
     while not told:
         told = cores[0].step()
     cores[0].hand_over("r")
-    wait_until(lambda: cores[0].tend() or not cores[0].is_writing)  # type: ignore[func-returns-value]
+    wait_until(lambda: cores[0].poll_transfers() or not cores[0].is_writing)  # type: ignore[func-returns-value]
     ((_, source),) = cores[0].drain_handovers()
     cores[1].add_request(request, (tuple(told[0].token_ids),), source)
     while cores[1].has_work:

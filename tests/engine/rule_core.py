@@ -57,7 +57,7 @@ class RuleCore:
     def has_work(self) -> bool:
         return bool(self._running or self._ended)
 
-    def tend(self) -> None:
+    def poll_transfers(self) -> None:
         return None
 
     def hand_over(self, request_id: str) -> None:

@@ -46,7 +46,7 @@ def test_a_request_waits_for_its_grammar_and_others_do_not_wait_for_it():
     assert scheduler.request_indices() == [1]
     scheduler.fail_step("enough")
     grammars.futures[FORM].set_result(None)
-    pending.pass_on(scheduler)
+    pending.admit_ready(scheduler)
     assert len(pending) == 0
     scheduler.schedule()
     assert scheduler.request_indices() == [0]
@@ -57,7 +57,7 @@ def test_requests_that_waited_are_served_in_the_order_of_arrival():
     pending.add_request(scheduler, request("a", FORM), ())
     pending.add_request(scheduler, request("b"), ())
     grammars.futures[FORM].set_result(None)
-    pending.pass_on(scheduler)
+    pending.admit_ready(scheduler)
     scheduler.schedule()
     assert scheduler.request_indices() == [0, 1]
 
@@ -67,7 +67,7 @@ def test_a_grammar_that_fails_ends_its_request_alone():
     pending.add_request(scheduler, request("a", FORM), ())
     pending.add_request(scheduler, request("b"), ())
     grammars.futures[FORM].set_exception(InvalidRequestError("no", "structured"))
-    pending.pass_on(scheduler)
+    pending.admit_ready(scheduler)
     (ending,) = scheduler.drain()
     assert (ending.request_id, ending.finish_reason, ending.error) == ("a", FinishReason.ERROR, "no")
     assert scheduler.has_work
@@ -94,10 +94,10 @@ def test_a_request_waits_for_all_that_it_needs():
     pending = PendingRequests(lambda _: [grammar, adapter])
     pending.add_request(scheduler, request("a"), ())
     adapter.set_result("an adapter")
-    pending.pass_on(scheduler)
+    pending.admit_ready(scheduler)
     assert (len(pending), scheduler.has_work) == (1, False)
     grammar.set_result("a grammar")
-    pending.pass_on(scheduler)
+    pending.admit_ready(scheduler)
     assert (len(pending), scheduler.has_work) == (0, True)
 
 
@@ -107,7 +107,7 @@ def test_a_request_does_not_wait_for_the_rest_once_something_failed():
     pending = PendingRequests(lambda _: [Future(), failed])
     pending.add_request(scheduler, request("a"), ())
     failed.set_exception(ValueError("no such adapter"))
-    pending.pass_on(scheduler)
+    pending.admit_ready(scheduler)
     assert [one.error for one in scheduler.drain()] == ["it could not be prepared: no such adapter"]
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.api.sampling_params import Documents, Structured
+from penstock.api.sampling_params import JsonRegions, Structured
 from penstock.structured.grammar import compile_grammar
 from penstock.structured.scanner import Mode, Scanner
 from tests.structured.answers import accepts, random_answer
@@ -48,14 +48,14 @@ def test_equal_keys_of_different_objects_are_fine(vocabulary, tokenizer):
 
 
 def test_documents_begin_after_reasoning_and_marks():
-    thinking = Documents(thinking=('"<think>"', '"</think>"'))
+    thinking = JsonRegions(thinking=('"<think>"', '"</think>"'))
     assert read(thinking, b'<think>{"a": 1, "a": 2}</think>\n{"a": 1').mode is Mode.SCALAR
     assert read(thinking, b'{"a": 1, "a"') is None
     assert read(thinking, b'<think>{"a": 1, "a": 2}</think>{"a": 1, "a"') is None
-    called = Documents(after=('"<call>"',))
+    called = JsonRegions(after=('"<call>"',))
     assert read(called, b'{"a": 1, "a": 2} <call>{"a": 1} {"a": 1, "a": 2}').mode is Mode.TEXT
     assert read(called, b'so <call>{"a": 1, "a"') is None
-    by_token = Scanner(Documents(after=("<[7]>",)), {})
+    by_token = Scanner(JsonRegions(after=("<[7]>",)), {})
     assert by_token.follow(by_token.start(), 7, b"") is not None
     assert by_token.follow(by_token.start(), 7, b"").mode is Mode.DOCUMENT
 
@@ -73,7 +73,7 @@ def follow(documents, *tokens):
 
 
 def test_a_mark_may_be_texts_and_special_tokens_in_a_row():
-    documents = Documents(after=('<[1]> "final" <[2]>', '"json" <[2]>'))
+    documents = JsonRegions(after=('<[1]> "final" <[2]>', '"json" <[2]>'))
     assert follow(documents, 1, b"final", 2, b'{"a": 1, "a"') is None
     assert follow(documents, 1, b"commentary to=f ", 3, b"json", 2, b'{"a": 1, "a"') is None
     other = follow(documents, 1, b"analysis", 2, b'{"a": 1, "a": 2', 4, 5, b"assistant", 1, b"final", 2)
@@ -82,11 +82,11 @@ def test_a_mark_may_be_texts_and_special_tokens_in_a_row():
 
 
 def test_a_document_follows_a_mark_at_once_where_reasoning_may_come_first():
-    documents = Documents(after=("<[1]>",), thinking=("<[2]>", "<[3]>"))
+    documents = JsonRegions(after=("<[1]>",), thinking=("<[2]>", "<[3]>"))
     assert follow(documents, 1, b'{"a": 1, "a"') is None
     assert follow(documents, 2, b'{"a": 1, "a": 1}', 3, 1, b'{"a": 1, "a"') is None
 
 
 def test_a_mark_of_any_length_is_recognised():
     long = "x" * 200
-    assert follow(Documents(after=(json.dumps(long),)), long.encode() + b'{"a": 1, "a"') is None
+    assert follow(JsonRegions(after=(json.dumps(long),)), long.encode() + b'{"a": 1, "a"') is None

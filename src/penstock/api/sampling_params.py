@@ -34,7 +34,7 @@ _UNPAIRED_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class JsonRegions:
     """Where an answer contains JSON documents, in which no key may occur twice.
 
     Marks are in Lark's notation: text in quotes, a special token as <[id]>, or several of them in a row.
@@ -96,7 +96,7 @@ class Structured:
     """What precedes the form itself, in Lark's notation, but no calls: the header of a message."""
     calls: str = ""
     """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: tool calls."""
-    documents: Documents | None = None
+    documents: JsonRegions | None = None
     """Where the answer contains JSON; None: unknown for a grammar, otherwise the whole answer is one document."""
 
     def __post_init__(self) -> None:

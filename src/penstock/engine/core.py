@@ -85,9 +85,9 @@ class PendingRequests:
             scheduler.add_request(request, resumed, ordinal)
         else:
             self._pending[request.request_id] = _Pending(request, resumed, ordinal, awaited)
-            self.pass_on(scheduler)
+            self.admit_ready(scheduler)
 
-    def pass_on(self, scheduler: Scheduler) -> None:
+    def admit_ready(self, scheduler: Scheduler) -> None:
         """Add the requests that are ready to the scheduler; without other work, wait briefly for one."""
         if self._pending and not scheduler.has_work and not any(one.is_settled for one in self._pending.values()):
             open_futures = [one for pending in self._pending.values() for one in pending.awaited if not one.done()]
@@ -226,8 +226,8 @@ class EngineCore:
         self.last_step = None
         if self._pending:
             self._make_room()
-            self._pending.pass_on(self._scheduler)
-        self.tend()
+            self._pending.admit_ready(self._scheduler)
+        self.poll_transfers()
         plan = self._scheduler.schedule()
         if plan is None:
             outputs = self._scheduler.drain()
@@ -281,10 +281,10 @@ class EngineCore:
 
     @property
     def is_writing(self) -> bool:
-        """Whether `tend` must be called regularly, even without work."""
+        """Whether `poll_transfers` must be called regularly, even without work."""
         return self._tier is not None and self._tier.is_writing
 
-    def tend(self) -> None:
+    def poll_transfers(self) -> None:
         """Process completed writes and reads of blocks."""
         if self._tier is not None:
             self._tier.poll()

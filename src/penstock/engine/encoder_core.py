@@ -60,7 +60,7 @@ class EncoderCore:
         """Always False: nothing outlives a step."""
         return False
 
-    def tend(self) -> None:
+    def poll_transfers(self) -> None:
         """Do nothing: there are no background writes."""
 
     def add_request(self, request: Request, resumed: Resumed = (), source: BlockSource | None = None) -> None:

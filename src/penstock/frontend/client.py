@@ -374,10 +374,10 @@ class AsyncEngine:
         return self._journal is not None
 
     @property
-    def journal_trouble(self) -> str | None:
+    def journal_error(self) -> str | None:
         """Why the journal cannot take requests now; None if it can, or if there is no journal."""
-        trouble = None if self._journal is None else self._journal.trouble
-        return trouble and f"the journal cannot be written: {trouble}"
+        error = None if self._journal is None else self._journal.write_error
+        return error and f"the journal cannot be written: {error}"
 
     async def recorded(self, accepted: Sequence[Accepted]) -> None:
         """Wait until the requests of an opened call are in the journal, if there is one.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from penstock.api.request import CompletionOutput, FinishReason
-from penstock.api.sampling_params import Documents, SamplingParams, Structured
+from penstock.api.sampling_params import JsonRegions, SamplingParams, Structured
 from penstock.api.tools import Function, Tools
 from penstock.errors import InvalidRequestError
 from penstock.parsers import (
@@ -177,7 +177,7 @@ class ChatFormat:
             return ""
         return thought(self.thinks, self.thinks.opened_by(prompt_end), mark)
 
-    def documents(self, calls: Sequence[Function], form: bool, prompt_end: str, mark: Mark) -> Documents:
+    def documents(self, calls: Sequence[Function], form: bool, prompt_end: str, mark: Mark) -> JsonRegions:
         """The positions of JSON in an answer with a grammar of calls, of a requested structure, or of either.
 
         Args:
@@ -193,12 +193,12 @@ class ChatFormat:
         beginning = documents.after if form else ()
         return replace(documents, after=(*beginning, *grammar.documents(calls, mark)), key=grammar.key)
 
-    def _documents_of_text(self, prompt_end: str, mark: Mark) -> Documents:
+    def _documents_of_text(self, prompt_end: str, mark: Mark) -> JsonRegions:
         """The position of the JSON in an answer that is one document."""
         thinks = self.thinks
         if self.messages is not None:
-            return Documents(after=(self.messages.header(mark),))
-        return Documents(
+            return JsonRegions(after=(self.messages.header(mark),))
+        return JsonRegions(
             thinking=None if thinks is None else (mark(thinks.open), mark(thinks.close)),
             thinks_first=thinks is not None and thinks.opened_by(prompt_end),
         )
@@ -231,7 +231,7 @@ def _tool_format(template: str) -> ToolFormat | None:
 
 def _text(reading: Reading) -> Reader[None]:
     while character := (yield):
-        reading.say(character)
+        reading.emit_text(character)
 
 
 _MARK_TOKENS = 8

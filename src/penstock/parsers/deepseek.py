@@ -22,17 +22,17 @@ KIND = "function"
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
-    while (yield from read_until(reading.say, CALLS)):
-        reading.hold(CALLS)
-        reading.back((yield from skip_spaces()))
+    while (yield from read_until(reading.emit_text, CALLS)):
+        reading.buffer(CALLS)
+        reading.push_back((yield from skip_spaces()))
         if not (yield from _call(reading)):
             reading.reject()
             continue
         while True:
-            reading.back((yield from skip_spaces()))
+            reading.push_back((yield from skip_spaces()))
             if (yield from expect(reading, CALLS_END)):
                 break
-            reading.hold("")
+            reading.buffer("")
             if not (yield from _call(reading)):
                 reading.read_again()
                 break
@@ -54,14 +54,14 @@ def _call(reading: Reading) -> Reader[bool]:
     if not is_name(name):
         return False
     if fenced:
-        reading.back((yield from skip_spaces()))
+        reading.push_back((yield from skip_spaces()))
         if not (yield from expect(reading, FENCE)):
             return False
-    reading.call(name)
+    reading.emit_call(name)
     yield from arguments(reading, broken_by="`<")
-    reading.back((yield from skip_spaces()))
+    reading.push_back((yield from skip_spaces()))
     yield from expect(reading, FENCE_END.strip())
-    reading.back((yield from skip_spaces()))
+    reading.push_back((yield from skip_spaces()))
     yield from expect(reading, CALL_END)
     return True
 

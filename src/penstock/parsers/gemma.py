@@ -17,21 +17,21 @@ _DEEPEST = 64
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
-    while (yield from read_until(reading.say, OPEN)):
-        reading.hold(OPEN)
-        reading.back((yield from skip_spaces()))
+    while (yield from read_until(reading.emit_text, OPEN)):
+        reading.buffer(OPEN)
+        reading.push_back((yield from skip_spaces()))
         if not (yield from expect(reading, "call:")):
             reading.reject()
             continue
         name = yield from name_of_tool(reading)
         character = yield from skip_spaces()
-        reading.back(character)
+        reading.push_back(character)
         if character != "{" or not reading.may_call(name):
             reading.reject()
             continue
-        reading.call(name)
+        reading.emit_call(name)
         yield from _value(reading, _DEEPEST)
-        reading.back((yield from skip_spaces()))
+        reading.push_back((yield from skip_spaces()))
         yield from expect(reading, CLOSE)
 
 
@@ -42,14 +42,14 @@ def _value(reading: Reading, depth: int) -> Reader[bool]:
         return (yield from _items(reading, "}", lambda: _pair(reading, depth - 1)))
     if character == "[" and depth:
         return (yield from _items(reading, "]", lambda: _value(reading, depth - 1)))
-    reading.back(character)
+    reading.push_back(character)
     if character == QUOTE[0]:
         return (yield from _string(reading))
     written = ""
     while character := (yield):
         if character in ",]}<":
-            reading.back(character)
-            reading.argue(_bare(written.strip()))
+            reading.push_back(character)
+            reading.emit_arguments(_bare(written.strip()))
             return True
         written += character
     return False
@@ -57,46 +57,46 @@ def _value(reading: Reading, depth: int) -> Reader[bool]:
 
 def _items(reading: Reading, end: str, item: Callable[[], Reader[bool]]) -> Reader[bool]:
     """Parse the contents after an opening bracket."""
-    reading.argue("{" if end == "}" else "[")
+    reading.emit_arguments("{" if end == "}" else "[")
     character = yield from skip_spaces()
     between = ""
     while character != end:
         if not character:
             return False
         if character != "," or not between:
-            reading.back(character)
+            reading.push_back(character)
             if between:
                 return False
-        reading.argue(between)
+        reading.emit_arguments(between)
         if not (yield from item()):
             return False
         between = ", "
         character = yield from skip_spaces()
-    reading.argue(end)
+    reading.emit_arguments(end)
     return True
 
 
 def _pair(reading: Reading, depth: int) -> Reader[bool]:
-    reading.back((yield from skip_spaces()))
+    reading.push_back((yield from skip_spaces()))
     written: list[str] = []
     while (character := (yield)) != ":":
         if not character or len(written) == LONGEST_KEY:
             return False
         written.append(character)
     key = "".join(written).strip().removeprefix(QUOTE).removesuffix(QUOTE)
-    reading.argue(f"{json.dumps(key, ensure_ascii=False)}: ")
+    reading.emit_arguments(f"{json.dumps(key, ensure_ascii=False)}: ")
     return (yield from _value(reading, depth))
 
 
 def _string(reading: Reading) -> Reader[bool]:
     if not (yield from expect(reading, QUOTE)):
         return False
-    reading.argue('"')
-    while (yield from read_until(lambda text: reading.argue(json.dumps(text, ensure_ascii=False)[1:-1]), "<")):
+    reading.emit_arguments('"')
+    while (yield from read_until(lambda text: reading.emit_arguments(json.dumps(text, ensure_ascii=False)[1:-1]), "<")):
         if (yield from expect(reading, QUOTE[1:])):
-            reading.argue('"')
+            reading.emit_arguments('"')
             return True
-        reading.argue("<")
+        reading.emit_arguments("<")
     return False
 
 

@@ -29,34 +29,34 @@ def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
     last: Callable[[str], None] | None = None  # what took the message before this one
     while True:
-        reading.hold("")
+        reading.buffer("")
         character = yield from skip_spaces()
         if not character:
             reading.reject()
             return
-        reading.back(character)
+        reading.push_back(character)
         header = yield from _header(reading)
         channel = None if header is None else _CHANNEL.search(header)
         if header is None or channel is None:
             reading.read_again()
-            reading.say((yield))  # one at least, so that a mark is not read again and again
-            yield from _content(reading, reading.say)
-            last = reading.say
+            reading.emit_text((yield))  # one at least, so that a mark is not read again and again
+            yield from _content(reading, reading.emit_text)
+            last = reading.emit_text
             continue
         to = _RECIPIENT.search(header)
         if to and reading.may_call(to[1]):
-            reading.call(to[1])
+            reading.emit_call(to[1])
             yield from _arguments(reading)
             last = None
             continue
-        take = reading.think if channel[1] == "analysis" else reading.say
+        take = reading.emit_reasoning if channel[1] == "analysis" else reading.emit_text
         if take == last:
             reading.separate()
-        elif reading.think in (take, last):
+        elif reading.emit_reasoning in (take, last):
             reading.turn()
         reading.drop()
-        if to and take == reading.say:
-            reading.say(header)
+        if to and take == reading.emit_text:
+            reading.emit_text(header)
         yield from _content(reading, take)
         last = take
 
@@ -64,7 +64,7 @@ def read(reading: Reading) -> Reader[None]:
 def _header(reading: Reading) -> Reader[str | None]:
     """The header of a message, from the held text; None if there is none."""
     begun = yield
-    reading.back(begun)
+    reading.push_back(begun)
     if begun == "t" and (yield from expect(reading, "to=")):
         written = list(" to=")
     elif begun == "<":
@@ -81,10 +81,10 @@ def _header(reading: Reading) -> Reader[str | None]:
 def _arguments(reading: Reading) -> Reader[None]:
     """Parse the message of a call; inside JSON strings, tags are text."""
     character = yield from skip_spaces()
-    reading.back(character)
+    reading.push_back(character)
     if character == "{":
-        yield from json_value(reading, reading.argue, broken_by="<")
-    yield from _content(reading, reading.argue)
+        yield from json_value(reading, reading.emit_arguments, broken_by="<")
+    yield from _content(reading, reading.emit_arguments)
 
 
 def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
@@ -95,7 +95,7 @@ def _content(reading: Reading, take: Callable[[str], None]) -> Reader[None]:
                 return
         if (yield from expect(reading, START[2:])):
             for character in reversed(START):
-                reading.back(character)
+                reading.push_back(character)
             return
         take("<|")
 

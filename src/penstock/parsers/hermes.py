@@ -13,13 +13,13 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
-    while (yield from read_until(reading.say, OPEN)):
-        reading.hold(OPEN)
-        reading.back((yield from skip_spaces()))
+    while (yield from read_until(reading.emit_text, OPEN)):
+        reading.buffer(OPEN)
+        reading.push_back((yield from skip_spaces()))
         if not (yield from call_object(reading, reading.may_call, broken_by="<")):
             reading.reject()
             continue
-        reading.back((yield from skip_spaces()))
+        reading.push_back((yield from skip_spaces()))
         yield from expect(reading, CLOSE)
 
 

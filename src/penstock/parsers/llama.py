@@ -17,14 +17,14 @@ TAG = "<|python_tag|>"
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
     while (character := (yield)).isspace():
-        reading.say(character)
-    reading.back(character)
+        reading.emit_text(character)
+    reading.push_back(character)
     if character == "{":
-        reading.hold("")
+        reading.buffer("")
         yield from _calls(reading, reading.is_tool)
-    while (yield from read_until(reading.say, TAG)):
-        reading.hold(TAG)
-        reading.back((yield from skip_spaces()))
+    while (yield from read_until(reading.emit_text, TAG)):
+        reading.buffer(TAG)
+        reading.push_back((yield from skip_spaces()))
         yield from _calls(reading, reading.may_call)
 
 
@@ -33,12 +33,12 @@ def _calls(reading: Reading, is_name: Callable[[str], bool]) -> Reader[None]:
     while (yield from call_object(reading, is_name)):
         character = yield from skip_spaces()
         if character == ";":
-            reading.hold(character)
+            reading.buffer(character)
             character = yield from skip_spaces()
-            reading.back(character)
+            reading.push_back(character)
         else:
-            reading.back(character)
-            reading.hold("")
+            reading.push_back(character)
+            reading.buffer("")
     reading.reject()
 
 

@@ -24,27 +24,27 @@ CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 def read(reading: Reading) -> Reader[None]:
     """Read an answer."""
-    while (yield from read_until(reading.say, CALLS)):
-        reading.hold(CALLS)
+    while (yield from read_until(reading.emit_text, CALLS)):
+        reading.buffer(CALLS)
         character = yield from skip_spaces()
         if character == "[":
             yield from _list(reading)
         else:
-            reading.back(character)
+            reading.push_back(character)
             yield from _named(reading)
 
 
 def _list(reading: Reading) -> Reader[None]:
     while True:
-        reading.back((yield from skip_spaces()))
+        reading.push_back((yield from skip_spaces()))
         if not (yield from call_object(reading, reading.may_call)):
             reading.reject()
             return
         character = yield from skip_spaces()
         if character != ",":
-            reading.back("" if character == "]" else character)
+            reading.push_back("" if character == "]" else character)
             return
-        reading.hold(character)
+        reading.buffer(character)
 
 
 def _named(reading: Reading) -> Reader[None]:
@@ -53,11 +53,11 @@ def _named(reading: Reading) -> Reader[None]:
         yield from name_of_tool(reading)
     yield from expect(reading, ARGUMENTS)
     character = yield from skip_spaces()
-    reading.back(character)
+    reading.push_back(character)
     if character != "{" or not reading.may_call(name):
         reading.reject()
         return
-    reading.call(name)
+    reading.emit_call(name)
     yield from arguments(reading, broken_by="")
 
 

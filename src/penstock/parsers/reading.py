@@ -98,11 +98,11 @@ class Reading:
 
     # ── called by formats ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def say(self, text: str) -> None:
+    def emit_text(self, text: str) -> None:
         """Adds text to the answer. White space beside reasoning and calls is dropped."""
         self._show(Text, text, leading=not self._has_other_parts)
 
-    def think(self, text: str) -> None:
+    def emit_reasoning(self, text: str) -> None:
         """Adds text to the reasoning, without the white space around it."""
         self._show(Reasoning, text, leading=False)
 
@@ -129,7 +129,7 @@ class Reading:
         if self._spoke:
             self._spaces.append("\n")
 
-    def call(self, name: str) -> None:
+    def emit_call(self, name: str) -> None:
         """Starts a call; the held text belongs to it."""
         self._has_other_parts = True
         self._held = None
@@ -138,19 +138,19 @@ class Reading:
         self._close_piece()
         self._pieces.append(CallBegins(name))
 
-    def argue(self, text: str) -> None:
+    def emit_arguments(self, text: str) -> None:
         """Adds to the arguments of the current call."""
         self._put(CallArguments, text)
 
-    def back(self, character: str) -> None:
+    def push_back(self, character: str) -> None:
         """Pushes back the character just read."""
         if character:
             self._again.append(character)
             if self._held is not None:
                 self._held.pop()
 
-    def hold(self, text: str) -> None:
-        """Holds back `text` and all that follows, until `call`, `reject` or `read_again` settles its meaning."""
+    def buffer(self, text: str) -> None:
+        """Holds back `text` and all that follows, until `emit_call`, `reject` or `read_again` settles it."""
         self._held = [text]
 
     def read_again(self) -> None:
@@ -167,7 +167,7 @@ class Reading:
         """Releases held text as text of the answer."""
         assert self._held is not None
         held, self._held = "".join(self._held), None
-        self.say(held)
+        self.emit_text(held)
 
 
 # ── building blocks of formats ───────────────────────────────────────────────────────────────────────────────────
@@ -206,9 +206,9 @@ def expect(reading: Reading, text: str) -> Reader[bool]:
     for index, wanted in enumerate(text):
         character = yield
         if character != wanted:
-            reading.back(character)
+            reading.push_back(character)
             for one in reversed(text[:index]):
-                reading.back(one)
+                reading.push_back(one)
             return False
     return True
 
@@ -219,7 +219,7 @@ def name_of_tool(reading: Reading) -> Reader[str]:
     while len(name) <= LONGEST_NAME:
         character = yield
         if character not in _NAME_CHARACTERS:
-            reading.back(character)
+            reading.push_back(character)
             break
         name += character
     return name
@@ -241,7 +241,7 @@ def json_value(reading: Reading, take: Callable[[str], None], broken_by: str) ->
                 return
             continue
         if character in broken_by or (depth == 0 and (character in ",}]" or (begun and character.isspace()))):
-            reading.back(character)
+            reading.push_back(character)
             return
         take(character)
         begun = True
@@ -256,7 +256,7 @@ def json_string(reading: Reading, longest: int) -> Reader[str | None]:
     written: list[str] = []
     character = yield
     if character != '"':
-        reading.back(character)
+        reading.push_back(character)
         return None
     escaped = False
     while character := (yield):
@@ -276,13 +276,13 @@ def json_string(reading: Reading, longest: int) -> Reader[str | None]:
 def arguments(reading: Reading, broken_by: str) -> Reader[None]:
     """Reads the current call's arguments: an object piece by piece, any other value once it is complete."""
     character = yield from skip_spaces()
-    reading.back(character)
+    reading.push_back(character)
     if character == "{":
-        yield from json_value(reading, reading.argue, broken_by)
+        yield from json_value(reading, reading.emit_arguments, broken_by)
         return
     written: list[str] = []
     yield from json_value(reading, written.append, broken_by)
-    reading.argue(_object_of("".join(written)))
+    reading.emit_arguments(_object_of("".join(written)))
 
 
 def _object_of(written: str) -> str:
@@ -308,11 +308,11 @@ def call_object(reading: Reading, is_name: Callable[[str], bool], broken_by: str
         return False
     name, early, called = None, list[str](), False
     while True:
-        reading.back((yield from skip_spaces()))
+        reading.push_back((yield from skip_spaces()))
         key = yield from json_string(reading, _LONGEST_KEY)
         if key is None or (yield from skip_spaces()) != ":":
             return called
-        reading.back((yield from skip_spaces()))
+        reading.push_back((yield from skip_spaces()))
         if key == "name" and not called:
             name = yield from json_string(reading, LONGEST_NAME)
             if name is None or not is_name(name):
@@ -321,7 +321,7 @@ def call_object(reading: Reading, is_name: Callable[[str], bool], broken_by: str
                 _call_whole(reading, name, "".join(early))
                 called = True
         elif key in ("arguments", "parameters") and not called and name is not None:
-            reading.call(name)
+            reading.emit_call(name)
             called = True
             yield from arguments(reading, broken_by)
         elif key in ("arguments", "parameters") and not called:
@@ -335,10 +335,10 @@ def call_object(reading: Reading, is_name: Callable[[str], bool], broken_by: str
             _call_whole(reading, name, "null")
             called = True
         elif character != "}":
-            reading.back(character)
+            reading.push_back(character)
         return called
 
 
 def _call_whole(reading: Reading, name: str, written: str) -> None:
-    reading.call(name)
-    reading.argue(written if written.startswith("{") else _object_of(written))
+    reading.emit_call(name)
+    reading.emit_arguments(written if written.startswith("{") else _object_of(written))

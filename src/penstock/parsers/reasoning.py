@@ -44,13 +44,13 @@ KINDS = (
 def read(reading: Reading, marks: Marks, opened: bool, rest: Callable[[Reading], Reader[None]]) -> Reader[None]:
     """Parse an answer; `rest` parses the text after the reasoning."""
     if not opened:
-        reading.hold("")
-        reading.back((yield from skip_spaces()))
+        reading.buffer("")
+        reading.push_back((yield from skip_spaces()))
         opened = yield from expect(reading, marks.open + marks.label)
         if not opened:
             reading.read_again()
     if opened:
         reading.turn()
-        yield from read_until(reading.think, marks.close)
+        yield from read_until(reading.emit_reasoning, marks.close)
         reading.turn()
     yield from rest(reading)

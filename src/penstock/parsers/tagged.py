@@ -54,16 +54,16 @@ def reader(tags: Tags) -> Callable[[Reading], Reader[None]]:
     """The parser of answers in this format."""
 
     def read(reading: Reading) -> Reader[None]:
-        while (yield from read_until(reading.say, OPEN)):
-            reading.hold(OPEN)
+        while (yield from read_until(reading.emit_text, OPEN)):
+            reading.buffer(OPEN)
             name = yield from _name(reading, tags)
             if name is None:
                 reading.reject()
                 continue
-            reading.call(name)
-            reading.argue("{")
+            reading.emit_call(name)
+            reading.emit_arguments("{")
             if (yield from _parameters(reading, tags, name)):
-                reading.argue("}")
+                reading.emit_arguments("}")
             yield from _skip(reading, tags.end)
             yield from _skip(reading, CLOSE)
 
@@ -72,7 +72,7 @@ def reader(tags: Tags) -> Callable[[Reading], Reader[None]]:
 
 def _skip(reading: Reading, text: str) -> Reader[bool]:
     """Skip white space, then consume `text` if it follows."""
-    reading.back((yield from skip_spaces()))
+    reading.push_back((yield from skip_spaces()))
     return (yield from expect(reading, text))
 
 
@@ -84,7 +84,7 @@ def _name(reading: Reading, tags: Tags) -> Reader[str | None]:
     if not (yield from expect(reading, tags.after_name)) or not reading.may_call(name):
         return None
     character = yield from skip_spaces()
-    reading.back(character)
+    reading.push_back(character)
     return name if character == "<" else None
 
 
@@ -95,12 +95,12 @@ def _parameters(reading: Reading, tags: Tags, name: str) -> Reader[bool]:
         key = yield from _key(tags.after_key)
         if key is None or (tags.before_value and not (yield from _skip(reading, tags.before_value))):
             return False
-        reading.argue(f"{between}{json.dumps(key, ensure_ascii=False)}: ")
+        reading.emit_arguments(f"{between}{json.dumps(key, ensure_ascii=False)}: ")
         if not (yield from _value(reading, tags, types_of_property(reading.schema_of(name), key))):
             return False
         between = ", "
     character = yield
-    reading.back(character)
+    reading.push_back(character)
     return bool(character)
 
 
@@ -114,17 +114,17 @@ def _key(end: str) -> Reader[str | None]:
 def _value(reading: Reading, tags: Tags, types: frozenset[str]) -> Reader[bool]:
     """Parse a value up to its end: a string piece by piece, any other at once. Returns whether the end was found."""
     if types == {"string"}:
-        reading.argue('"')
-        text = _Unwrapped(lambda character: reading.argue(_escaped(character)), tags.own_lines)
+        reading.emit_arguments('"')
+        text = _Unwrapped(lambda character: reading.emit_arguments(_escaped(character)), tags.own_lines)
         ended = yield from read_until(text.take, tags.after_value)
         if ended:
-            reading.argue('"')
+            reading.emit_arguments('"')
         return ended
     written: list[str] = []
     text = _Unwrapped(written.append, tags.own_lines)
     ended = yield from read_until(text.take, tags.after_value)
     if ended:
-        reading.argue(as_json("".join(written), types))
+        reading.emit_arguments(as_json("".join(written), types))
     return ended
 
 

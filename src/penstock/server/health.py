@@ -71,7 +71,7 @@ def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
     async def ready() -> Response:
         """Whether requests are taken and served: not while the engine is dead or stuck, while the server drains, nor
         while the journal cannot be written."""
-        problem = await engine.health_error() or engine.journal_trouble
+        problem = await engine.health_error() or engine.journal_error
         if problem:
             return answer("unhealthy", problem)
         return answer("draining", str(engine.refusal)) if engine.refusal else answer("ok")

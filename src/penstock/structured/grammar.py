@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits
 
-from penstock.api.sampling_params import MAX_FORM_CHARACTERS, Documents, Structured
+from penstock.api.sampling_params import MAX_FORM_CHARACTERS, JsonRegions, Structured
 from penstock.errors import InvalidRequestError
 from penstock.structured.json_schema.document import SchemaError
 from penstock.structured.json_schema.rewrite import Rewritten, rewrite
@@ -112,7 +112,7 @@ def _uniqueness(
         raise refusal(structured, _ANYWHERE)
     if not any(map(_may_repeat, schemas + schemas_of_calls)):
         return None
-    documents = documents or Documents()
+    documents = documents or JsonRegions()
     if structured.kind == "grammar" and not structured.calls:
         schemas, schemas_of_calls = [], schemas
     spots = joined([schema.spots for schema in schemas], [schema.spots for schema in schemas_of_calls], documents.key)

@@ -67,7 +67,7 @@ class Matcher:
         may_end = bool(row[word] & _BITS[bit])
         row[word] &= ~_BITS[bit]
         if self._uniqueness is not None:
-            self._uniqueness.strike(row, self._scanned[-1], self._state)
+            self._uniqueness.mask_out(row, self._scanned[-1], self._state)
         return may_end
 
     def forced(self) -> list[int]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import NamedTuple
 
-from penstock.api.sampling_params import Documents
-from penstock.structured.json_schema.spots import Spot
+from penstock.api.sampling_params import JsonRegions
+from penstock.structured.json_schema.spots import PartConstraints
 
 
 class Mode(enum.Enum):
@@ -90,7 +90,7 @@ def _special(token: int) -> bytes:
 class Scanner:
     """Finds the JSON documents of an answer and the lists with unique items in them."""
 
-    def __init__(self, documents: Documents, spots: Mapping[str, Spot]) -> None:
+    def __init__(self, documents: JsonRegions, spots: Mapping[str, PartConstraints]) -> None:
         self._documents = documents
         self._spots = spots
         self._marks = [_bytes_of(mark) for mark in documents.after if mark]

@@ -35,7 +35,7 @@ class Uniqueness:
         """The state after a token; None if the token repeats a key or an item."""
         return self.scanner.follow(state, token, self.pieces.texts[token])
 
-    def strike(self, row: NDArray[np.uint32], state: State, library: LLMatcher) -> None:
+    def mask_out(self, row: NDArray[np.uint32], state: State, library: LLMatcher) -> None:
         """Clear the bits of tokens that would break uniqueness."""
         if state.mode in _OUTSIDE:
             return

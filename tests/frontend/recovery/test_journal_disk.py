@@ -75,7 +75,7 @@ def disk(request, tmp_path):
 
 
 async def until_sound(journal):
-    while journal.trouble is not None:
+    while journal.write_error is not None:
         await asyncio.sleep(0.01)
 
 
@@ -197,7 +197,7 @@ def test_a_new_journal_on_a_full_disk_is_made_when_there_is_space(disk):
         with disk.full():
             journal = Journal(disk.folder / "journal", retry_seconds=RETRY)
             journal.start(Metrics())
-            assert journal.trouble is not None
+            assert journal.write_error is not None
             assert journal.unfinished() == []
             assert await journal.find("a") == []
         await asyncio.wait_for(until_sound(journal), 30)

@@ -58,7 +58,7 @@ class Journal:
         self._metrics = Metrics()
         self._reported: dict[str, int] = {}
         self._closed = False
-        self.trouble: str | None = None
+        self.write_error: str | None = None
         """Why the journal cannot be written now, so that requests are refused; None if it can."""
         try:
             self._file = self._thread.submit(JournalFile, path, kept_seconds).result()
@@ -72,7 +72,7 @@ class Journal:
         self._metrics = metrics
         self._reported.clear()  # what was found as the file was opened
         self._report()
-        if self.trouble is not None:
+        if self.write_error is not None:
             self._write_soon(self._retry_seconds)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -118,7 +118,7 @@ class Journal:
         Raises:
             JournalUnavailableError: it cannot be written now; it will be written later, or must be withdrawn.
         """
-        if self.trouble is None:  # otherwise the timer retries, and callers fail at once
+        if self.write_error is None:  # otherwise the timer retries, and callers fail at once
             await asyncio.wait({self._write()})  # the caller may be cancelled, but not the write
         self.check()
 
@@ -127,12 +127,14 @@ class Journal:
         Raises:
             JournalUnavailableError: it cannot be written now.
         """
-        if self.trouble is not None:
-            raise JournalUnavailableError(f"the journal cannot be written, so no request is accepted: {self.trouble}")
+        if self.write_error is not None:
+            raise JournalUnavailableError(
+                f"the journal cannot be written, so no request is accepted: {self.write_error}"
+            )
 
     def _write_soon(self, seconds: float) -> None:
         if self._timer is None and not self._closed:
-            wait = seconds if self.trouble is None else self._retry_seconds
+            wait = seconds if self.write_error is None else self._retry_seconds
             self._timer = asyncio.get_running_loop().call_later(wait, self._write)
 
     def _write(self) -> "asyncio.Future[None]":
@@ -146,7 +148,7 @@ class Journal:
 
     def _written(self, done: "asyncio.Future[None]") -> None:
         self._note(None if done.cancelled() else done.exception())
-        if self.trouble is not None:
+        if self.write_error is not None:
             self._write_soon(self._retry_seconds)
 
     def _take(self) -> Batch:
@@ -155,17 +157,17 @@ class Journal:
 
     def _note(self, error: BaseException | None) -> None:
         """Record the success or failure of a write."""
-        if error is None and self.trouble is not None:
+        if error is None and self.write_error is not None:
             logger.info("the journal can be written again; requests are accepted")
-        elif error is not None and self.trouble is None:
+        elif error is not None and self.write_error is None:
             logger.critical("the journal cannot be written, and no request is accepted until it can be: %s", error)
-        self.trouble = None if error is None else str(error) or type(error).__name__
+        self.write_error = None if error is None else str(error) or type(error).__name__
         if error is not None:
             self._metrics.journal_write_errors.add(1)
         self._report()
 
     def _report(self) -> None:
-        self._metrics.journal_failing.set(self.trouble is not None)
+        self._metrics.journal_failing.set(self.write_error is not None)
         for what, count in self._file.num_damaged.items():
             self._metrics.journal_damaged.add(count - self._reported.get(what, 0), what)
             self._reported[what] = count
@@ -182,7 +184,7 @@ class Journal:
             JournalDamagedError: part of the call is damaged and lost.
             JournalUnavailableError: the journal cannot be read now.
         """
-        if self.trouble is None:
+        if self.write_error is None:
             await asyncio.wait({self._write()})
         else:
             self._submit(self._file.keep, self._take())

@@ -21,7 +21,7 @@ from penstock.structured.json_schema.patterns import translate, translate_one
 from penstock.structured.json_schema.property_names import allowed_names
 from penstock.structured.json_schema.ranges import integer_range, number_range
 from penstock.structured.json_schema.sizes import sizes, string
-from penstock.structured.json_schema.spots import Spot, spots_of
+from penstock.structured.json_schema.spots import PartConstraints, spots_of
 from penstock.structured.json_schema.subschema import References, Subschema
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -52,7 +52,7 @@ class Rewritten:
     """Whether the library would let an object have a key twice."""
     few_keys: bool = False
     """Whether the keys of an object must match a pattern, so that all of them may be used up."""
-    spots: Mapping[str, Spot] = field(default_factory=dict)
+    spots: Mapping[str, PartConstraints] = field(default_factory=dict)
     """Facts of each schema, to find arrays with `uniqueItems`; empty if there are none."""
 
 

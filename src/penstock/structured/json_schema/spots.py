@@ -13,7 +13,7 @@ ANYTHING = "anything"
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class PartConstraints:
     """A schema's constraints on a value's parts. Schemas are identified by JSON pointers."""
 
     unique: bool = False
@@ -31,13 +31,13 @@ class Spot:
     items_after: str = ANYTHING
 
 
-def spots_of(root: Subschema, references: References, overlap: Overlap) -> dict[str, Spot]:
+def spots_of(root: Subschema, references: References, overlap: Overlap) -> dict[str, PartConstraints]:
     """The constraints of each schema within `root`, by its JSON pointer; that of `root` is empty.
 
     Raises:
         SchemaError: a value in it is not a schema.
     """
-    spots = {ANYTHING: Spot()}
+    spots = {ANYTHING: PartConstraints()}
     pending = [root]
     while pending:
         schema = pending.pop()
@@ -47,10 +47,10 @@ def spots_of(root: Subschema, references: References, overlap: Overlap) -> dict[
     return spots
 
 
-def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[Spot, list[Subschema]]:
+def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[PartConstraints, list[Subschema]]:
     """The constraints of a schema, and the schemas within it."""
     if not schema.keywords:
-        return Spot(), []
+        return PartConstraints(), []
     also = [one for keyword in IN_PLACE for one in schema.listed(keyword)]
     if "$ref" in schema.keywords:
         also.append(references.resolve(schema))
@@ -61,7 +61,7 @@ def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[
     prefix = schema.listed("items" if fixed else "prefixItems")
     item = schema.one("additionalItems" if fixed else "items")
     unique = schema.keywords.get("uniqueItems") is True
-    spot = Spot(
+    spot = PartConstraints(
         unique=unique,
         values=_written(overlap.values(item)) if unique else None,
         also=_pointers(also),
@@ -89,7 +89,9 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def joined(forms: Sequence[Mapping[str, Spot]], calls: Sequence[Mapping[str, Spot]], key: str) -> dict[str, Spot]:
+def joined(
+    forms: Sequence[Mapping[str, PartConstraints]], calls: Sequence[Mapping[str, PartConstraints]], key: str
+) -> dict[str, PartConstraints]:
     """The constraints on a document that may satisfy any of several schemas; empty if none of them has any.
 
     Args:
@@ -98,7 +100,7 @@ def joined(forms: Sequence[Mapping[str, Spot]], calls: Sequence[Mapping[str, Spo
         key: the property of the document, or of each item if it is a list, that has the arguments; empty: they are the
             document.
     """
-    made = {ANYTHING: Spot()}
+    made = {ANYTHING: PartConstraints()}
     roots: list[str] = []
     for number, spots in enumerate([*forms, *calls]):
         made |= {_numbered(number, pointer): _renamed(number, spot) for pointer, spot in spots.items()}
@@ -108,12 +110,12 @@ def joined(forms: Sequence[Mapping[str, Spot]], calls: Sequence[Mapping[str, Spo
     if not of_forms and not of_calls:
         return {}
     if not key:
-        return {**made, "": Spot(also=of_forms + of_calls)}
+        return {**made, "": PartConstraints(also=of_forms + of_calls)}
     return {
         **made,
-        "": Spot(also=("call", *of_forms)),
-        "call": Spot(properties={key: "arguments"}, items_after="call"),
-        "arguments": Spot(also=of_calls),
+        "": PartConstraints(also=("call", *of_forms)),
+        "call": PartConstraints(properties={key: "arguments"}, items_after="call"),
+        "arguments": PartConstraints(also=of_calls),
     }
 
 
@@ -121,7 +123,7 @@ def _numbered(number: int, pointer: str) -> str:
     return pointer if pointer == ANYTHING else f"{number}{pointer}"
 
 
-def _renamed(number: int, spot: Spot) -> Spot:
+def _renamed(number: int, spot: PartConstraints) -> PartConstraints:
     return replace(
         spot,
         also=tuple(_numbered(number, pointer) for pointer in spot.also),
