@@ -24,14 +24,18 @@ class NamedFleet:
     def __init__(self, router, policy):
         self.dispatcher = Dispatcher(ROUTERS[router](), policy)
         self.open = {}
-        for name in ("add_replica", "release", "engine_up", "is_needed", "remove_replica"):
+        self.statuses = {}  # also of replicas that were removed: their engines may still send outputs
+        for name in ("release", "engine_up", "is_needed", "remove_replica"):
             setattr(self, name, getattr(self.dispatcher, name))
 
     num_queued = property(lambda self: self.dispatcher.num_queued)
     has_waiting = property(lambda self: self.dispatcher.has_waiting)
 
+    def add_replica(self, number, capacity):
+        self.statuses[number] = self.dispatcher.add_replica(number, capacity)
+
     def status(self, replica):
-        return self.dispatcher.replicas[replica]
+        return self.statuses[replica]
 
     def load_of(self, replica):
         return self.status(replica).load
