@@ -271,7 +271,7 @@ struct Integers : InBlocks {
                                               Fetch& prefetch, Sums* sums) const {
         if constexpr (R <= kRows)
             if (opened != slice.data) return add_opened<R>(slice, opened, token, prefetch, sums);
-        if constexpr (R <= kFew)
+        if constexpr (R <= kFew && (R > 1 || Bits < 8))  // one row of bytes is 3 to 14 % faster without, on Zen 4
             if (layout.with_form<Bits, Halves>([&](auto form) { add_few<decltype(form), R>(slice, token, prefetch, sums); }))
                 return;
         add_packed<R>(slice, token, prefetch, sums);
