@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.sampling_params import SamplingParams, Structured
-from penstock.checkpoint.checkpoint import open_model
+from penstock.checkpoint.checkpoint import Checkpoint, open_model
 from penstock.cli.loading import loading_shown
 from penstock.cli.parser import Parser
 from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
@@ -189,19 +189,31 @@ def open_llm(args: argparse.Namespace, *, chats: bool, renders: bool = True) -> 
         ConfigError, CheckpointError: the model cannot generate text, or chat; checked before its weights are read.
     """
     rendering = start_rendering() if renders else None
+    checkpoint = check_model(args, chats=chats)
     with importing():
-        from penstock.cli.text_models import check_chats, check_takes_text
         from penstock.llm import LLM
 
     options = engine_options(args)
-    model = EngineConfig.from_options(**options).model
-    checkpoint = open_model(model)
-    check_takes_text(checkpoint)
-    if chats:
-        check_chats(checkpoint, model.chat_template)
     with loading_shown(checkpoint):
         llm = LLM(**options)
     if rendering is not None and llm.tokenizer is not None:
         llm.tokenizer.render_with(rendering)
     print(llm.memory_plan, file=sys.stderr)
     return llm
+
+
+def check_model(args: argparse.Namespace, *, chats: bool) -> Checkpoint:
+    """Open the checkpoint that the flags name, without reading its weights.
+
+    Raises:
+        ConfigError, CheckpointError: the model cannot generate text, or chat.
+    """
+    with importing():
+        from penstock.cli.text_models import check_chats, check_takes_text
+
+    model = EngineConfig.from_options(**engine_options(args)).model
+    checkpoint = open_model(model)
+    check_takes_text(checkpoint)
+    if chats:
+        check_chats(checkpoint, model.chat_template)
+    return checkpoint
