@@ -5,6 +5,7 @@ import os
 import sys
 import typing
 from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,19 +190,23 @@ def open_llm(args: argparse.Namespace, *, chats: bool, renders: bool = True) -> 
         ConfigError, CheckpointError: the model cannot generate text, or chat; checked before its weights are read.
     """
     rendering = start_rendering() if renders else None
-    with importing():
-        from penstock.cli.text_models import check_chats, check_takes_text
-        from penstock.llm import LLM
+    with ExitStack() as unused:
+        if rendering is not None:
+            unused.callback(rendering.close)
+        with importing():
+            from penstock.cli.text_models import check_chats, check_takes_text
+            from penstock.llm import LLM
 
-    options = engine_options(args)
-    model = EngineConfig.from_options(**options).model
-    checkpoint = open_model(model)
-    check_takes_text(checkpoint)
-    if chats:
-        check_chats(checkpoint, model.chat_template)
-    with loading_shown(checkpoint):
-        llm = LLM(**options)
-    if rendering is not None and llm.tokenizer is not None:
-        llm.tokenizer.render_with(rendering)
+        options = engine_options(args)
+        model = EngineConfig.from_options(**options).model
+        checkpoint = open_model(model)
+        check_takes_text(checkpoint)
+        if chats:
+            check_chats(checkpoint, model.chat_template)
+        with loading_shown(checkpoint):
+            llm = LLM(**options)
+        if rendering is not None and llm.tokenizer is not None:
+            llm.tokenizer.render_with(rendering)
+            unused.pop_all()
     print(llm.memory_plan, file=sys.stderr)
     return llm
