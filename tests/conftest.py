@@ -1,13 +1,18 @@
 """Fixtures that more than one test folder uses. Nothing is downloaded: checkpoints are written at run time."""
 
+import functools
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests.support.library import explain_missing_library
+
+if TYPE_CHECKING:
+    from tests.support.command_line import Run
 
 # No deadline for one example: the machines that run the tests are shared, and a slow moment is no failure.
 hypothesis.settings.register_profile("penstock", deadline=None)
@@ -56,6 +61,14 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Run":
+    """Runs a command in this process."""
+    from tests.support.command_line import run_command
+
+    return functools.partial(run_command, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

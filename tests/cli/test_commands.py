@@ -1,43 +1,26 @@
 """The command line: most commands run in this process, and in their own where its start or its end is tested."""
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.cli import main
 from penstock.engine.core import EngineCore
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from penstock.system.worker_process import WorkerProcess
+from penstock.text.chat_template import start_rendering
+from tests.support.command_line import Run
+from tests.support.waiting import alive
 
 
 def process(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "penstock.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
-
-
-@pytest.fixture
-def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process, which has loaded torch, with `given` as its standard input."""
-
-    def run(*arguments: str, given: str = "") -> "subprocess.CompletedProcess[str]":
-        monkeypatch.setattr(sys, "stdin", io.StringIO(given))
-        try:
-            code: object = main(list(arguments))
-        except SystemExit as ended:  # argparse's
-            code = ended.code
-        assert isinstance(code, int)
-        printed = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +246,17 @@ def test_generate_begins_its_conversations_with_a_system_message(
     run = penstock("generate", "hello", "--system", "Be brief.", *tiny, "--model", str(bare))
     assert run.returncode == 2
     assert "the model has no chat template, so nothing takes --system" in run.stderr
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_process_that_renders(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[WorkerProcess] = []
+
+    def start() -> WorkerProcess:
+        started.append(start_rendering())
+        return started[0]
+
+    monkeypatch.setattr("penstock.cli.flags.start_rendering", start)
+    assert penstock("generate", "hello", "--model", str(tmp_path)).returncode == 2
+    assert not alive(started[0].pid)

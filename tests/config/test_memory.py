@@ -43,6 +43,8 @@ class Counting(WeightFactory):
         return self.count(super()._new_weight(*args, **options))
     def empty(self, *args, **options):
         return self.count(super().empty(*args, **options))
+    def _tensor(self, *args):
+        return self.count(super()._tensor(*args))
     def count(self, weight):
         self.counted.append(weight)
         return weight

@@ -11,8 +11,8 @@ from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from penstock import LLM, SamplingParams
 from penstock.errors import ConfigError
-from tests.cli.test_commands import penstock
 from tests.server.running import running_server
+from tests.support.command_line import Run
 from tests.support.gguf_files import write_gguf
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
@@ -63,7 +63,7 @@ def test_a_file_drafts_for_another(file: Path, quantized: Path, tiny_llama: Path
     assert answers(file, speculative_model=str(quantized)) == answers(tiny_llama)
 
 
-def test_the_command_line_takes_a_file(file: Path, quantized: Path) -> None:
+def test_the_command_line_takes_a_file(penstock: Run, file: Path, quantized: Path) -> None:
     for model in (file, quantized.parent):
         run = penstock("generate", "hello", "--json", "--max-tokens", "4", "--model", str(model), *SMALL)
         assert run.returncode == 0, run.stderr
@@ -72,13 +72,13 @@ def test_the_command_line_takes_a_file(file: Path, quantized: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_answers_from_a_quantized_file_depend_on_nothing_but_the_request(quantized: Path) -> None:
+def test_answers_from_a_quantized_file_depend_on_nothing_but_the_request(penstock: Run, quantized: Path) -> None:
     run = penstock("verify", "--model", str(quantized), "--kv-cache-memory", "32MiB")
     assert run.returncode == 0, run.stdout + run.stderr
     assert "every answer is the same, bit for bit" in run.stdout
 
 
-def test_a_damaged_file_ends_the_command_with_one_line(file: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_ends_the_command_with_one_line(penstock: Run, file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:-100])
     run = penstock("generate", "hello", "--model", str(cut))

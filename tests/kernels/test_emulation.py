@@ -9,7 +9,10 @@ import pytest
 
 from tests.kernels import test_instruction_sets, test_native_attention
 
-pytestmark = pytest.mark.skipif("PENSTOCK_EMULATED" not in os.environ, reason="scripts/aarch64 runs it")
+pytestmark = [
+    pytest.mark.skipif("PENSTOCK_EMULATED" not in os.environ, reason="scripts/aarch64 runs it"),
+    pytest.mark.timeout(3600),
+]
 RECURRENT = """
 import hashlib, json, sys, torch
 from penstock import native
@@ -27,7 +30,7 @@ def digests(script: str, *sets: str, emulated: bool) -> dict[str, dict[str, obje
     if not emulated:
         environment["PENSTOCK_LIBRARY"] = os.environ.get("PENSTOCK_MACHINE_LIBRARY", "")
     command = [sys.executable, "-c", script, *sets]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert run.returncode == 0, run.stderr
     printed: dict[str, dict[str, object]] = json.loads(run.stdout)
     return printed

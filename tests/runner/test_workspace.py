@@ -15,7 +15,7 @@ ALLOCATOR = 4 * MIB
 """What malloc, a first step's code pages and the like may take beside."""
 
 PROGRAM = """
-import json, sys
+import ctypes, json, sys
 from array import array
 from pathlib import Path
 import torch
@@ -25,6 +25,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
 from penstock.runner.machine import detect_machine
 from penstock.runner.torch_runner import TorchRunner
+from penstock.system.host import trim_heaps
 from tests.support.stepping import kept, plan_of
 
 def status(key):
@@ -44,7 +45,11 @@ def step(parts, sampled):
 step([(0, (0, 1))], 1)  # code, tables of torch
 for layer in kept(runner._cache):
     layer.copy_blocks([(0, block) for block in range(settings.memory.num_blocks)])
-before = status("VmRSS") - sum(memory.nbytes for memory in runner._forward._layers._idle)  # part of the workspace
+idle = runner._forward._layers._idle  # part of the workspace
+for memory in idle:
+    ctypes.memset(memory.data_ptr(), 0, memory.nbytes)
+trim_heaps()  # as an engine does: what loading has left would hold a part of the step's memory
+before = status("VmRSS") - sum(memory.nbytes for memory in idle)
 Path("/proc/self/clear_refs").write_text("5")
 budget, rows = settings.max_num_batched_tokens, settings.max_num_seqs
 step([(0, (length - budget, budget))], 1)
@@ -66,4 +71,5 @@ def test_the_largest_step_stays_within_the_planned_workspace(tmp_path: Path, dty
     assert run.returncode == 0, run.stderr
     peak, workspace = json.loads(run.stdout)
     assert peak < workspace + ALLOCATOR
-    assert peak > workspace / 5, "the plan wastes what could hold keys and values"
+    # A third of the plan are copies of logits, for rows with every control of sampling: this step has none.
+    assert peak > workspace / 6, "the plan wastes what could hold keys and values"

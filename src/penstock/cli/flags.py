@@ -5,6 +5,7 @@ import os
 import sys
 import typing
 from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from dataclasses import Field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,24 @@ def add_sampling_flags(parser: Parser, without: Collection[str] = ()) -> None:
     more.add_argument("--bad-word", action="append", default=[], metavar="WORD", dest="bad_words", help=words)
     form = "answer with JSON that validates against the JSON schema in this file"
     group.add_argument("--json-schema", type=Path, metavar="FILE", dest="structured", help=form)
+
+
+def add_positional_model(parser: Parser) -> None:
+    """Accept the model as an argument, too; `take_positional_model` follows."""
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+
+
+def take_positional_model(args: argparse.Namespace) -> None:
+    """Make the positional model that of `--model`.
+
+    Raises:
+        ConfigError: another one is given by `--model`.
+    """
+    if args.positional_model is None:
+        return
+    if getattr(args, "model", args.positional_model) != args.positional_model:
+        raise ConfigError(f"two models are named, {args.positional_model} and --model {args.model}: leave one out")
+    args.model = args.positional_model
 
 
 def add_config_flag(parser: "argparse._ActionsContainer") -> None:
@@ -189,15 +208,19 @@ def open_llm(args: argparse.Namespace, *, chats: bool, renders: bool = True) -> 
         ConfigError, CheckpointError: the model cannot generate text, or chat; checked before its weights are read.
     """
     rendering = start_rendering() if renders else None
-    checkpoint = check_model(args, chats=chats)
-    with importing():
-        from penstock.llm import LLM
+    with ExitStack() as unused:
+        if rendering is not None:
+            unused.callback(rendering.close)
+        checkpoint = check_model(args, chats=chats)
+        with importing():
+            from penstock.llm import LLM
 
-    options = engine_options(args)
-    with loading_shown(checkpoint):
-        llm = LLM(**options)
-    if rendering is not None and llm.tokenizer is not None:
-        llm.tokenizer.render_with(rendering)
+        options = engine_options(args)
+        with loading_shown(checkpoint):
+            llm = LLM(**options)
+        if rendering is not None and llm.tokenizer is not None:
+            llm.tokenizer.render_with(rendering)
+            unused.pop_all()
     print(llm.memory_plan, file=sys.stderr)
     return llm
 

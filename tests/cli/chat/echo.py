@@ -45,7 +45,7 @@ class Echo:
 
 def new_session(system: str = "") -> Session:
     times = iter(range(10**6))
-    return Session(Echo(), Conversation(system), {}, clock=lambda: float(next(times)))
+    return Session(Echo(), Conversation(system), clock=lambda: float(next(times)))
 
 
 def ask(session: Session, text: str) -> str:

@@ -93,6 +93,7 @@ def test_flags_for_the_other_kind_of_chat_and_a_wrong_key_are_refused(
 ) -> None:
     for arguments, words in {
         ("--url", url, "--threads", "1"): "--threads is for a model in this process",
+        ("first", "--model", "second", "--url", url): "two models are named",
         ("--api-key", "x"): "--api-key is for --url",
         ("--url", url, "--api-key", "wrong"): "answered 401: which key?",
         ("--url", "127.0.0.1:1"): "no answer from 127.0.0.1:1",

@@ -13,7 +13,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from penstock.cli.flags import SEVERAL, add_sampling_flags
+from penstock.cli.flags import SEVERAL, add_positional_model, add_sampling_flags, take_positional_model
 from penstock.cli.parser import Parser
 from penstock.cli.topics import add_options
 from penstock.config.engine_config import iter_options
@@ -29,9 +29,10 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "chat",
         help="chat with a model",
-        usage="%(prog)s [options]",
+        usage="%(prog)s [options] [MODEL]",
         description="Chat with a model: one in this process, or one that a server serves (--url). Type /help there.",
     )
+    add_positional_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
         "--url",
@@ -47,11 +48,12 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    take_positional_model(args)
     from penstock.cli.chat.conversation import Conversation
     from penstock.cli.chat.session import Session
 
     with closing(_backend(args)) as backend:
-        session = Session(backend, Conversation(args.system or ""), backend.settings)
+        session = Session(backend, Conversation(args.system or ""))
         if sys.stdin.isatty() and sys.stdout.isatty():
             from penstock.cli.chat.terminal import run_terminal
 

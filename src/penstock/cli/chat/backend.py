@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Sampling settings that the command's flags give, or replace missing ones of the checkpoint."""
+        """Sampling settings of the command's flags, and those that replace missing ones of the checkpoint."""
         ...
 
     def models(self) -> list[str]:
@@ -57,7 +57,7 @@ class Backend(Protocol):
         ...
 
     def stream(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
-        """Stream an answer; leaving the loop early stops it.
+        """Stream an answer with these settings besides its own; leaving the loop early stops it.
 
         Raises:
             PenstockError: the request is refused, or the model cannot be reached.

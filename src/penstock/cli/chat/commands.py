@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penstock.cli.chat.backend import Setting
 from penstock.cli.chat.conversation import Conversation
 from penstock.cli.chat.session import Question, Session
 from penstock.cli.chat.settings import DEFAULT, EFFORT, EFFORTS, SETTINGS, changed
@@ -125,13 +126,16 @@ def _load(session: Session, argument: str) -> Result:
 
 def _set(session: Session, argument: str) -> Result:
     if not argument:
-        lines = [f"{name} {session.settings.get(name, DEFAULT)}" for name in SETTINGS]
-        return Result("\n".join(lines))
+        return Result("\n".join(f"{name} {_setting(session, name)}" for name in SETTINGS))
     name, _, value = argument.replace("-", "_", 1 if argument[:1] != "-" else 0).partition(" ")
     if not value.strip():
-        raise InvalidRequestError(f"/set {name} needs a value; {DEFAULT} removes the setting")
+        raise InvalidRequestError(f"/set {name} needs a value; {DEFAULT} takes it back")
     session.settings = changed(session.settings, name, value.strip())
-    return Result(f"{name} is {session.settings.get(name, DEFAULT)}")
+    return Result(f"{name} is {_setting(session, name)}")
+
+
+def _setting(session: Session, name: str) -> Setting:
+    return session.settings.get(name, session.backend.settings.get(name, DEFAULT))
 
 
 def _model(session: Session, argument: str) -> Result:

@@ -22,9 +22,9 @@ class LocalBackend:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._params, self._adapter = sampling_params(args), only_adapter(args)
-        self._llm = open_llm(args, chats=True)
-        self._params = fill_sampling(self._params, self._llm)
+        self._adapter = only_adapter(args)
+        sampling_params(args)  # refused before the model is loaded
+        self._load(args)
 
     @property
     def model(self) -> str:
@@ -42,9 +42,9 @@ class LocalBackend:
         check_model(chosen, chats=True)
         self._llm.close()  # first: both may not fit in memory
         try:
-            self._llm = open_llm(chosen, chats=True)
+            self._load(chosen)
         except BaseException:
-            self._llm = open_llm(self._args, chats=True)
+            self._load(self._args)
             raise
         self._args = chosen
 
@@ -58,6 +58,10 @@ class LocalBackend:
 
     def close(self) -> None:
         self._llm.close()
+
+    def _load(self, args: argparse.Namespace) -> None:
+        self._llm = open_llm(args, chats=True)
+        self._params = fill_sampling(sampling_params(args), self._llm)
 
     def _parsed(self, prompt: list[int], params: SamplingParams, parsers: Parsers) -> Iterator[StreamItem]:
         num_tokens = 0

@@ -13,6 +13,8 @@ from penstock.cli.http import call, open_path
 from penstock.errors import InvalidRequestError, PenstockError
 from penstock.parsers.parts import Reasoning, Text
 
+TIMEOUT = 10.0
+"""Seconds that the server has to list its models."""
 MAX_EVENT_BYTES = 2**24
 """Maximum bytes of an event that the server streams."""
 
@@ -40,7 +42,7 @@ class RemoteBackend:
             self.select(wanted)
 
     def models(self) -> list[str]:
-        answer = call(self._url, "/v1/models", key=self._key)
+        answer = call(self._url, "/v1/models", key=self._key, timeout=TIMEOUT)
         try:
             return [str(entry["id"]) for entry in answer["data"]]
         except (LookupError, TypeError):
@@ -53,7 +55,7 @@ class RemoteBackend:
         self.model = model
 
     def stream(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
-        body = {"model": self.model, "messages": list(messages), **self._fields, **settings}
+        body = {"model": self.model, "messages": list(messages), **self._fields, **self.settings, **settings}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return _items(self._url, open_path(self._url, "/v1/chat/completions", body, self._key))
 

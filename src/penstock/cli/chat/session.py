@@ -85,7 +85,8 @@ class Session:
 
     backend: Backend
     conversation: Conversation
-    settings: dict[str, Setting]
+    settings: dict[str, Setting] = field(default_factory=dict)
+    """Settings of `/set`, which precede those of the backend."""
     totals: Totals = field(default_factory=Totals)
     last: Answer | None = None
     clock: Callable[[], float] = time.monotonic

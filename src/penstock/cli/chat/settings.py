@@ -18,7 +18,7 @@ SETTINGS: dict[str, type] = {
     EFFORT: str,
 }
 DEFAULT = "default"
-"""Value that removes a setting."""
+"""Value that takes a setting of `/set` back."""
 
 
 def settings_of(params: SamplingParams) -> dict[str, Setting]:
@@ -45,8 +45,7 @@ def changed(settings: Mapping[str, Setting], name: str, text: str) -> dict[str, 
 
 def with_settings(params: SamplingParams, settings: Mapping[str, Setting]) -> SamplingParams:
     """The parameters with these settings instead of their own."""
-    neutral = SamplingParams()
-    fields: dict[str, Any] = {name: settings.get(name, getattr(neutral, name)) for name in SETTINGS if name != EFFORT}
+    fields: dict[str, Any] = {name: value for name, value in settings.items() if name != EFFORT}
     return replace(params, **fields)
 
 

@@ -110,6 +110,7 @@ def _prompt(session: Session) -> "PromptSession[str]":
         history=_history(),
         key_bindings=_keys(),
         completer=_Completer(session),
+        complete_in_thread=True,  # it may ask the server for its models
         complete_while_typing=Condition(lambda: prompt.default_buffer.text.startswith("/")),
         reserve_space_for_menu=4,
         enable_suspend=True,

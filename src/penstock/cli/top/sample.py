@@ -109,9 +109,10 @@ class Samples:
         """
         with open_path(self.url, "/metrics", key=self._key, timeout=TIMEOUT) as response:
             text = response.read(MAX_BYTES).decode(errors="replace")
-        self._taken.append(Sample.parse(text, self._clock()))
-        if not self.now.labels("penstock_model_info", "model"):
+        sample = Sample.parse(text, self._clock())
+        if not sample.labels("penstock_model_info", "model"):
             raise PenstockError(f"{self.url}/metrics has no metrics of Penstock")
+        self._taken.append(sample)
         while self.now.time - self._taken[0].time > WINDOW:
             self._taken.popleft()
         self.engines = self._list_engines()
