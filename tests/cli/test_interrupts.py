@@ -195,6 +195,9 @@ def test_ctrl_c_stops_a_chats_answer_keeps_what_was_written_and_the_prompt_retur
     endless: list[str], tmp_path: Path
 ) -> None:
     terminal = Terminal(*endless)
+    terminal.wait_for("loading")
+    terminal.type("/unknown\r")  # while it loads: for the first prompt
+    terminal.wait_for("there is no command /unknown")
     terminal.wait_for("> ")
     terminal.type("\x1b[200~two\nlines\x1b[201~")  # as a terminal sends a paste
     terminal.wait_for("lines")
@@ -202,8 +205,9 @@ def test_ctrl_c_stops_a_chats_answer_keeps_what_was_written_and_the_prompt_retur
     terminal.wait_for("\x1b[?25l")  # the answer is drawn, without a cursor
     while len(terminal.shown) < 500:
         terminal.shown += os.read(terminal._ours, 100).decode(errors="replace")
-    terminal.type("\x03")
+    terminal.type("/stats\r\x03")  # what is typed while it answers is for the next prompt
     assert "Traceback" not in terminal.wait_for("stopped")
+    terminal.wait_for("conversation: 2 messages")
     terminal.wait_for("> ")
     terminal.type("\x03")
     terminal.wait_for("/exit or Ctrl-D ends")

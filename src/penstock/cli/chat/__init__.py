@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.cli.chat.backend import Backend
+    from penstock.cli.chat.session import Session
 
 PLAIN_HELP = "Type a message. /reset starts a new conversation, Ctrl-C stops an answer, /exit or Ctrl-D ends."
 
@@ -49,21 +50,25 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     take_positional_model(args)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from penstock.cli.chat.terminal import run_terminal, typing_held
+
+        with typing_held(), closing(_backend(args)) as backend:
+            run_terminal(_session(args, backend))
+        return 0
+    from penstock.cli.chat.plain import run_plain
+
+    with closing(_backend(args)) as backend:
+        print(PLAIN_HELP, file=sys.stderr)
+        run_plain(_session(args, backend))
+    return 0
+
+
+def _session(args: argparse.Namespace, backend: "Backend") -> "Session":
     from penstock.cli.chat.conversation import Conversation
     from penstock.cli.chat.session import Session
 
-    with closing(_backend(args)) as backend:
-        session = Session(backend, Conversation(args.system or ""))
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            from penstock.cli.chat.terminal import run_terminal
-
-            run_terminal(session)
-        else:
-            from penstock.cli.chat.plain import run_plain
-
-            print(PLAIN_HELP, file=sys.stderr)
-            run_plain(session)
-    return 0
+    return Session(backend, Conversation(args.system or ""))
 
 
 def _backend(args: argparse.Namespace) -> "Backend":

@@ -28,8 +28,26 @@ QUOTES = '"""'
 """Marks around a message of several lines, as in Ollama."""
 
 
+@contextlib.contextmanager
+def typing_held() -> Iterator[None]:
+    """Context in which what is typed before a prompt, while a model loads or answers, is not echoed but kept for it.
+
+    Ctrl-C remains a signal.
+    """
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    held = termios.tcgetattr(descriptor)
+    held[0] &= ~termios.ICRNL  # Enter stays Enter
+    held[3] = held[3] & ~(termios.ECHO | termios.ICANON) | termios.NOFLSH  # Ctrl-C discards nothing
+    termios.tcsetattr(descriptor, termios.TCSANOW, held)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
 def run_terminal(session: Session) -> None:
-    """Chat until /exit or Ctrl-D."""
+    """Chat until /exit or Ctrl-D, within `typing_held`."""
     console = Console(highlight=False)
     console.print(f"{visible(session.backend.model)}. {HINT}", style="dim", markup=False)
     prompt = _prompt(session)
@@ -68,7 +86,7 @@ def _respond(session: Session, console: Console, text: str) -> bool:
 def _answer(session: Session, console: Console, question: Question) -> None:
     answer = session.begin()
     try:
-        with _typing_held(), AnswerView(console) as view, contextlib.suppress(KeyboardInterrupt):
+        with AnswerView(console) as view, contextlib.suppress(KeyboardInterrupt):
             _draw(view, session, question, answer)
     finally:
         is_kept = session.finish(question, answer)
@@ -85,21 +103,6 @@ def _draw(view: AnswerView, session: Session, question: Question, answer: Answer
                 view.add_reasoning(piece.text)
             else:
                 view.add_text(piece.text)
-
-
-@contextlib.contextmanager
-def _typing_held() -> Iterator[None]:
-    """Context in which typed characters are not echoed: they are kept for the next prompt. Ctrl-C remains a signal."""
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    held = termios.tcgetattr(descriptor)
-    held[0] &= ~termios.ICRNL  # Enter stays Enter
-    held[3] &= ~(termios.ECHO | termios.ICANON)
-    termios.tcsetattr(descriptor, termios.TCSANOW, held)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def _prompt(session: Session) -> "PromptSession[str]":
