@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import termios
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -34,6 +33,11 @@ def typing_held() -> Iterator[None]:
 
     Ctrl-C remains a signal.
     """
+    try:
+        import termios
+    except ImportError:  # on Windows
+        yield
+        return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     held = termios.tcgetattr(descriptor)
@@ -51,16 +55,20 @@ def run_terminal(session: Session) -> None:
     console = Console(highlight=False)
     console.print(f"{visible(session.backend.model)}. {HINT}", style="dim", markup=False)
     prompt = _prompt(session)
-    while True:
-        try:
-            text = prompt.prompt()
-        except KeyboardInterrupt:
-            console.print("/exit or Ctrl-D ends.", style="dim")
-            continue
-        except EOFError:
-            return
-        if text.strip() and not _respond(session, console, text):
-            return
+    while _take_turn(session, console, prompt):
+        pass
+
+
+def _take_turn(session: Session, console: Console, prompt: "PromptSession[str]") -> bool:
+    """Read a message or a command, and respond to it; False if the chat ends."""
+    try:
+        text = prompt.prompt()
+        return not text.strip() or _respond(session, console, text)
+    except KeyboardInterrupt:  # at the prompt, or for a second time while an answer is being stopped
+        console.print("/exit or Ctrl-D ends.", style="dim")
+        return True
+    except EOFError:
+        return False
 
 
 def _respond(session: Session, console: Console, text: str) -> bool:

@@ -42,8 +42,8 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0.1 <= args.interval <= 60:
         raise ConfigError(f"--interval must be between 0.1 and 60 seconds, not {args.interval:g}")
-    if not args.once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("top needs a terminal: add --once to print one view")
+    if not args.once and not (sys.stdin.isatty() and sys.stdout.isatty() and os.name == "posix"):
+        raise ConfigError("top needs a terminal of Linux or macOS: add --once to print one view")
     from penstock.cli.top.sample import Samples
 
     samples = Samples(args.url, args.key or os.environ.get(KEY_VARIABLE))
