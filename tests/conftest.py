@@ -4,10 +4,11 @@ import functools
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.library import explain_missing_library
 
@@ -42,16 +43,24 @@ LONGEST = [
 """Groups that take longest, by names of files: begun last, one of them would run when the other processes are idle."""
 
 
-def group_of(item: pytest.Item) -> str:
-    return RAY if "_ray" in item.path.stem else str(item.path)
+def group_of(file: str) -> str:
+    return RAY if "_ray" in Path(file).stem else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file share servers, so one process runs them (`--dist loadgroup`); one runs all that start Ray."""
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(Path(group_of(item)).stem, len(LONGEST)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=lambda item: places.get(Path(group_of(str(item.path))).stem, len(LONGEST)))
+
+
+class Groups(LoadScopeScheduling):
+    """Tests of a file share servers, so one process runs them; one runs all that start Ray."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.split("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
