@@ -64,7 +64,9 @@ def test_undo_regenerate_and_reset_change_what_is_sent_next() -> None:
 def test_settings_are_checked_when_they_are_set_and_sent_with_each_question() -> None:
     session = new_session()
     assert run_command(session, "/set temperature 0.5").text == "temperature is 0.5"
-    run_command(session, "/set top-k 20")
+    run_command(session, "/set --top-k 20")
+    run_command(session, "/set presence_penalty -1")
+    run_command(session, "/set presence_penalty default")
     run_command(session, "/set reasoning_effort low")
     ask(session, "hello")
     assert session.backend.given == [{"temperature": 0.5, "top_k": 20, "reasoning_effort": "low"}]

@@ -127,7 +127,8 @@ def _load(session: Session, argument: str) -> Result:
 def _set(session: Session, argument: str) -> Result:
     if not argument:
         return Result("\n".join(f"{name} {_setting(session, name)}" for name in SETTINGS))
-    name, _, value = argument.replace("-", "_", 1 if argument[:1] != "-" else 0).partition(" ")
+    name, _, value = argument.partition(" ")
+    name = name.removeprefix("--").replace("-", "_")  # a flag's name is accepted, too
     if not value.strip():
         raise InvalidRequestError(f"/set {name} needs a value; {DEFAULT} takes it back")
     session.settings = changed(session.settings, name, value.strip())
