@@ -307,6 +307,11 @@ class LLM:
         return self._engine.info.defaults.has_sampling
 
     @property
+    def model_name(self) -> str:
+        """The name of the model's folder or file, or its hub id."""
+        return self._engine.info.model_name
+
+    @property
     def memory_plan(self) -> str:
         """The memory plan in one line: weights, KV cache, activations."""
         return self._engine.info.memory_plan

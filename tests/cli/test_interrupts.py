@@ -1,15 +1,10 @@
 """Ctrl-C, as a terminal sends it: an answer ends, and nothing that was done is lost."""
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +16,7 @@ import pytest
 from penstock import LLM
 from penstock.cli import main
 from tests.support.checkpoints import write_tiny_llama
+from tests.support.terminal import Terminal
 
 COMMAND = [sys.executable, "-m", "penstock.cli"]
 
@@ -118,61 +114,6 @@ def test_a_file_of_other_answers_is_left_alone(content: str, words: str, tmp_pat
     assert out.read_text() == content
 
 
-class Terminal:
-    """`penstock chat` on a pseudo-terminal."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        attributes = termios.tcgetattr(theirs)
-        attributes[3] |= termios.NOFLSH  # or the kernel drops output that is not read yet when Ctrl-C is typed
-        termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-        self.shown = ""
-        self._process = subprocess.Popen(
-            [*COMMAND, "chat", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
-        os.close(theirs)
-
-    def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
-
-    def wait_for(self, text: str, seconds: float = 60.0) -> str:
-        """What is shown until the text, from the last wait's end on."""
-        deadline = time.monotonic() + seconds
-        while text not in self.shown:
-            readable, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
-            assert readable, self.shown
-            self.shown += os.read(self._ours, 65536).decode(errors="replace")
-        before, _, self.shown = self.shown.partition(text)
-        return before
-
-    def interrupt_until(self, text: str) -> None:
-        """Press Ctrl-C until the text is shown: input() does not see a signal between its prompt and its read."""
-        for _ in range(30):
-            self.type("\x03")
-            with contextlib.suppress(AssertionError):
-                self.wait_for(text, 2.0)
-                return
-        raise AssertionError(self.shown)
-
-    def end(self) -> int:
-        try:
-            while os.read(self._ours, 65536):
-                pass
-        except OSError:  # the other end is closed
-            pass
-        os.close(self._ours)
-        return self._process.wait(60)
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
-
-
 def test_what_a_stopped_answer_had_written_stays_in_the_conversation(
     endless: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,16 +141,31 @@ def test_what_a_stopped_answer_had_written_stays_in_the_conversation(
     assert second[1]["content"] == capsys.readouterr().out.split("\n")[0] != ""
 
 
-def test_ctrl_c_stops_a_chats_answer_keeps_what_was_written_and_the_prompt_returns(endless: list[str]) -> None:
-    terminal = Terminal(*endless)
+def test_ctrl_c_stops_a_chats_answer_keeps_what_was_written_and_the_prompt_returns(
+    endless: list[str], tmp_path: Path
+) -> None:
+    terminal = Terminal("chat", *endless)
+    terminal.wait_for("loading")
+    terminal.type("/unknown\r")  # while it loads: for the first prompt
+    terminal.wait_for("there is no command /unknown")
     terminal.wait_for("> ")
-    terminal.type("hello\n")
-    terminal.wait_for("hello\r\n")
-    while len(terminal.shown) < 20:
-        terminal.shown += os.read(terminal._ours, 100).decode(errors="replace")
+    terminal.type("\x1b[200~two\nlines\x1b[201~")  # as a terminal sends a paste
+    terminal.wait_for("lines")
+    terminal.type("\r")
+    terminal.wait_for("...")  # until the first token
+    terminal.read_until(300)
+    terminal.type("/stats\r\x03")  # what is typed while it answers is for the next prompt
+    assert "Traceback" not in terminal.wait_for("stopped")
+    terminal.wait_for("conversation: 2 messages")
+    terminal.wait_for("> ")
     terminal.type("\x03")
-    assert "Traceback" not in terminal.wait_for("\n> ")
-    terminal.interrupt_until("/exit or Ctrl-D ends")
+    terminal.wait_for("/exit or Ctrl-D ends")
     terminal.wait_for("> ")
-    terminal.type("/exit\n")
+    terminal.type(f"/save {tmp_path / 'kept.json'}\r")
+    terminal.wait_for("saved 2 messages")
+    terminal.type("/exit\r")
     assert terminal.end() == 0
+    question, answer = json.loads((tmp_path / "kept.json").read_text())["messages"]
+    assert question == {"role": "user", "content": "two\nlines"}
+    assert answer["role"] == "assistant"
+    assert answer["content"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import make_parser
+from penstock.cli import COMMANDS, make_parser
 from penstock.cli.parser import FOREIGN_FLAGS
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ def test_every_file_of_the_tree_that_prose_names_exists(page: Path) -> None:
 
 def test_every_flag_that_a_page_names_exists() -> None:
     known = set(re.findall(r"--[a-z][\w-]+", make_parser().format_help()))
-    for command in ("generate", "chat", "serve", "reload", "quantize", "verify", "simulate", "cache"):
+    for command in COMMANDS:
         known |= flags_of(command)
     named = {(page.stem, flag) for page in PAGES for flag in flags_in_prose(page.read_text())}
     named -= {("coming-from", flag) for flag in FOREIGN_FLAGS}

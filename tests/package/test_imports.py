@@ -43,7 +43,8 @@ def test_the_server_process_loads_no_room_that_computes() -> None:
 
 def test_help_loads_neither_torch_nor_the_server() -> None:
     command = "import penstock.cli\ntry: penstock.cli.main(['--help'])\nexcept SystemExit: pass"
-    assert not modules_after(command) & {"torch", "fastapi", "tokenizers", "zmq", "numpy"}
+    loaded = modules_after(command)
+    assert not loaded & {"torch", "fastapi", "tokenizers", "zmq", "numpy", "rich", "prompt_toolkit", "markdown_it"}
 
 
 def test_the_llm_is_found_in_the_package_and_imports_torch_only_with_a_model() -> None:

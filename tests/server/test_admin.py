@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.cli import main
-from penstock.cli.reload import post
+from penstock.cli.http import call
 from penstock.errors import PenstockError
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
@@ -83,7 +83,7 @@ def test_the_command_reloads_a_running_server(tiny_llama, capsys, monkeypatch):
         assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["engine 2", "engine 3"]
         assert server.post("/v1/completions", prompt=[5], max_tokens=3).status_code == 200
         with pytest.raises(PenstockError, match="answered 405"):
-            post(server.url, "/v1/admin/engines/9", {}, None)
+            call(server.url, "/v1/admin/engines/9", {}, None)
         assert main(["reload", "--url", server.url, "--model", "/no/such"]) == 2
         assert "no folder or file /no/such" in capsys.readouterr().err
         server.stop()

@@ -17,7 +17,7 @@ from penstock.cli.sources import name_sources
 from penstock.errors import ConfigError, PenstockError
 from penstock.system.host import CLOSED_PIPE, end_process, importing, keep_own_rights
 
-COMMANDS = ("generate", "chat", "serve", "reload", "quantize", "verify", "simulate", "cache")
+COMMANDS = ("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate", "cache")
 """Modules of this package, in the order of the help."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.api.sampling_params import SamplingParams, Structured
-from penstock.checkpoint.checkpoint import open_model
+from penstock.checkpoint.checkpoint import Checkpoint, open_model
 from penstock.cli.loading import loading_shown
 from penstock.cli.parser import Parser
 from penstock.cli.sources import CONFIG_VARIABLE, Given, gather
@@ -70,6 +70,24 @@ def add_sampling_flags(parser: Parser, without: Collection[str] = ()) -> None:
     more.add_argument("--bad-word", action="append", default=[], metavar="WORD", dest="bad_words", help=words)
     form = "answer with JSON that validates against the JSON schema in this file"
     group.add_argument("--json-schema", type=Path, metavar="FILE", dest="structured", help=form)
+
+
+def add_positional_model(parser: Parser) -> None:
+    """Accept the model as an argument, too; `take_positional_model` follows."""
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+
+
+def take_positional_model(args: argparse.Namespace) -> None:
+    """Make the positional model that of `--model`.
+
+    Raises:
+        ConfigError: another one is given by `--model`.
+    """
+    if args.positional_model is None:
+        return
+    if getattr(args, "model", args.positional_model) != args.positional_model:
+        raise ConfigError(f"two models are named, {args.positional_model} and --model {args.model}: leave one out")
+    args.model = args.positional_model
 
 
 def add_config_flag(parser: "argparse._ActionsContainer") -> None:
@@ -193,16 +211,11 @@ def open_llm(args: argparse.Namespace, *, chats: bool, renders: bool = True) -> 
     with ExitStack() as unused:
         if rendering is not None:
             unused.callback(rendering.close)
+        checkpoint = check_model(args, chats=chats)
         with importing():
-            from penstock.cli.text_models import check_chats, check_takes_text
             from penstock.llm import LLM
 
         options = engine_options(args)
-        model = EngineConfig.from_options(**options).model
-        checkpoint = open_model(model)
-        check_takes_text(checkpoint)
-        if chats:
-            check_chats(checkpoint, model.chat_template)
         with loading_shown(checkpoint):
             llm = LLM(**options)
         if rendering is not None and llm.tokenizer is not None:
@@ -210,3 +223,20 @@ def open_llm(args: argparse.Namespace, *, chats: bool, renders: bool = True) -> 
             unused.pop_all()
     print(llm.memory_plan, file=sys.stderr)
     return llm
+
+
+def check_model(args: argparse.Namespace, *, chats: bool) -> Checkpoint:
+    """Open the checkpoint that the flags name, without reading its weights.
+
+    Raises:
+        ConfigError, CheckpointError: the model cannot generate text, or chat.
+    """
+    with importing():
+        from penstock.cli.text_models import check_chats, check_takes_text
+
+    model = EngineConfig.from_options(**engine_options(args)).model
+    checkpoint = open_model(model)
+    check_takes_text(checkpoint)
+    if chats:
+        check_chats(checkpoint, model.chat_template)
+    return checkpoint

@@ -1,19 +1,11 @@
 """`penstock reload`: replaces the engines of a running server without losing a request."""
 
 import argparse
-import contextlib
-import http.client
-import json
 import os
-import socket
-import urllib.error
-import urllib.request
 from typing import Any
 
+from penstock.cli.http import DEFAULT_URL, call
 from penstock.cli.parser import Parser
-from penstock.errors import PenstockError
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -39,54 +31,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> int:
     chosen = {"model": args.model, "revision": args.revision}
     body = {name: value for name, value in chosen.items() if value is not None}
-    answer = post(args.url, "/v1/admin/reload", body, os.environ.get("PENSTOCK_API_KEY"))
+    answer: Any = call(args.url, "/v1/admin/reload", body, os.environ.get("PENSTOCK_API_KEY"))
     for engine in answer["engines"]:
         print(f"engine {engine['place']}: {engine['model']}, {engine['state']}, process {engine['pid']}")
     return 0
-
-
-def post(server: str, path: str, body: dict[str, Any], key: str | None) -> Any:
-    """Send a JSON body to a server at a URL or unix:PATH; the answer's JSON.
-
-    Raises:
-        PenstockError: the server does not answer, or refuses; the message has its reason.
-    """
-    headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
-    socket_path = server.removeprefix("unix:") if server.startswith("unix:") else None
-    url = f"{'http://localhost' if socket_path else server.rstrip('/')}{path}"
-    handlers = [_UnixHandler(socket_path), urllib.request.ProxyHandler({})] if socket_path else []
-    try:
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.build_opener(*handlers).open(request) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        content = error.read().decode(errors="replace")
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            content = json.loads(content)["error"]["message"]
-        raise PenstockError(f"{server} answered {error.code}: {content}") from None
-    except (OSError, ValueError) as error:
-        raise PenstockError(f"no answer from {server}: {getattr(error, 'reason', error)}") from None
-
-
-class _UnixHandler(urllib.request.HTTPHandler):
-    """Opens URLs over a Unix socket, whatever their host is."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req)
-
-    def _connection(self, host: str, **options: Any) -> http.client.HTTPConnection:
-        return _UnixConnection(self._path, **options)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, **options: Any) -> None:
-        super().__init__("localhost", **options)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(self._path)

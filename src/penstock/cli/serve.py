@@ -2,12 +2,11 @@
 
 import argparse
 
-from penstock.cli.flags import given_options
+from penstock.cli.flags import add_positional_model, given_options, take_positional_model
 from penstock.cli.parser import Parser
 from penstock.cli.sources import show
 from penstock.cli.topics import add_options
 from penstock.config.engine_config import EngineConfig, iter_options
-from penstock.errors import ConfigError
 from penstock.server.config import ServerConfig, iter_server_options
 from penstock.system.host import importing
 
@@ -23,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="serve a model over HTTP",
         description="Serve a model over HTTP. " + SOURCES_HELP,
     )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_positional_model(parser)
     add_options(parser, [*iter_options(), *iter_server_options()])
     parser.common.add_argument(
         "--print-config", action="store_true", help="print every option with its source, and exit"
@@ -33,10 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     groups = [("server", [f for _, f in iter_server_options()]), ("engine", [f for _, f in iter_options()])]
-    if args.positional_model is not None:
-        if getattr(args, "model", args.positional_model) != args.positional_model:
-            raise ConfigError(f"two models are named, {args.positional_model} and --model {args.model}: leave one out")
-        args.model = args.positional_model
+    take_positional_model(args)
     given = given_options(args)
     server, engine = ({f.name: given[f.name].value for f in group if f.name in given} for _, group in groups)
     config, engine_config = ServerConfig.from_options(**server), EngineConfig.from_options(**engine)
