@@ -187,9 +187,17 @@ class AsyncEngine:
 
     @property
     def metrics(self) -> Metrics:
-        """The server's metrics, up to date."""
+        """The server's metrics, up to date; for readers, as it counts what was only kept until now."""
         self._meter.settle()
         return self._metrics
+
+    def record_failure(self, reason: str) -> None:
+        """Count a failed call."""
+        self._metrics.failures.add(1, reason)
+
+    def record_ignored_field(self, label: str) -> None:
+        """Count a field of a call's body that had no effect."""
+        self._metrics.ignored_fields.add(1, label)
 
     def _live_output_processor(self, request_id: str) -> OutputProcessor | None:
         one = self.open_requests.find(request_id)

@@ -63,6 +63,8 @@ class RequestId:
             if started:
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_id)
+        finally:
+            context.disconnect()
 
 
 class HeadRequests:
@@ -126,9 +128,9 @@ class AccessLog:
             if context.failure is None:
                 context.failure = _failure_of(status, outputs)
             if context.failure is not None:
-                self._engine.metrics.failures.add(1, context.failure)
+                self._engine.record_failure(context.failure)
             for label in context.ignored.values():
-                self._engine.metrics.ignored_fields.add(1, label)
+                self._engine.record_ignored_field(label)
             self._log(scope, context, status, time.monotonic() - began, outputs)
             if self._tracer is not None and span is not None:
                 self._tracer.end_span(span, status, context.failure, outputs)

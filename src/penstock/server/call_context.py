@@ -65,6 +65,10 @@ class CallContext:
     refusal: ErrorReply | None = None
     """The reply that its connection sent while the body was arriving."""
 
+    def disconnect(self) -> None:
+        """Drop the functions of the connection, which refer to this context: a cycle would wait for the collector."""
+        self.receive, self.send_body = _stay_connected, None
+
     def ignored_header(self) -> str | None:
         """Value of the header that names the ignored fields; None if there are none."""
         names: list[str] = []

@@ -26,7 +26,7 @@ class HttpServer(uvicorn.Server):
         serving: Serving = app.state.serving
 
         def count_refusal(reply: ErrorReply) -> None:
-            serving.engine.metrics.failures.add(1, reply.reason)
+            serving.engine.record_failure(reply.reason)
 
         settings = uvicorn.Config(
             app,
