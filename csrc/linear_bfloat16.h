@@ -19,7 +19,7 @@ namespace {
 struct Outlier {
     uint32_t place;   // column * 64 + lane
     uint16_t weight;  // bfloat16
-    uint16_t stored;  // the placeholder stored instead
+    uint16_t stored;  // bfloat16 that the block holds in its place
 };
 
 // The outlier list after the blocks of a panel.

@@ -46,8 +46,8 @@ def test_logits_do_not_depend_on_chunks_and_neighbours(written: tuple[Path, Any]
 
 
 def test_sixty_four_greedy_tokens_equal_those_of_transformers(written: tuple[Path, Any]) -> None:
-    """Each is the likeliest after those before, by one pass of the reference (its `generate` takes 64), or tied with it
-    within the rounding of a float32 logit.
+    """Each token has the highest logit of one pass of the reference over all of them, or one within float32's rounding
+    of it. By induction these are the tokens of the reference's `generate`, which would take 64 passes.
     """
     folder, reference = written
     (prompt,) = texts((21,))

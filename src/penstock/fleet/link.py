@@ -129,10 +129,10 @@ class Channel:
         if self._loop is None:
             self._loop, self._descriptor = asyncio.get_running_loop(), int(self.outputs.getsockopt(zmq.FD))
             self._loop.add_reader(self._descriptor, self._take)
-            self._loop.call_soon(self._take)  # the descriptor tells of new messages alone
+            self._loop.call_soon(self._take)  # for messages that came before: the descriptor is edge-triggered
 
     def _take(self) -> None:
-        """Take what has arrived: all of it, as the descriptor is not readable again for what is left."""
+        """Receive all queued messages: the descriptor is edge-triggered, and not readable again for a rest."""
         if self._loop is None:  # closed
             return
         while int(self.outputs.getsockopt(zmq.EVENTS)) & _POLLIN:

@@ -113,7 +113,7 @@ class MixerSpec(PartSpec, Protocol):
         ...
 
     def shard(self, tp_size: int) -> MixerSpec:
-        """The spec of one rank's shard: its heads and output columns, of which cache and working memory follow.
+        """The spec of one rank's shard: its heads and output columns, which determine its cache and working memory.
 
         `tp_size` must divide `tp_divisor`.
         """

@@ -184,7 +184,7 @@ class ModelSpec:
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
 
     def shard(self, tp_size: int) -> "ModelSpec":
-        """The spec of one rank's shard of the layers, of which caches and working memory follow.
+        """The spec of one rank's shard of the layers, which determines its caches and working memory.
 
         Raises:
             ConfigError: the model cannot be divided among so many ranks.

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from penstock import __version__
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
+from penstock.checkpoint.safetensors import read_header
 from penstock.config.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import Ops
@@ -233,8 +234,7 @@ class Job:
         weight_map = {}
         files = sorted(self.partial.glob("*.safetensors"))
         for file in files:
-            with safe_open(file, "pt") as opened:
-                weight_map.update(dict.fromkeys(opened.keys(), file.name))
+            weight_map.update(dict.fromkeys(read_header(file), file.name))
         index = {"metadata": {"total_size": sum(map(_size, files))}, "weight_map": weight_map}
         for file in self._copied_files():
             _copy(file, self.partial / file.name)
@@ -252,10 +252,8 @@ class Job:
     def describe(self) -> str:
         """The written folder, its size and its bits per weight, in a line."""
         size = sum(map(_size, self.out.glob("*.safetensors")))
-        num_weights = 0
-        for file in weight_files(self.checkpoint.path):
-            with safe_open(file, "pt") as opened:
-                num_weights += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+        files = weight_files(self.checkpoint.path)
+        num_weights = sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())
         return f"{self.out}: {size / 2**20:,.1f} MiB, {8 * size / num_weights:.2f} bits a weight"
 
     def _save_rest(self) -> None:

@@ -184,7 +184,7 @@ def _read(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Context without garbage collection, for imports, of which it takes a fifth.
+    """Context without garbage collection, which takes a fifth of the time of imports.
 
     What was imported then counts as old: to scan all as young would take as long again.
     """

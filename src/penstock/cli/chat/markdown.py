@@ -100,7 +100,7 @@ class AnswerView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: TracebackType | None) -> None:
-        """Print what is not printed yet, also after Ctrl-C."""
+        """Print the rest of the answer, also after Ctrl-C."""
         self._live.stop()
         self._fold()
         self._print_blocks(blocks(self._text))
