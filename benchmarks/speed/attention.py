@@ -24,7 +24,8 @@ from benchmarks.speed.ceilings import measure
 from penstock import native
 from penstock.core.plan import ForwardPlan, NewBlocks
 from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCache, RopeOptions
-from penstock.kernels.ops import make_ops
+from penstock.kernels.reference_ops import over_tensors
+from penstock.kernels.tables import make_ops
 from penstock.runner.forward import build_batch
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 16, 8, 128, 32
@@ -37,8 +38,8 @@ CASES: dict[str, list[tuple[int, int]]] = {  # (first position, tokens) of each 
     "prompt of 2048, its last 256": [(1792, 256)],
 }
 
-CPU = torch.device("cpu")
-OPS = make_ops(CPU)
+CPU = "cpu"
+OPS = over_tensors(make_ops(CPU))
 COMMON = {"decode 32 x 512, 384 in common": 384}
 
 

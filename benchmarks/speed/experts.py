@@ -23,13 +23,14 @@ from penstock.config.feed_forward import Routing
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import LinearMap, Weight
-from penstock.kernels.ops import make_ops
+from penstock.kernels.reference_ops import over_tensors
+from penstock.kernels.tables import make_ops
 from tests.kernels.weights import random_integers
 
 HIDDEN, INNER, ROUTING = 2048, 768, Routing(128, 8, renormalize=True)
 TOKENS = (1, 4, 16, 64, 256, 1024)
-CPU = torch.device("cpu")
-OPS = make_ops(CPU)
+CPU = "cpu"
+OPS = over_tensors(make_ops(CPU))
 
 
 def packed(rows: int, columns: int, format: WeightFormat, *, gated: bool) -> Weight:

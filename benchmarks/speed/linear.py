@@ -22,7 +22,8 @@ from penstock import native
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import Weight
-from penstock.kernels.ops import make_ops
+from penstock.kernels.reference_ops import over_tensors
+from penstock.kernels.tables import make_ops
 from tests.kernels.weights import random_integers
 
 SHAPES = [(6144, 1024), (1024, 3072)]
@@ -34,8 +35,8 @@ KINDS: list[tuple[str, WeightFormat, torch.dtype, tuple[str, ...]]] = [
     *((name, FORMATS[name], torch.bfloat16, ("int8", "float32")) for name in INTEGERS),
 ]
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 512)
-CPU = torch.device("cpu")
-OPS = make_ops(CPU)
+CPU = "cpu"
+OPS = over_tensors(make_ops(CPU))
 COPIED_BYTES = 150 << 20
 
 

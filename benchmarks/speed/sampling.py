@@ -36,11 +36,12 @@ from penstock.config.engine_config import EngineConfig
 from penstock.core.plan import SampleBatch, SampledSequence
 from penstock.engine.build import build_engine
 from penstock.frontend.input_processor import InputProcessor
-from penstock.kernels.ops import make_ops
+from penstock.kernels.reference_ops import over_tensors
+from penstock.kernels.tables import make_ops
 from penstock.sampling.sampler import Sampler
 
 BATCH, HISTORY, ROUNDS = 64, 500, 12
-OPS = make_ops(torch.device("cpu"))
+OPS = over_tensors(make_ops("cpu"))
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.8,
     "top_k": 100,

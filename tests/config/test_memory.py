@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from penstock import native
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.registry import read_spec
 from penstock.quantization.base import WeightFactory

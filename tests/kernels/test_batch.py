@@ -16,7 +16,7 @@ from penstock.kernels.attention.reference import Seen, plan_attention
 from penstock.kernels.batch import Batch, Column, RecordedBatch
 from penstock.kernels.ops import Ops
 from penstock.native import structs
-from penstock.native.program import CannotRecordError
+from penstock.native.array import CannotRecordError
 from penstock.runner.forward import build_batch
 from tests.kernels.versions import REFERENCE, VERSIONS
 

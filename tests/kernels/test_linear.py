@@ -21,7 +21,7 @@ from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.reference import TILE_ROWS, as_int8
 from penstock.kernels.linear.weight import Weight
-from penstock.kernels.ops import reference_ops
+from penstock.kernels.reference_ops import reference_ops
 from tests.kernels.versions import LIBRARY, REFERENCE, native_table, needs_native
 from tests.kernels.weights import random_integers
 

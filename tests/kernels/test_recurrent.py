@@ -16,12 +16,14 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from penstock import native
 from penstock.config.state_layout import matrix_state
+from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
 from penstock.kernels.recurrent.reference import plan_runs
 from penstock.kernels.recurrent.states import StateCache, StatePart, StateShape
-from penstock.native.program import Program, RecordedTensor
+from penstock.native.array import NoNativeKernelError, dtype_of
+from penstock.native.program import Program
 from tests.kernels.paged import Part, random_division
 from tests.kernels.versions import LIBRARY, REFERENCE, VERSIONS, native_table, needs_native
 
@@ -241,14 +243,29 @@ def test_a_program_computes_what_the_calls_do(mixer: Mixer) -> None:
     expected = [torch.cat(texts.compute(parts)) for parts in steps]
     texts.state.memory.fill_(float("nan"))
     program, batch = Program(30), RecordedBatch()
-    x = program.tensor((mixer.columns,), torch.bfloat16)
+    x = program.array((mixer.columns,), dtype_of("bfloat16"))
     out = mixer.compute(texts.ops, x, texts.state, batch)
-    assert isinstance(out, RecordedTensor)
+    assert out.program is program
     for parts, wanted in zip(steps, expected, strict=True):
-        x.memory[: len(wanted)] = torch.cat([texts.rows[seq][start : start + count] for seq, start, count in parts])
+        rows = torch.cat([texts.rows[seq][start : start + count] for seq, start, count in parts])
+        x.fill(array_of(rows), len(wanted))
         batch.become(texts.batch(parts))
         LIBRARY.run(program.segment(len(wanted)))
-        assert torch.equal(out.memory[: len(wanted)], wanted)
+        assert torch.equal(tensor_of(out.memory.numpy())[: len(wanted)], wanted)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("mixer", "words"),
+    [
+        (conv_mixer(8, 17, bias=False, silu=True, factors=False), "over 17 tokens"),
+        (delta_mixer(DeltaShape(1, 1, 513, 16)), "513 x 16"),
+        (scan_mixer(ScanShape(1, 513, 1, 2, 0.0, 1.0)), "513 x 2"),
+    ],
+)
+def test_sizes_beyond_the_kernels_limits_are_refused_by_name(mixer: Mixer, words: str) -> None:
+    with pytest.raises(NoNativeKernelError, match=words):
+        Texts(mixer, native_table(), [3], torch.float32).whole()
 
 
 @needs_native

@@ -3,7 +3,8 @@
 import pytest
 
 from penstock import native
-from penstock.kernels.ops import Ops, native_ops, reference_ops
+from penstock.kernels.ops import Ops, native_ops
+from penstock.kernels.reference_ops import over_tensors, reference_ops
 
 LIBRARY = native.library()
 needs_native = pytest.mark.skipif(
@@ -12,11 +13,17 @@ needs_native = pytest.mark.skipif(
 REFERENCE = reference_ops()
 VERSIONS = [
     pytest.param(REFERENCE, id="reference"),
-    pytest.param(native_ops(LIBRARY) if LIBRARY else REFERENCE, id="native", marks=needs_native),
+    pytest.param(over_tensors(native_ops(LIBRARY)) if LIBRARY else REFERENCE, id="native", marks=needs_native),
 ]
 
 
-def native_table() -> Ops:
-    """The native versions, for a test that is skipped where there are none."""
+def recording_table() -> Ops:
+    """The native versions on their own arrays, which can be recorded; as `native_table`."""
     assert LIBRARY is not None
     return native_ops(LIBRARY)
+
+
+def native_table() -> Ops:
+    """The native versions, on tensors, for a test that is skipped where there are none."""
+    assert LIBRARY is not None
+    return over_tensors(native_ops(LIBRARY))

@@ -6,7 +6,7 @@ from penstock.config.recipes import RECIPES
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import Weight
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.layers.linear import Linear
 from penstock.quantization.base import Method, Unquantized, WeightFactory
 from penstock.quantization.rounding import Rounding

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.rotary import PAGE, Rotary, Temperatures, rope_frequencies
 from penstock.quantization.base import Unquantized, WeightFactory

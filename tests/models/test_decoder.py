@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.rotary import PAGE, Rotary

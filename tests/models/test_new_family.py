@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
 from penstock.config.model_facts import Working
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.layers.linear import Linear
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import FeedForward
@@ -111,7 +111,7 @@ def test_layers_of_one_group_keep_what_each_of_them_needs(toy: Path) -> None:
     checkpoint, settings = settings_for(toy, kv_cache_memory=10 * (32 + 16) * 2 * 4 * 4)
     assert settings.memory.num_blocks == 10
     assert [group.layers for group in settings.memory.groups] == [(0, 2)]
-    cache = KVCache(registry.read_spec(checkpoint), settings, make_ops(torch.device("cpu")))
+    cache = KVCache(registry.read_spec(checkpoint), settings, make_ops("cpu"))
     assert sum(layer.nbytes for layer in kept(cache)) == settings.memory.kv_cache
     assert cache.layers[1] is None
 
@@ -126,9 +126,9 @@ def test_logits_do_not_depend_on_how_a_text_is_cut(toy: Path, block_size: int) -
 
 
 @needs_native
-def test_the_log_says_once_that_it_is_not_recorded_and_why(toy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "penstock.runner.forward"), LLM(str(toy), kv_cache_memory="2MiB"):
+def test_the_log_says_once_that_the_reference_computes_it_and_why(toy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "penstock.kernels.tables"), LLM(str(toy), kv_cache_memory="2MiB"):
         pass
-    assert [record.getMessage() for record in caplog.records if record.name == "penstock.runner.forward"] == [
-        "this model runs eagerly, more slowly, as there is no native kernel for relu"
+    assert [record.getMessage() for record in caplog.records if record.name == "penstock.kernels.tables"] == [
+        "reference kernels, which are slower: there is no native kernel for relu"
     ]

@@ -11,7 +11,7 @@ import torch
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.ranks import Ranks
-from penstock.kernels.ops import reference_ops
+from penstock.kernels.reference_ops import reference_ops
 from penstock.models.decoder import Decoder
 from penstock.models.mtp import MTPHead
 from penstock.models.registry import read_spec

@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import grimp
+import pytest
+import torch
+
+from tests.kernels.versions import needs_native
 
 
 def modules_after(statement: str) -> set[str]:
@@ -47,8 +51,18 @@ def test_help_loads_neither_torch_nor_the_server() -> None:
     assert not loaded & {"torch", "fastapi", "tokenizers", "zmq", "numpy", "rich", "prompt_toolkit", "markdown_it"}
 
 
-def test_the_llm_is_found_in_the_package_and_imports_torch_only_with_a_model() -> None:
-    assert "torch" not in modules_after("from penstock import LLM, SamplingParams")
+@needs_native
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, torch computes")
+def test_the_llm_answers_on_native_kernels_without_torch() -> None:
+    ask = """
+import logging, sys
+sys.modules["torch"] = None  # what imports it fails
+from penstock import LLM, SamplingParams
+with LLM(threads=1, packed_cache="off") as llm:
+    many = SamplingParams(max_tokens=4, temperature=0.7, seed=1, logprobs=2, repetition_penalty=1.2, prompt_logprobs=1)
+    assert llm.generate(["2 + 2 ="], many)[0].outputs[0].token_ids
+del sys.modules["torch"]"""
+    assert "torch" not in modules_after(ask)
 
 
 def test_no_two_modules_import_each_other() -> None:

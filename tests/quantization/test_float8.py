@@ -19,7 +19,8 @@ from penstock.config.weight_formats import FORMATS
 from penstock.errors import CheckpointError
 from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import dequantize
-from penstock.kernels.ops import make_ops, native_ops
+from penstock.kernels.ops import native_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model, read_facts
 from penstock.quantization.scheme import Float8Scheme, MXFP4Scheme, QuantizedModules

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from penstock import native
 from penstock.config.recipes import RECIPES
 from penstock.errors import CheckpointError
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.layers.attention import Attention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMLP

@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError, ConfigError
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.layers.attention import Attention
 from penstock.layers.mlp import GatedMLP
 from penstock.models.decoder import Decoder

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.cli import main
 from penstock.errors import CheckpointError, ConfigError
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.registry import read_spec
 from penstock.quantizer.job import Job
 from tests.support.checkpoints import write_tiny_llama

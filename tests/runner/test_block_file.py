@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.stored_blocks import Record, StoredTree, path_digest, root_digest
 from penstock.errors import ConfigError
-from penstock.kernels.block_bytes import GatheredBytes
+from penstock.kernels.attention.reference_cache import GatheredBytes
 from penstock.runner.block_file import BlockFile, Layout, checksum_of, open_own, open_peer, open_temporary
 from tests.runner.blocks import DIGEST, KEY, LAYOUT, SIZE, put
 

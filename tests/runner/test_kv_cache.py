@@ -9,14 +9,15 @@ from penstock.core.plan import BlockCopy
 from penstock.kernels.attention import LayerCache
 from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.attention.reference_cache import ReferenceCache
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.registry import read_spec
+from penstock.native.array import NoNativeKernelError
 from penstock.runner.forward import KVCache
-from tests.kernels.versions import needs_native
+from tests.kernels.versions import REFERENCE, needs_native
 from tests.support.pages import backed_bytes
 from tests.support.stepping import kept, settings_for, spying
 
-OPS = make_ops(torch.device("cpu"))
+OPS = make_ops("cpu")
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_has_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
 
 def test_it_has_the_asked_type(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="bfloat16")
-    assert kept(KVCache(read_spec(checkpoint), settings, OPS))[0].dtype == torch.bfloat16
+    assert kept(KVCache(read_spec(checkpoint), settings, OPS))[0].dtype == OPS.dtype("bfloat16")
 
 
 def test_an_int8_cache_has_the_planned_size_too(tiny_llama: Path) -> None:
@@ -44,7 +45,7 @@ def test_an_int8_cache_has_the_planned_size_too(tiny_llama: Path) -> None:
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8", block_size=block_size)
-    cache = KVCache(read_spec(checkpoint), settings, OPS)
+    cache = KVCache(read_spec(checkpoint), settings, OPS if block_size == 4 else REFERENCE)
     for number, layer in enumerate(kept(cache)):
         for part in parts_of(layer):
             part[3], part[4] = number + 1, number + 9
@@ -64,17 +65,18 @@ def parts_of(layer: LayerCache) -> list[Any]:
     return [layer.key, layer.value, layer.key_scales, layer.value_scales]
 
 
-def test_an_odd_block_size_is_served_by_the_reference(tiny_llama: Path) -> None:
+@needs_native
+def test_an_odd_block_size_has_no_native_kernel(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, block_size=5)
-    layers = kept(KVCache(read_spec(checkpoint), settings, OPS))
-    assert all(isinstance(layer, ReferenceCache) for layer in layers)
+    with pytest.raises(NoNativeKernelError, match="blocks of 5 tokens"):
+        KVCache(read_spec(checkpoint), settings, OPS)
 
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB", block_size=block_size)
     asked: list[int] = []
-    cache = KVCache(read_spec(checkpoint), settings, spying(OPS, asked))
+    cache = KVCache(read_spec(checkpoint), settings, spying(OPS if block_size == 4 else REFERENCE, asked))
     assert not asked
     assert resident(cache) == 0
     assert not parts_of(kept(cache)[0])[0][4].any()

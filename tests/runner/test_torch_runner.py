@@ -1,5 +1,6 @@
 """The runner as the engine uses it: plans in, tokens out."""
 
+import sys
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,10 @@ import torch
 
 from penstock import native
 from penstock.core.plan import BlockCopy, StepPlan
-from penstock.kernels.ops import make_ops
+from penstock.errors import ConfigError
+from penstock.kernels.tables import make_ops
 from penstock.runner.torch_runner import TorchRunner
+from tests.kernels.versions import needs_native
 from tests.support.stepping import Stepper, plan_of, settings_for, spying
 
 PROMPT = [5, 17, 300, 42, 8, 99, 250]
@@ -86,6 +89,24 @@ def test_it_uses_as_many_threads_as_the_settings_say(tiny_llama: Path) -> None:
         assert native.num_threads() == 2
     finally:
         native.set_num_threads(1)
+
+
+@needs_native
+def test_a_size_without_a_native_kernel_has_the_reference_compute_the_whole_model(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = TorchRunner(*settings_for(tiny_llama, block_size=5))
+    assert runner.ops.library is None
+    assert "no native kernel for attention with heads of 16 elements and blocks of 5 tokens" in caplog.text
+    assert runner.execute(plan([(0, PROMPT)], [6], [7])).token_ids == greedy(tiny_llama, 1)
+
+
+@needs_native
+def test_without_torch_it_says_what_to_install(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.kernels.reference_ops")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"blocks of 5 tokens; .* pip install 'penstock\[torch\]'"):
+        TorchRunner(*settings_for(tiny_llama, block_size=5))
 
 
 def test_a_closed_runner_has_given_its_memory_back(runner: TorchRunner) -> None:

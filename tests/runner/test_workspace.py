@@ -47,7 +47,7 @@ for layer in kept(runner._cache):
     layer.copy_blocks([(0, block) for block in range(settings.memory.num_blocks)])
 idle = runner._forward._layers._idle  # part of the workspace
 for memory in idle:
-    ctypes.memset(memory.data_ptr(), 0, memory.nbytes)
+    ctypes.memset(memory.ctypes.data, 0, memory.nbytes)
 trim_heaps()  # as an engine does: what loading has left would hold a part of the step's memory
 before = status("VmRSS") - sum(memory.nbytes for memory in idle)
 Path("/proc/self/clear_refs").write_text("5")
@@ -72,4 +72,4 @@ def test_the_largest_step_stays_within_the_planned_workspace(tmp_path: Path, dty
     peak, workspace = json.loads(run.stdout)
     assert peak < workspace + ALLOCATOR
     # A third of the plan are copies of logits, for rows with every control of sampling: this step has none.
-    assert peak > workspace / 6, "the plan wastes what could hold keys and values"
+    assert peak > workspace / 7, "the plan wastes what could hold keys and values"

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from penstock.api.sampling_params import ResolvedParams
 from penstock.core.plan import SampleBatch, SampledSequence, StepResult
-from penstock.kernels.ops import make_ops
+from penstock.kernels.reference_ops import over_tensors
+from penstock.kernels.tables import make_ops
 from penstock.sampling.sampler import Sampler
 from tests.support.params import NEUTRAL
 
-OPS = make_ops(torch.device("cpu"))
+OPS = over_tensors(make_ops("cpu"))
 
 
 def params(**changes: Any) -> ResolvedParams:

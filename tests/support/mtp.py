@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.kernels.ops import reference_ops
+from penstock.kernels.reference_ops import reference_ops
 from penstock.models.decoder import Decoder
 from penstock.models.mtp import MTPHead
 from penstock.models.registry import read_spec

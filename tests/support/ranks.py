@@ -13,9 +13,9 @@ from torch import Tensor
 
 from penstock import native
 from penstock.config.ranks import Ranks
-from penstock.kernels.ops import make_ops
 from penstock.kernels.ranks import Alone, Collective
 from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
+from penstock.kernels.tables import make_ops
 from penstock.models.registry import load_model
 from penstock.native import Library
 from penstock.runner.forward import Forward, KVCache, make_forward
@@ -48,12 +48,12 @@ class RankForward:
         native.set_num_threads(1)
         checkpoint, settings = settings_for(folder, tensor_parallel_size=collective.ranks.size, **options)
         settings = replace(settings, max_num_batched_tokens=64, max_num_seqs=64)
-        device, self.settings = torch.device("cpu"), settings
-        ops = make_ops(device, collective)
+        self.settings = settings
+        self._ops = ops = make_ops("cpu", collective)
         with torch.inference_mode():
             self.model = load_model(checkpoint, settings, ops)
             self.cache = KVCache(self.model.spec, settings, ops)
-            self.forward: Forward = make_forward(self.model, self.cache, ops, device, max_tokens=64, max_rows=64)
+            self.forward: Forward = make_forward(self.model, self.cache, ops, "cpu", max_tokens=64, max_rows=64)
         self._computed = 0
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
@@ -64,7 +64,8 @@ class RankForward:
         plan = plan_of([(self._computed, tokens)], tables, range(len(tokens))).forward
         self._computed = end
         with torch.inference_mode():
-            return self.forward.run(plan, [tables for _ in self.cache.groups]).clone()
+            logits = self.forward.run(plan, [tables for _ in self.cache.groups])
+            return torch.from_numpy(self._ops.on_host(logits).copy())
 
 
 def logits(folder: Path, collective: Collective | None, pieces: Sequence[Sequence[int]], **options: Any) -> Tensor:

@@ -15,8 +15,11 @@ from penstock.config.memory import Machine
 from penstock.config.settings import Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
 from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
-from penstock.kernels.ops import Ops, make_ops
+from penstock.kernels.ops import Ops
+from penstock.kernels.reference_ops import over_tensors, reference_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.registry import load_model, read_facts
+from penstock.native.array import NoNativeKernelError
 from penstock.runner.forward import KVCache, build_batch
 from tests.support.params import GREEDY
 
@@ -86,15 +89,20 @@ class Stepper:
     def __init__(self, folder: Path, num_texts: int, **options: Any) -> None:
         checkpoint, settings = settings_for(folder, **options)
         self.device = torch.device(settings.device)
-        self.ops = make_ops(self.device)
-        with torch.inference_mode():
-            self.model = load_model(checkpoint, settings, self.ops)
-            self.cache = KVCache(self.model.spec, settings, self.ops)
+        try:
+            self._load(checkpoint, settings, over_tensors(make_ops(self.device)))
+        except NoNativeKernelError:
+            self._load(checkpoint, settings, reference_ops())
         num_blocks = min(group.num_blocks for group in settings.memory.groups)
         blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         each = len(blocks) // num_texts
         self.tables = [array("i", blocks[index * each : (index + 1) * each]) for index in range(num_texts)]
         self.computed = [0] * num_texts
+
+    def _load(self, checkpoint: Checkpoint, settings: Settings, ops: Ops) -> None:
+        with torch.inference_mode():
+            self.ops, self.model = ops, load_model(checkpoint, settings, ops)
+            self.cache = KVCache(self.model.spec, settings, ops)
 
     def step(self, parts: dict[int, list[int]]) -> dict[int, torch.Tensor]:
         """Compute the next tokens `parts[i]` of the texts i, in one step; returns logits of each token, by text."""

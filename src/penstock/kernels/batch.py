@@ -24,12 +24,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.native import Library, structs
-from penstock.native.program import CannotRecordError
+from penstock.native.array import AnyArray, CannotRecordError
 
 IntArray = NDArray[np.int32]
 Column = Literal["query_start", "seq_lens", "table_start", "blocks", "slots", "positions", "token_ids"]
@@ -51,7 +49,7 @@ class Batch:
         num_seqs: int,
         num_tokens: int,
         pool_blocks: int,
-        device: torch.device,
+        device: str,
         branches: IntArray | None = None,
     ) -> None:
         """
@@ -93,8 +91,8 @@ class Batch:
         first, last = self._ends[name]
         return self._memory[first:last]
 
-    def tensor(self, name: Column) -> Tensor:
-        """A column on the model's device, int64 as torch's indices are."""
+    def tensor(self, name: Column) -> AnyArray:
+        """For the reference: a column on the model's device, int64 as torch's indices are."""
         first, last = self._ends[name]
         return self._on_device[first:last]
 
@@ -106,7 +104,9 @@ class Batch:
         return cast("T", self._derived[key])
 
     @functools.cached_property
-    def _on_device(self) -> Tensor:
+    def _on_device(self) -> AnyArray:
+        import torch
+
         return torch.from_numpy(self._memory).to(self._device).long()
 
     @functools.cached_property
@@ -129,7 +129,7 @@ class RecordedBatch(Batch):
     """The batch of a recorded forward pass: native kernels read each step's batch at the same address."""
 
     def __init__(self) -> None:
-        super().__init__(np.zeros(2, np.int32), 0, 0, 0, torch.device("cpu"))
+        super().__init__(np.zeros(2, np.int32), 0, 0, 0, "cpu")
 
     def become(self, other: Batch) -> None:
         """Take on another step's batch, at the same address."""
@@ -140,7 +140,7 @@ class RecordedBatch(Batch):
         """Raise CannotRecordError: a recorded pass must not depend on one step's columns."""
         raise CannotRecordError(f"the batch's {name}")
 
-    def tensor(self, name: Column) -> Tensor:
+    def tensor(self, name: Column) -> AnyArray:
         """Raise CannotRecordError, as `column`."""
         raise CannotRecordError(f"the batch's {name}")
 

@@ -1,12 +1,10 @@
 """KV blocks of a cache group as bytes, all layers of a block in one piece, for files and other engines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 
 class BlockBytes(Protocol):
@@ -48,29 +46,3 @@ class BytesInPlace:
 
     def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
         return fill(self._blocks[block].data)
-
-
-class GatheredBytes:
-    """Blocks spread over several tensors, each [num_blocks, ...]: their parts are copied one after another."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
-        self._ends = np.cumsum([tensor[0].nbytes for tensor in tensors]).tolist()
-        self.nbytes: int = self._ends[-1]
-
-    def read(self, block: int) -> memoryview:
-        parts = [tensor[block].contiguous().view(-1).view(torch.uint8).cpu() for tensor in self._tensors]
-        content: NDArray[np.uint8] = torch.cat(parts).numpy()
-        return content.data
-
-    @torch.inference_mode()
-    def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
-        content = np.empty(self.nbytes, np.uint8)
-        if not fill(content.data):
-            return False
-        first = 0
-        for tensor, end in zip(self._tensors, self._ends, strict=True):
-            part = tensor[block]
-            part.copy_(torch.from_numpy(content[first:end]).view(part.dtype).view(part.shape))
-            first = end
-        return True

@@ -1,6 +1,7 @@
 """The memory of a model's tensors: allocates it, and stores in it what checkpoints hold, which are numpy arrays.
 
-A weight in a layout of the kernels' own (`kernels/linear`) has its own memory.
+Here are the interfaces, and the arrays of native kernels; `reference_memory.py` has torch's tensors. A weight in a
+layout of the kernels' own (`kernels/linear`) has its own memory.
 """
 
 import math
@@ -8,42 +9,38 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, Weight
+from penstock.native.array import AnyArray, AnyDtype, Array, dtype_name, dtype_of
 from penstock.system.allocator import Allocator
 
-_LARGE_BYTES = 2**16
+LARGE_BYTES = 2**16
 """Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTensor:
+class ModelTensor(Protocol):
     """A tensor that the cache of packed weights can store. See `Packable` for the methods."""
 
-    tensor: Tensor
-    is_filled: bool = False
-    """Whether it was made in memory that already holds its content."""
+    @property
+    def tensor(self) -> AnyArray: ...
 
-    def packed(self) -> Packed:
-        return Packed(_form(self.tensor.shape, self.tensor.dtype), (_bytes_of(self.tensor),))
+    @property
+    def is_filled(self) -> bool:
+        """Whether it was made in memory that already holds its content."""
+        ...
 
-    def adopt(self, packed: Packed) -> bool:
-        mapped = _unpacked(packed, tuple(self.tensor.shape), self.tensor.dtype)
-        if mapped is not None:
-            self.tensor.set_(mapped.untyped_storage(), mapped.storage_offset(), mapped.shape, mapped.stride())
-        return mapped is not None
+    def packed(self) -> Packed: ...
+
+    def adopt(self, packed: Packed) -> bool: ...
 
 
 class NewTensor(Protocol):
     """Allocates a tensor, without content unless `packed` has it in this shape and dtype: then in that memory."""
 
     def __call__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, packed: Packed | None = None
+        self, shape: tuple[int, ...], dtype: AnyDtype, device: str, packed: Packed | None = None
     ) -> ModelTensor: ...
 
 
@@ -53,59 +50,70 @@ class Store(Protocol):
     They are converted to the target's dtype; a weight of a quantized format takes quantized rows.
     """
 
-    def __call__(self, target: Weight | Tensor, first: int, rows: NDArray[Any] | Quantized) -> None: ...
+    def __call__(self, target: AnyArray | Weight, first: int, rows: NDArray[Any] | Quantized) -> None: ...
 
 
-def new_tensor(
+@dataclass(frozen=True, slots=True)
+class ModelArray:
+    """See `ModelTensor`."""
+
+    tensor: Array
+    is_filled: bool = False
+
+    def packed(self) -> Packed:
+        content = np.ascontiguousarray(self.tensor.numpy())
+        return Packed(form_of(content.shape, content.dtype.name), (content.reshape(-1).view(np.uint8),))
+
+    def adopt(self, packed: Packed) -> bool:
+        mapped = _unpacked(packed, self.tensor.shape, self.tensor.dtype)
+        if mapped is not None:
+            self.tensor.hold(mapped)
+        return mapped is not None
+
+
+def new_array(
     shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: AnyDtype,
+    device: str,
     packed: Packed | None = None,
     *,
     allocator: Allocator,
-) -> ModelTensor:
+) -> ModelArray:
     """See `NewTensor`."""
+    assert str(device) == "cpu"
+    dtype = dtype_of(dtype_name(dtype))
     mapped = None if packed is None else _unpacked(packed, shape, dtype)
     if mapped is not None:
-        return ModelTensor(mapped, is_filled=True)
+        return ModelArray(Array(mapped), is_filled=True)
     size = math.prod(shape) * dtype.itemsize
-    if device.type == "cpu" and size >= _LARGE_BYTES:
-        memory = torch.from_numpy(allocator.zeros(size, for_weights=True))
-        return ModelTensor(memory.view(dtype).view(shape))
-    return ModelTensor(torch.empty(shape, dtype=dtype, device=device))
+    if size < LARGE_BYTES:
+        return ModelArray(Array(np.empty(shape, dtype)))
+    return ModelArray(Array(allocator.zeros(size, for_weights=True).view(dtype).reshape(shape)))
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype with this name, which numpy, `ml_dtypes` and torch share."""
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+def constant(values: NDArray[Any], dtype: AnyDtype | None, device: str) -> Array:
+    """An array with these values; `dtype` None: of theirs."""
+    return Array(values if dtype is None else values.astype(dtype_of(dtype_name(dtype)), copy=False))
 
 
-def constant(values: NDArray[Any], dtype: torch.dtype | None, device: torch.device) -> Tensor:
-    """A tensor with these values; `dtype` None: of theirs."""
-    return tensor_of(values).to(device, dtype)
-
-
-def store(target: Weight | Tensor, first: int, rows: NDArray[Any] | Quantized) -> None:
+def store(target: Array | Weight, first: int, rows: NDArray[Any] | Quantized) -> None:
     """See `Store`."""
-    if not isinstance(target, Tensor):
+    if not isinstance(target, Array):
         target.load(first, rows)
     else:
         assert not isinstance(rows, Quantized)
-        target[first : first + len(rows)].copy_(tensor_of(rows))
+        with np.errstate(all="ignore"):  # numbers that are infinite in the target's dtype
+            target.numpy()[first : first + len(rows)] = rows
 
 
-def _form(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def form_of(shape: tuple[int, ...], dtype: str) -> str:
+    """Identifies the layout of a tensor among packed weights."""
     return f"{dtype} {list(shape)}"
 
 
-def _bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    return array_of(tensor.contiguous().view(-1).view(torch.uint8))
-
-
-def _unpacked(packed: Packed, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """The inverse of `ModelTensor.packed`, without a copy; None if shape or dtype do not match."""
+def _unpacked(packed: Packed, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """The inverse of `ModelArray.packed`, without a copy; None if shape or dtype do not match."""
     size = math.prod(shape) * dtype.itemsize
-    if packed.form != _form(shape, dtype) or [part.nbytes for part in packed.parts] != [size]:
+    if packed.form != form_of(shape, dtype.name) or [part.nbytes for part in packed.parts] != [size]:
         return None
-    return torch.from_numpy(packed.parts[0]).view(dtype).view(shape)
+    return packed.parts[0].view(dtype).reshape(shape)

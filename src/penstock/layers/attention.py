@@ -17,10 +17,9 @@ from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -162,7 +161,7 @@ class Attention:
             bidirectional=spec.bidirectional,
         )
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
@@ -181,7 +180,7 @@ class Attention:
         seen = cache.attend(query, self._attention, batch)
         return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
 
-    def _norm_whole(self, qkv: Tensor, first: int, total: int, weight: Tensor, eps: float) -> None:
+    def _norm_whole(self, qkv: AnyArray, first: int, total: int, weight: AnyArray, eps: float) -> None:
         """Normalize the queries, or the keys, over all heads of all ranks, in place.
 
         Args:

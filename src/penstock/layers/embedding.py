@@ -9,8 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -21,7 +20,7 @@ class Embedding:
         self.vocab_size = vocab_size
         self._lookup = OwnLookup(vocab_size, factory.embedding(name, vocab_size, hidden_size), factory)
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: AnyArray) -> AnyArray:
         """`token_ids` [num_tokens] int64 -> [num_tokens, hidden_size]."""
         return self._lookup(token_ids)
 
@@ -29,21 +28,21 @@ class Embedding:
 class OwnLookup:
     """Looks up rows of a table that is sharded by rows among ranks; each rank sends its rows to all."""
 
-    def __init__(self, vocab_size: int, lookup: Callable[[Tensor], Tensor], factory: WeightFactory) -> None:
+    def __init__(self, vocab_size: int, lookup: Callable[[AnyArray], AnyArray], factory: WeightFactory) -> None:
         """
         Args:
             lookup: maps row indices in this rank's shard, [n] int64, to rows [n, columns].
         """
         self._vocab_size, self._lookup, self._ops = vocab_size, lookup, factory.ops
         own = factory.ranks.own(vocab_size)
-        self._places: Tensor | None = None
+        self._places: AnyArray | None = None
         """[vocab_size] int64: index of each row in this rank's shard; 0 for rows of other ranks."""
         if factory.ranks.size > 1:
             places = np.zeros(vocab_size, np.int64)
             places[own.start : own.stop] = np.arange(len(own))
             self._places = factory.constant(places)
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: AnyArray) -> AnyArray:
         if self._places is None:
             return self._lookup(token_ids)
         found = self._lookup(self._ops.gather(self._places, token_ids))
@@ -70,11 +69,11 @@ class OutputHead:
         self._vocab_size, self._collective = vocab_size, factory.ops.collective
         self._logits_dtype = factory.logits_dtype
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: AnyArray) -> AnyArray:
         """Look up embeddings, like `Embedding`."""
         return self._lookup(token_ids)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: AnyArray) -> AnyArray:
         """`hidden` [rows, hidden_size] -> [rows, vocab_size] float32; with several ranks only rank 0 gets them."""
         own = self.weight.linear(hidden, self._bias, self._logits_dtype)
         if self._collective.ranks.size == 1:

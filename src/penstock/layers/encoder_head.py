@@ -11,15 +11,15 @@ import numpy as np
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear
+from penstock.native.array import dtype_name
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from penstock.kernels.memory import Store
     from penstock.kernels.ops import Ops
     from penstock.layers.embedding import Embedding
+    from penstock.native.array import AnyArray, AnyDtype
     from penstock.quantization.base import WeightFactory
 
 
@@ -52,7 +52,7 @@ class Dense:
         self._linear = Linear((spec.name,), spec.in_size, (spec.out_size,), factory, bias=spec.bias, adaptable=False)
         self._activation, self._ops = spec.activation, factory.ops
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: AnyArray) -> AnyArray:
         x = self._linear(x)
         return x if self._activation is None else self._ops.activate(x, self._activation)
 
@@ -69,7 +69,7 @@ class TokenScoreHead:
             self._rows = factory.empty(len(tokens), hidden_size)
             factory.add_parameter(spec.output, _SomeRows(factory.ops.store, self._rows, tokens, shape))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: AnyArray) -> AnyArray:
         rows = self._embedding(self._ids) if self._rows is None else self._rows
         weights, texts = (self._ops.on_host(wide(part, self._ops)).astype(np.float64) for part in (rows, x))
         if len(weights) > 1:
@@ -81,7 +81,7 @@ class TokenScoreHead:
 class _SomeRows:
     """A parameter that loads a few rows of a large checkpoint tensor."""
 
-    def __init__(self, store: Store, target: Tensor, rows: Sequence[int], shape: tuple[int, ...]) -> None:
+    def __init__(self, store: Store, target: AnyArray, rows: Sequence[int], shape: tuple[int, ...]) -> None:
         self.shape = shape
         self._store, self._target, self._rows = store, target, rows
 
@@ -91,16 +91,15 @@ class _SomeRows:
                 self._store(self._target, place, rows[row - first : row - first + 1])
 
 
-def wide(x: Tensor, ops: Ops) -> Tensor:
+def wide(x: AnyArray, ops: Ops) -> AnyArray:
     """`x` [rows, columns] in float32."""
-    import torch  # not above: a build that records sizes has no torch
 
-    return converted(x, torch.float32, ops)
+    return converted(x, ops.dtype("float32"), ops)
 
 
-def converted(x: Tensor, dtype: torch.dtype, ops: Ops) -> Tensor:
+def converted(x: AnyArray, dtype: AnyDtype, ops: Ops) -> AnyArray:
     """`x` [rows, columns] in another dtype, rounded once."""
-    if x.dtype == dtype:
+    if dtype_name(x.dtype) == dtype_name(dtype):
         return x
     out = ops.empty_rows(x, (x.shape[1],), dtype)
     ops.copy_columns(x, out, Columns(0, 0, x.shape[1]))

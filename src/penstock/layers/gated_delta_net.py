@@ -16,10 +16,9 @@ from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece, RowRun
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -129,7 +128,7 @@ class GatedDeltaNet:
         own = self._spec
         self._shape = DeltaShape(own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.in_turn)
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         values, memory = cache.parts

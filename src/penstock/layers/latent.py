@@ -20,12 +20,12 @@ from penstock.layers.spec import Mixer, StepInputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.linear.weight import Weight
     from penstock.kernels.lora.rows import AdapterRows
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -147,7 +147,7 @@ class LatentAttention:
         self._heads = HeadMaps(spec, factory)
         self._output = output_linear(names.output, spec.num_heads * spec.value_dim, hidden, factory, bias=bias)
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
         """The attention output over cache entries: [num_tokens, num_heads * width]."""
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
@@ -156,7 +156,7 @@ class LatentAttention:
         query = cache.rope_and_cache(made, self._rope, step.angles[spec.rope], batch)
         return cache.attend(query, self._attention, batch)
 
-    def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def output(self, mixed: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`mixed`, the result of `mix` -> [num_tokens, hidden_size]."""
         spec = self._spec
         values = self._ops.empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
@@ -164,7 +164,7 @@ class LatentAttention:
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
         return self._output(values, adapters)
 
-    def _queries_and_key(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
+    def _queries_and_key(self, x: AnyArray, adapters: AdapterRows | None) -> AnyArray:
         """[num_tokens, (num_heads + 1) * width]: the heads' queries, then the cache entry."""
         spec, ops = self._spec, self._ops
         rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
@@ -185,7 +185,7 @@ class LatentAttention:
         return made
 
 
-def _by_head(maps: list[Weight], x: Tensor, columns: list[int], out: Tensor, first: int, step: int) -> None:
+def _by_head(maps: list[Weight], x: AnyArray, columns: list[int], out: AnyArray, first: int, step: int) -> None:
     """Multiply each head's columns of `x`, which begin at `columns`, with its weight, into `out`.
 
     The result of head i begins at column `first + i * step`.

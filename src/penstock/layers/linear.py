@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.config.feed_forward import Activation
     from penstock.kernels.lora.rows import AdapterRows
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.rows import Piece
 
@@ -61,7 +60,7 @@ class Linear:
         self._gathered_input = in_size if gather_input and divided else None
         self._gathered_output = sum(out_sizes) // (1 + gated) if gather_output and divided else None
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or half as many columns if gated.
 
         Args:

@@ -16,10 +16,9 @@ from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -125,7 +124,7 @@ class Mamba2:
             own.heads, own.head_dim, own.groups, own.state_size, own.shortest_step, own.longest_step
         )
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         values, memory = cache.parts

@@ -14,11 +14,10 @@ from penstock.layers.spec import FeedForward, NormSpec
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.experts import Experts
     from penstock.kernels.linear.weight import LinearMap, Weight
     from penstock.kernels.lora.rows import AdapterRows
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -147,7 +146,7 @@ class Mixture:
             )
             self._widen = output_linear(names.widen, spec.latent, hidden, factory, bias=bias, adaptable=False)
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
@@ -171,7 +170,7 @@ class _Norms:
         self._experts = Norm(NormSpec(names.experts_norm, hidden, eps), factory)
         self._eps, self._ops = eps, factory.ops
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, x: AnyArray) -> tuple[AnyArray, AnyArray]:
         return self._ops.rms_norm(x, self._router, self._eps), self._experts(x)
 
 

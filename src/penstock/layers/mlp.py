@@ -11,9 +11,8 @@ from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.lora.rows import AdapterRows
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -80,7 +79,7 @@ class GatedMLP:
         )
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         return self.down(self.gate_up(x, adapters), adapters)
 
 
@@ -92,5 +91,5 @@ class PlainMLP:
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         return self.down(self.up(x, adapters), adapters)

@@ -10,8 +10,7 @@ from penstock.kernels.elementwise import NormWeight
 from penstock.layers.spec import NormSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -26,12 +25,18 @@ class Norm:
         self.eps = spec.eps
         self._ops = factory.ops
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: AnyArray) -> AnyArray:
         return self._ops.rms_norm(x, self.weight, self.eps, bias=self.bias)
 
     def of_sum(
-        self, x: Tensor, residual: Tensor, factor: float, *, after: Norm | None = None, total: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x: AnyArray,
+        residual: AnyArray,
+        factor: float,
+        *,
+        after: Norm | None = None,
+        total: AnyArray | None = None,
+    ) -> tuple[AnyArray, AnyArray]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
 
         May overwrite `x` and `residual`.

@@ -17,8 +17,7 @@ from penstock.layers.spec import PerLayerInput
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -92,7 +91,7 @@ class PerLayerEmbedding:
         self._factor = (spec.size / 2) ** 0.5
         self._num_layers, self._ops = spec.num_layers, factory.ops
 
-    def __call__(self, token_ids: Tensor, x: Tensor) -> Tensor:
+    def __call__(self, token_ids: AnyArray, x: AnyArray) -> AnyArray:
         """`token_ids` [num_tokens] int64, their embeddings `x` [num_tokens, hidden_size] -> [num_tokens, columns]."""
         normed = self._ops.rms_norm(self._projection(x), self._norm, self._eps, groups=self._num_layers)
         return self._ops.add_rows(self._lookup(token_ids), normed, self._factor)
@@ -107,6 +106,6 @@ class GatedPerLayerInput:
         self._first = spec.first + factory.ranks.own(spec.size).start
         self._spec, self._ops = spec, factory.ops
 
-    def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def __call__(self, x: AnyArray, inputs: AnyArray) -> AnyArray:
         gate = self._ops.gate(self._gate(x), inputs, self._first, self._spec.activation)
         return self._projection(gate)

@@ -18,8 +18,7 @@ from penstock.layers.portable_math import cosines_and_sines, log, power
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 Floats = NDArray[np.float64]
@@ -46,7 +45,7 @@ class Rotary:
         rows = (np.stack(cosines_and_sines(angles), 1) * self._factor).astype(np.float32)
         self._ops.scatter(self._constant(rows), self._constant(positions), self._table)
 
-    def angles(self, positions: Tensor) -> Tensor:
+    def angles(self, positions: AnyArray) -> AnyArray:
         """Cosines and sines of `positions` [num_tokens], all of them computed -> [num_tokens, 2, dim / 2] float32."""
         return self._ops.gather(self._table, positions)
 
@@ -60,7 +59,7 @@ class Temperatures:
         self._table = factory.constant((1 + config.beta * logs).astype(np.float32)[periods, None])
         self._gather = factory.ops.gather
 
-    def at(self, positions: Tensor) -> Tensor:
+    def at(self, positions: AnyArray) -> AnyArray:
         """`positions` [num_tokens] -> [num_tokens, 1] float32."""
         return self._gather(self._table, positions)
 

@@ -13,10 +13,9 @@ from penstock.layers.spec import Mixer, StepInputs
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -76,6 +75,6 @@ class ShortConv:
         self._columns = ConvColumns(values=2 * own, before=0, after=own)
         self._ops = factory.ops
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
         assert isinstance(cache, StateCache)
         return self._ops.causal_conv(self._input(x, step.adapters), self._columns, self._weight, cache.parts[0], batch)

@@ -15,11 +15,10 @@ from penstock.config.model_facts import CacheSpec, Working
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -43,11 +42,11 @@ class NormSpec:
 class StepInputs:
     """A step's inputs that all kinds of layers share."""
 
-    positions: Tensor
+    positions: AnyArray
     """[num_tokens] int64."""
-    angles: Mapping[RopeConfig, Tensor]
+    angles: Mapping[RopeConfig, AnyArray]
     """Cosines and sines at the step's positions, for each of the model's rotary embeddings."""
-    temperatures: Mapping[TemperatureConfig, Tensor]
+    temperatures: Mapping[TemperatureConfig, AnyArray]
     """[num_tokens, 1] float32: factors on the queries at the step's positions."""
     adapters: AdapterRows | None = None
     """LoRA adapters of the tokens; None: no adapters."""
@@ -56,11 +55,11 @@ class StepInputs:
 class Mixer(Protocol):
     """The part of a layer that mixes the tokens of a sequence, such as attention; in two steps."""
 
-    def mix(self, x: Tensor, step: StepInputs, batch: Batch, cache: AnyCache | None) -> Tensor:
+    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
         """`x` [num_tokens, hidden_size] -> the input of `output`, [num_tokens, any]; writes the tokens to `cache`."""
         ...
 
-    def output(self, mixed: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def output(self, mixed: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """[num_tokens, any] -> [num_tokens, hidden_size]; each row depends on its own token and adapter only."""
         ...
 
@@ -68,7 +67,7 @@ class Mixer(Protocol):
 class FeedForward(Protocol):
     """The part of a layer that processes each token independently, such as an MLP."""
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`x` [num_tokens, hidden_size] -> the same shape; `adapters` are the tokens' LoRA adapters."""
         ...
 
@@ -76,7 +75,7 @@ class FeedForward(Protocol):
 class PerLayerInput(Protocol):
     """The part of a layer that applies the model's per-layer embedding; processes each token independently."""
 
-    def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
+    def __call__(self, x: AnyArray, inputs: AnyArray) -> AnyArray:
         """`x` [num_tokens, hidden_size], `inputs` of all layers [num_tokens, any] -> the shape of `x`."""
         ...
 

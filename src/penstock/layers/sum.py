@@ -12,9 +12,8 @@ from penstock.layers.norm import Norm
 from penstock.layers.spec import FeedForward, FeedForwardSpec, NormSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.lora.rows import AdapterRows
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -69,7 +68,7 @@ class Sum:
         self._summands = [_Summand(summand, factory) for summand in spec.summands]
         self._add = factory.ops.add_rows
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         first, *others = self._summands
         total = first(x, adapters)
         for summand in others:
@@ -83,6 +82,6 @@ class _Summand:
         self._norm_after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._part = spec.part.build(factory)
 
-    def __call__(self, x: Tensor, adapters: AdapterRows | None) -> Tensor:
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None) -> AnyArray:
         made = self._part(x if self._norm is None else self._norm(x), adapters)
         return made if self._norm_after is None else self._norm_after(made)

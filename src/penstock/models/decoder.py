@@ -19,13 +19,12 @@ from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.kernels.ops import Ops
     from penstock.layers.rope import RopeConfig, TemperatureConfig
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -36,12 +35,12 @@ class Stream:
     Without a residual, `x` is the stream itself.
     """
 
-    x: Tensor
+    x: AnyArray
     """[num_tokens, hidden_size]"""
-    residual: Tensor | None = None
+    residual: AnyArray | None = None
     after: Norm | None = None
     """None: no norm after the part."""
-    total: Tensor | None = None
+    total: AnyArray | None = None
     """[1] float32; None: 1."""
 
 
@@ -51,14 +50,14 @@ class Residual:
     def __init__(self, factor: float, ops: Ops) -> None:
         self._factor, self._ops = factor, ops
 
-    def normed(self, stream: Stream, norm: Norm | None) -> tuple[Tensor, Tensor]:
+    def normed(self, stream: Stream, norm: Norm | None) -> tuple[AnyArray, AnyArray]:
         """Returns (norm(stream), stream), both [num_tokens, hidden_size]; may overwrite the stream's tensors."""
         if norm is None or stream.residual is None:
             total = self.added(stream)
             return (total if norm is None else norm(total)), total
         return norm.of_sum(stream.x, stream.residual, self._factor, after=stream.after, total=stream.total)
 
-    def added(self, stream: Stream) -> Tensor:
+    def added(self, stream: Stream) -> AnyArray:
         """The stream as one tensor [num_tokens, hidden_size]; may overwrite the stream's tensors."""
         if stream.residual is None:
             return stream.x
@@ -74,7 +73,7 @@ class SubLayerNorms:
         self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
 
-    def stream(self, x: Tensor, residual: Tensor, adding: Residual) -> Stream:
+    def stream(self, x: AnyArray, residual: AnyArray, adding: Residual) -> Stream:
         """The residual stream after the part with the output `x`."""
         stream = Stream(x, residual, self.after)
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
@@ -110,7 +109,7 @@ class DecoderLayer:
 
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[AnyArray, AnyArray | None]:
         """Run the mixer. Returns its output, for `feed_forward`, and the residual stream [num_tokens, hidden_size].
 
         Args:
@@ -126,9 +125,9 @@ class DecoderLayer:
 
     def feed_forward(
         self,
-        mixed: Tensor,
-        residual: Tensor | None,
-        inputs: Tensor | None = None,
+        mixed: AnyArray,
+        residual: AnyArray | None,
+        inputs: AnyArray | None = None,
         *,
         adapters: AdapterRows | None = None,
     ) -> Stream:
@@ -182,7 +181,7 @@ class PositionTables:
                     rotary.compute_page(page)
                 self._is_computed[page] = True
 
-    def inputs(self, positions: Tensor, adapters: AdapterRows | None = None) -> StepInputs:
+    def inputs(self, positions: AnyArray, adapters: AdapterRows | None = None) -> StepInputs:
         """The inputs at `positions` [num_tokens] int64, with the tokens' adapters."""
         return StepInputs(
             positions,
@@ -224,14 +223,14 @@ class Decoder:
 
     def forward(
         self,
-        token_ids: Tensor,
-        positions: Tensor,
+        token_ids: AnyArray,
+        positions: AnyArray,
         batches: Sequence[Batch],
         caches: Sequence[AnyCache | None],
         adapters: AdapterRows | None = None,
         *,
         whole: bool = False,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[AnyArray, ...]:
         """Run a step's tokens through the layers, and write the caches.
 
         Returns the inputs of the last layer's `feed_forward`; `compute_logits` computes the rest, for the needed rows
@@ -258,17 +257,19 @@ class Decoder:
         hidden = (mixed, residual, *inputs)
         return (self._finish(hidden, adapters),) if whole else hidden
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: AnyArray) -> AnyArray:
         """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
         x = self.embedding(token_ids)
         return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
 
-    def _finish(self, hidden: Iterable[Tensor], adapters: AdapterRows | None) -> Tensor:
+    def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""
         normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden, adapters=adapters), self.final_norm)
         return normed
 
-    def compute_logits(self, hidden: Sequence[Tensor], rows: Tensor, adapters: AdapterRows | None = None) -> Tensor:
+    def compute_logits(
+        self, hidden: Sequence[AnyArray], rows: AnyArray, adapters: AdapterRows | None = None
+    ) -> AnyArray:
         """The logits [len(rows), vocab_size] float32 of some rows: the rest of the last layer, the final norm, the
         projection to the vocabulary, and `scale_logits`.
 
@@ -280,7 +281,7 @@ class Decoder:
         wanted = [self._ops.gather(part, rows) for part in hidden]
         return self.scale_logits(self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters)))
 
-    def scale_logits(self, logits: Tensor) -> Tensor:
+    def scale_logits(self, logits: AnyArray) -> AnyArray:
         """Apply the spec's logits divisor and soft cap to the output projection's logits, in place."""
         if self.spec.logits_divisor != 1.0:
             logits = self._ops.activate(logits, None, divisor=self.spec.logits_divisor)

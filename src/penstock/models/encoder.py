@@ -18,10 +18,9 @@ from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stre
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec, TableSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 Rows = NDArray[np.float32]
@@ -55,8 +54,8 @@ class Encoder:
         self._head = [_head_part(part, ends, self.embedding, factory) for part in ends.head]
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, token_types: Tensor, batch: Batch, cache: AnyCache
-    ) -> Tensor:
+        self, token_ids: AnyArray, positions: AnyArray, token_types: AnyArray, batch: Batch, cache: AnyCache
+    ) -> AnyArray:
         """The hidden states [num_tokens, hidden_size] float32 of whole texts.
 
         The first three arguments are [num_tokens] int64; `positions` are rows of the position table, if the model has
@@ -75,7 +74,7 @@ class Encoder:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))
         return wide(self._residual.normed(stream, self._final_norm)[0], self._ops)
 
-    def vectors(self, hidden: Tensor, spans: Sequence[Span]) -> Rows:
+    def vectors(self, hidden: AnyArray, spans: Sequence[Span]) -> Rows:
         """The vectors [texts, vector_size] of the texts whose tokens are at `spans` of `hidden`, a result of `forward`.
 
         Reductions are computed text by text, because the order of numpy's sums may depend on the number of rows.
@@ -93,7 +92,7 @@ class Encoder:
         return re.compile("|".join(self.spec.names.ignored))
 
 
-def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> Tensor | None:
+def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> AnyArray | None:
     return None if spec is None else factory.tensor(f"{spec.name}.weight", spec.rows, columns)
 
 
@@ -125,7 +124,7 @@ def _pooled(hidden: Rows, mode: Pooling) -> Rows:
 
 def _head_part(
     part: HeadPart, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory
-) -> Callable[[Tensor], Tensor]:
+) -> Callable[[AnyArray], AnyArray]:
     if isinstance(part, NormSpec):
         return Norm(part, factory)
     if isinstance(part, TokenScoreSpec):

@@ -20,10 +20,9 @@ from penstock.models.decoder import Decoder, DecoderLayer, PositionTables, Resid
 from penstock.models.spec import ModelSpec, MTPSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -50,8 +49,8 @@ class MTPHead:
         """Prepared for the step's positions before `mix_tokens`."""
 
     def mix_tokens(
-        self, token_ids: Tensor, positions: Tensor, hidden: Tensor, batch: Batch, cache: AnyCache | None
-    ) -> tuple[Tensor, Tensor]:
+        self, token_ids: AnyArray, positions: AnyArray, hidden: AnyArray, batch: Batch, cache: AnyCache | None
+    ) -> tuple[AnyArray, AnyArray]:
         """Run the layer's mixer on the batch's tokens, and write its cache; returns the input of `finish`.
 
         Args:
@@ -69,12 +68,12 @@ class MTPHead:
         assert residual is not None, "the head's layer has a mixer"
         return mixed, residual
 
-    def finish(self, mixed: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+    def finish(self, mixed: tuple[AnyArray, AnyArray], rows: AnyArray) -> AnyArray:
         """The head's hidden states [count, hidden_size], after its norm, of the rows [count] int64 (count >= 1)."""
         stream = self._layer.feed_forward(*(self._ops.gather(part, rows) for part in mixed))
         normed, _ = self._residual.normed(stream, self._norm)
         return normed
 
-    def logits(self, normed: Tensor) -> Tensor:
+    def logits(self, normed: AnyArray) -> AnyArray:
         """`normed`, the result of `finish` -> logits [count, vocab_size] float32."""
         return self._target.scale_logits(self._target.output.logits(normed))

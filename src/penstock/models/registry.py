@@ -353,17 +353,15 @@ def _make_model(
 
 def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":
     """A factory of the model's weights; see `WeightFactory` for the options."""
-    import torch
-
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method
 
     return WeightFactory(
         make_method(settings.quantization, spec.quantization, ops),
         ops,
-        getattr(torch, settings.dtype),
-        torch.device(settings.device),
-        stored=torch.float16 if settings.float16_weights else None,
+        ops.dtype(settings.dtype),
+        settings.device,
+        stored=ops.dtype("float16") if settings.float16_weights else None,
         **options,
     )
 

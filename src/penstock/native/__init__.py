@@ -3,7 +3,8 @@
 The library is built from `csrc/` when the package is installed. Without a compiler it is absent: `library()` is then
 None, and the reference kernels are used.
 
-The library has threads of its own, beside torch's: `set_num_threads` holds for both.
+The library has threads of its own, beside torch's: `set_num_threads` holds for both. torch is imported only where it
+computes.
 """
 
 import ctypes
@@ -13,17 +14,15 @@ import itertools
 import logging
 import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import ml_dtypes
-import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
+from penstock.native.array import Array, dtype_name
 from penstock.native.structs import HEADERS, Segment
 
 log = logging.getLogger(__name__)
@@ -39,14 +38,7 @@ LOST = 2
 """Return value of the library's functions if another rank has ended."""
 LOST_WORDS = "another rank of the engine has ended"
 _ALL_SETS = "pip install -C cmake.define.PENSTOCK_SETS=all builds all"
-_DTYPES: dict[torch.dtype | np.dtype[Any], int] = {
-    torch.float32: 0,
-    torch.bfloat16: 1,
-    torch.float16: 2,
-    np.dtype(np.float32): 0,
-    np.dtype(ml_dtypes.bfloat16): 1,
-    np.dtype(np.float16): 2,
-}
+_CODES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
 class Library:
@@ -167,15 +159,21 @@ def library() -> Library | None:
 
 def num_threads() -> int:
     """Number of threads that kernels compute with."""
-    kernels = library()
-    return torch.get_num_threads() if kernels is None else kernels.num_threads
+    if (kernels := library()) is not None:
+        return kernels.num_threads
+    import torch
+
+    return torch.get_num_threads()
 
 
 def set_num_threads(threads: int) -> None:
     """Set the number of threads that kernels compute with, native and torch's."""
-    torch.set_num_threads(threads)
     if (kernels := library()) is not None:
         kernels.set_num_threads(threads)
+    if kernels is None or sys.modules.get("torch"):
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def _warn_of_reference(reason: str) -> None:
@@ -214,19 +212,19 @@ def _library_path() -> Path:
     return Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
 
 
-def supports(dtype: torch.dtype | np.dtype[Any]) -> bool:
-    """Whether the kernels support this dtype."""
-    return dtype in _DTYPES
+def supports(dtype: Any) -> bool:
+    """Whether the kernels support this dtype of numpy or torch."""
+    return dtype_name(dtype) in _CODES
 
 
-def dtype_code(dtype: torch.dtype | np.dtype[Any]) -> int:
-    """The library's code for a dtype."""
-    return _DTYPES[dtype]
+def dtype_code(dtype: Any) -> int:
+    """The library's code for a dtype of numpy or torch."""
+    return _CODES[dtype_name(dtype)]
 
 
-def address(tensor: Tensor | None) -> int | None:
-    """Address of a tensor's first element."""
-    return None if tensor is None else tensor.data_ptr()
+def address(array: Array | None) -> int | None:
+    """Address of an array's first element."""
+    return None if array is None else array.data_ptr()
 
 
 def array_address(array: NDArray[Any] | None) -> int | None:

@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
+from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, Parameter, PickedRows, Piece, RowRun, own_runs
 
-if TYPE_CHECKING:  # what computes may be torch; what is loaded is numpy
-    import torch
-    from torch import Tensor
-
+if TYPE_CHECKING:
     from penstock.kernels.lora import LoraTable
     from penstock.kernels.memory import ModelTensor, Store
     from penstock.kernels.ops import Ops
+    from penstock.native.array import AnyArray, AnyDtype
 
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
@@ -33,7 +32,7 @@ REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too lar
 class TensorParameter:
     """A tensor that is converted to the target's dtype, optionally scaled by `factor` and shifted by `offset`."""
 
-    def __init__(self, store: Store, target: Tensor, offset: float = 0.0, factor: float = 1.0) -> None:
+    def __init__(self, store: Store, target: AnyArray, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
         self._store, self._target, self._offset, self._factor = store, target, offset, factor
 
@@ -46,7 +45,7 @@ class TensorParameter:
 class TapsParameter:
     """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
-    def __init__(self, store: Store, target: Tensor) -> None:
+    def __init__(self, store: Store, target: AnyArray) -> None:
         """`target` [kernel, channels]."""
         kernel, channels = target.shape
         self.shape: tuple[int, ...] = (channels, 1, kernel)
@@ -153,11 +152,11 @@ class WeightFactory:
         self,
         method: Method,
         ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: AnyDtype,
+        device: str,
         lookup: Callable[[str], Packed | None] = lambda name: None,
         *,
-        stored: torch.dtype | None = None,
+        stored: AnyDtype | None = None,
         takes_adapters: bool = False,
     ) -> None:
         """
@@ -238,8 +237,6 @@ class WeightFactory:
             )
         if len(parts) == 1:
             return parts[0]
-        from penstock.kernels.linear.joined import JoinedWeight  # not above: it computes with torch
-
         return JoinedWeight(parts, activation_of(activation, gated=gated))
 
     def lora(
@@ -331,29 +328,29 @@ class WeightFactory:
         self,
         names: tuple[str, ...],
         sizes: tuple[int, ...],
-        dtype: torch.dtype,
+        dtype: AnyDtype,
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
-    ) -> Tensor:
+    ) -> AnyArray:
         """Allocate the concatenated biases of linear layers; names and sizes as in `linear`."""
         maps = self._named(names, sizes, pieces, whole)
         made = self.empty(sum(rows.kept for rows in maps), dtype=dtype)
         self._fill_bias(maps, made)
         return made
 
-    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: Tensor) -> None:
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: AnyArray) -> None:
         """Load the biases of these linear layers into `bias`, concatenated."""
         self._fill_bias(self._named(names, sizes), bias)
 
-    def _fill_bias(self, maps: Sequence[MapRows], bias: Tensor) -> None:
+    def _fill_bias(self, maps: Sequence[MapRows], bias: AnyArray) -> None:
         first = 0
         for rows in maps:
             target = TensorParameter(self.ops.store, bias[first : first + rows.kept])
             self.parameters[f"{rows.name}.bias"] = self._of_rows(target, rows)
             first += rows.kept
 
-    def embedding(self, name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
+    def embedding(self, name: str, rows: int, columns: int) -> Callable[[AnyArray], AnyArray]:
         """Allocate an embedding table; returns its lookup: row_ids [n] int64 -> [n, columns].
 
         The ids index this rank's rows.
@@ -367,11 +364,11 @@ class WeightFactory:
         self,
         name: str,
         *shape: int,
-        dtype: torch.dtype | None = None,
+        dtype: AnyDtype | None = None,
         offset: float = 0.0,
         factor: float = 1.0,
         pieces: tuple[Piece, ...] | None = None,
-    ) -> Tensor:
+    ) -> AnyArray:
         """Allocate the checkpoint tensor `name`, filled on a cache hit.
 
         Args:
@@ -385,11 +382,11 @@ class WeightFactory:
         self.parameters[rows.name] = self._of_rows(TensorParameter(self.ops.store, made, offset, factor), rows)
         return made
 
-    def norm(self, name: str, size: int, offset: float = 0.0) -> Tensor:
+    def norm(self, name: str, size: int, offset: float = 0.0) -> AnyArray:
         """Allocate the weight of a norm: in float32 if it has an offset, which would lose low bits in 16 bits."""
         return self.tensor(f"{name}.weight", size, dtype=self._float32 if offset else None, offset=offset)
 
-    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> Tensor:
+    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> AnyArray:
         """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens.
 
         Args:
@@ -399,22 +396,22 @@ class WeightFactory:
         total = sum(piece.rows for piece in divided)
         return self.tensor(name, total, dtype=self._float32, factor=factor, pieces=divided)
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Tensor:
+    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> AnyArray:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
         rows = self._rows(f"{name}.weight", pieces)
         made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
         self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made), rows)
         return made
 
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def empty(self, *shape: int, dtype: AnyDtype | None = None) -> AnyArray:
         """Allocate a tensor on the factory's device that no checkpoint tensor fills; `dtype` defaults to its dtype."""
         return self.ops.new_tensor(shape, dtype or self.dtype, self.device).tensor
 
-    def constant(self, values: NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+    def constant(self, values: NDArray[Any], dtype: AnyDtype | None = None) -> AnyArray:
         """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
         return self.ops.constant(values, dtype, self.device)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype) -> AnyArray:
         """Allocate the tensor of the parameter `name`, filled on a cache hit."""
         full = f"{self._above}{name}"
         made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(full))

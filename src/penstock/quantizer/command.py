@@ -3,12 +3,11 @@
 import shlex
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import ConfigError, InvalidRequestError
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.llm import LLM
 from penstock.models.registry import read_facts, read_spec
 from penstock.native import set_num_threads
@@ -47,7 +46,7 @@ def quantize(model: str, out: Path, recipe: str, calibration: Path | None, threa
         texts = job.texts(make_texts)
         if threads is not None:
             set_num_threads(threads)
-        layers = job.layers(texts, make_ops(torch.device("cpu")))
+        layers = job.layers(texts, make_ops("cpu"))
         for _ in tqdm(layers, total=spec.num_layers, desc="layers", unit="layer"):
             pass
         job.finish()

@@ -17,6 +17,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.lora import LoraUpdate
 from penstock.kernels.ops import Ops
+from penstock.kernels.reference_ops import over_tensors
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.loading.loader import load_weights
 from penstock.models.registry import open_weights
@@ -27,7 +28,7 @@ from penstock.runner.forward import build_batch
 BATCH_TEXTS = 8
 """Batch size in texts."""
 _BLOCK_SIZE = 32
-_CPU = torch.device("cpu")
+_CPU = "cpu"
 
 
 class ObservedWeight(ReferenceWeight):
@@ -75,7 +76,7 @@ class Layerwise:
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, ops: Ops, texts: list[list[int]]) -> None:
         self._checkpoint, self._spec = checkpoint, spec
-        self._ops = replace(ops, new_weight=ObservedWeight)
+        self._ops = replace(over_tensors(ops), new_weight=ObservedWeight)
         self._length = len(texts[0])
         factory = self._factory()
         name = f"{spec.names.embedding}.weight"

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, read_adapter
 from penstock.checkpoint.safetensors import MappedTensors, read_header
 from penstock.errors import AdapterError, CheckpointError
-from penstock.kernels.arrays import tensor_of
 from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
+from penstock.kernels.ops import Ops
+from penstock.native.array import dtype_of
 from penstock.quantization.base import AdaptedRows
 
 _Weights = list[tuple[LoraTable, list[LoraMap]]]
@@ -25,14 +25,13 @@ _Weights = list[tuple[LoraTable, list[LoraMap]]]
 class LoadedAdapters:
     """Adapters by the digest of their files."""
 
-    def __init__(
-        self, adapted: Mapping[str, AdaptedRows], model: Adaptable, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, adapted: Mapping[str, AdaptedRows], model: Adaptable, ops: Ops, dtype: str, device: str) -> None:
         """
         Args:
             adapted: the tables to which adapter weights are added, by matrix name; includes all names in `model`.
         """
-        self._adapted, self._model, self._dtype, self._device = adapted, model, dtype, device
+        self._adapted, self._model = adapted, model
+        self._ops, self._dtype, self._device = ops, dtype, device
         self._ready: dict[str, _Weights] = {}
         """Loaded but not yet in the tables, which only the step thread may modify."""
         self._lock = threading.Lock()
@@ -106,7 +105,9 @@ class LoadedAdapters:
 
     def _map(self, one: AdaptedMap, target: AdaptedRows, given_a: NDArray[Any], given_b: NDArray[Any]) -> LoraMap:
         given = given_a, target.own_rows(given_b).T
-        a, b = (tensor_of(part).to(self._device, self._dtype).contiguous() for part in given)
-        if not (a.isfinite().all() and b.isfinite().all()):
+        with np.errstate(all="ignore"):  # numbers that are infinite in the dtype
+            a, b = (np.ascontiguousarray(part.astype(dtype_of(self._dtype))) for part in given)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
-        return LoraMap(target.first, b.shape[1], one.scale, a, b)
+        on_device = (self._ops.constant(part, None, self._device) for part in (a, b))
+        return LoraMap(target.first, b.shape[1], one.scale, *on_device)

@@ -9,9 +9,7 @@ import logging
 from array import array
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.model_facts import KVSpec
@@ -20,12 +18,14 @@ from penstock.core.encoder import EncoderPlan
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops, without_native_kernels
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
 from penstock.models.spec import TableSpec
 from penstock.native import Library, set_num_threads
-from penstock.native.program import CannotRecordError, Program, memory_of
+from penstock.native.array import INT64, AnyArray, CannotRecordError, NoNativeKernelError
+from penstock.native.program import Program, memory_of
+from penstock.runner.torch_runner import empty_device_cache
 from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,25 @@ class EncoderRunner:
             start: what was prepared for loading the model.
         """
         start = start or Start()
-        set_num_threads(settings.threads)
-        self._device = torch.device(settings.device)
+        self._device = settings.device
         self._ops = make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
         self._block_size = settings.memory.block_size
-        with torch.inference_mode():
+        set_num_threads(settings.threads)  # torch's, too, if the operations are torch's
+        try:
+            self._load(checkpoint, settings, start)
+        except NoNativeKernelError as gap:
+            self._ops = without_native_kernels(self._ops, gap.with_traceback(None))
+            self.__dict__.pop("_model", None)  # frees its memory, as the traceback did, before it is loaded again
+            set_num_threads(settings.threads)
+            self._load(checkpoint, settings, start)
+
+    def _load(self, checkpoint: Checkpoint, settings: Settings, start: Start) -> None:
+        """Load the model, and make what it computes with.
+
+        Raises:
+            NoNativeKernelError: it uses an operation that the table of operations lacks.
+        """
+        with self._ops.inference():
             self._model = load_encoder(checkpoint, settings, self._ops, start)
             types = self._model.ends.token_types
             self._num_types = 0 if types is None else types.rows
@@ -70,7 +84,7 @@ class EncoderRunner:
             block_size=self._block_size,
             num_heads=num_heads,
             head_dim=head_dim,
-            dtype=getattr(torch, settings.dtype),
+            dtype=self._ops.dtype(settings.dtype),
             device=self._device,
             gather_limit=2 * settings.max_model_len,
         )
@@ -81,26 +95,24 @@ class EncoderRunner:
         try:
             return _Recorded(self._model, self._cache, self._ops.library, max_tokens)
         except CannotRecordError as error:
-            log.warning("this model runs eagerly, more slowly, as there is no native kernel for %s", error)
+            log.warning("this model runs eagerly, more slowly, as no recorded step has %s", error)
             return None
 
-    @torch.inference_mode()
     def execute(self, plan: EncoderPlan) -> list[bytes | None]:
         """The vector of each text, float32; None if it is not finite."""
         batch, types, ends = self._lay_out(plan), _token_types(plan, self._num_types), self._model.ends
         positions = _positions(plan, batch, ends.positions)
-        self._model.positions.prepare(positions)
-        if self._recorded is None:
-            hidden = self._model.forward(
-                batch.tensor("token_ids"),
-                torch.from_numpy(positions).to(self._device),
-                torch.from_numpy(types).to(self._device),
-                batch,
-                self._cache,
-            )
-        else:
-            hidden = self._recorded.run(batch, positions, types)
-        vectors = self._model.vectors(hidden, _spans(plan, ends.padding))
+        with self._ops.inference():
+            self._model.positions.prepare(positions)
+            if self._recorded is None:
+                token_ids, places, type_ids = (
+                    self._ops.constant(column, None, self._device)
+                    for column in (batch.token_ids.astype(np.int64), positions, types)
+                )
+                hidden = self._model.forward(token_ids, places, type_ids, batch, self._cache)
+            else:
+                hidden = self._recorded.run(batch, positions, types)
+            vectors = self._model.vectors(hidden, _spans(plan, ends.padding))
         return [row.tobytes() if np.isfinite(row).all() else None for row in vectors]
 
     def _lay_out(self, plan: EncoderPlan) -> Batch:
@@ -117,8 +129,7 @@ class EncoderRunner:
     def close(self) -> None:
         """Free the memory; the runner cannot be used afterwards."""
         del self._model, self._cache, self._recorded
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_device_cache(self._device)
 
 
 def _token_types(plan: EncoderPlan, num_types: int) -> Numbers:
@@ -162,10 +173,10 @@ class _Recorded:
             CannotRecordError: the model uses an operation that the library lacks.
         """
         self._library, self._program, self._batch = library, Program(max_tokens), RecordedBatch()
-        self._token_ids, self._positions, self._types = (self._program.tensor((), torch.int64) for _ in range(3))
+        self._token_ids, self._positions, self._types = (self._program.array((), INT64) for _ in range(3))
         self._hidden = memory_of(model.forward(self._token_ids, self._positions, self._types, self._batch, cache))
 
-    def run(self, batch: Batch, positions: Numbers, types: Numbers) -> Tensor:
+    def run(self, batch: Batch, positions: Numbers, types: Numbers) -> AnyArray:
         """The hidden states [num_tokens, hidden_size] float32; the next call overwrites them."""
         count = batch.num_tokens
         self._token_ids.fill(batch.token_ids, count)

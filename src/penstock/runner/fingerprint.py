@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from penstock import native
 from penstock.checkpoint.checkpoint import Checkpoint
@@ -27,9 +26,7 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
         b"" if library is None else native.library_digest(),
         _DEFINITION,
         np.__version__,  # sums of poolings, logarithms of log-probabilities
-        torch.__version__ if library is None else "",
-        settings.device.partition(":")[0],
-        torch.cuda.get_device_name(torch.device(settings.device)) if settings.device.startswith("cuda") else "",
+        *(("", "cpu", "") if library is not None else _facts_of_torch(settings.device)),
         f"{settings.dtype} {settings.float16_weights} {settings.widened_weights}",
         settings.kv_cache_dtype,
         settings.quantization or "",
@@ -39,6 +36,14 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def _facts_of_torch(device: str) -> tuple[str, str, str]:
+    """torch's version, and the kind and name of its device."""
+    import torch
+
+    name = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else ""
+    return torch.__version__, device.partition(":")[0], name
 
 
 def checkpoint_digest(path: Path) -> bytes:

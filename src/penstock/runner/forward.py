@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from penstock.config.memory import LayerGroup
 from penstock.config.model_facts import CacheSpec, KVSpec, SharedKV, StateSpec, head_bytes
@@ -23,7 +21,8 @@ from penstock.kernels.recurrent.states import StateCaches, StateShape
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
-from penstock.native.program import CannotRecordError, Program, memory_of
+from penstock.native.array import INT64, AnyArray, CannotRecordError
+from penstock.native.program import Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
@@ -87,21 +86,19 @@ def _new_caches(
     of_group = [kept[layer] for layer in group.layers]
     if isinstance(of_group[0], StateSpec):
         parts, block_size = of_group[0].parts, settings.memory.block_size
-        return ops.new_states(
-            StateShape(len(of_group), group.num_blocks, block_size, parts, torch.device(settings.device))
-        )
-    shapes = [_cache_shape(one, group.num_blocks, settings) for one in of_group if isinstance(one, KVSpec)]
+        return ops.new_states(StateShape(len(of_group), group.num_blocks, block_size, parts, settings.device))
+    shapes = [_cache_shape(one, group.num_blocks, settings, ops) for one in of_group if isinstance(one, KVSpec)]
     return ops.new_caches(shapes)
 
 
-def _cache_shape(kept: KVSpec, num_blocks: int, settings: Settings) -> CacheShape:
+def _cache_shape(kept: KVSpec, num_blocks: int, settings: Settings, ops: Ops) -> CacheShape:
     return CacheShape(
         num_blocks=num_blocks,
         block_size=settings.memory.block_size,
         num_heads=kept.num_heads,
         head_dim=kept.head_dim,
-        dtype=getattr(torch, settings.kv_cache_dtype),
-        device=torch.device(settings.device),
+        dtype=ops.dtype(settings.kv_cache_dtype),
+        device=settings.device,
         gather_limit=_gather_limit(kept, settings),
         latent=kept.latent,
     )
@@ -116,7 +113,7 @@ def _gather_limit(kept: KVSpec, settings: Settings) -> int:
 
 
 def build_batch(
-    plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: torch.device, group: int = 0
+    plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: str, group: int = 0
 ) -> Batch:
     """The batch of `plan`'s tokens for a cache group whose sequences have these block tables."""
     memory, pool_blocks = ops.lay_out(plan.query_lens, plan.starts, block_tables, plan.token_ids, block_size)
@@ -132,7 +129,7 @@ def build_batch(
 class Forward(Protocol):
     """A model over its cache."""
 
-    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
         """Compute a step's tokens and store their keys and values; returns the `logits` of the sampled rows.
 
         `block_tables`: per cache group, those of the plan's sequences.
@@ -140,7 +137,7 @@ class Forward(Protocol):
         """
         ...
 
-    def logits(self, rows: list[int]) -> Tensor:
+    def logits(self, rows: list[int]) -> AnyArray:
         """Logits of rows of the last step, in any order and with repetitions: [len(rows), vocab_size] float32.
 
         The next call may overwrite the result.
@@ -183,32 +180,35 @@ class EagerForward:
         model: Decoder,
         cache: KVCache,
         ops: Ops,
-        device: torch.device,
+        device: str,
         kept: HiddenStates | None = None,
         loaded: LoadedAdapters | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._kept, self._adapters = kept, PassAdapters(loaded)
-        self._hidden: Sequence[Tensor] = ()
+        self._hidden: Sequence[AnyArray] = ()
 
-    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
         batches = [
             build_batch(plan, tables, self._cache.block_size, self._ops, self._device, group)
             for group, tables in enumerate(block_tables)
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         self._model.positions.prepare(batches[0].positions)
-        token_ids, positions = batches[0].tensor("token_ids"), batches[0].tensor("positions")
+        token_ids, positions = (self._on_device(column) for column in (batches[0].token_ids, batches[0].positions))
         self._adapters.begin_step(plan)
         by_layer, whole = self._cache.by_layer(batches), self._kept is not None
         self._hidden = self._model.forward(
             token_ids, positions, by_layer, self._cache.layers, self._adapters.in_layers, whole=whole
         )
         if self._kept is not None:
-            self._ops.scatter(self._hidden[0], batches[0].tensor("slots"), self._kept.rows)
+            self._ops.scatter(self._hidden[0], self._on_device(batches[0].column("slots")), self._kept.rows)
         return self.logits(plan.sampled_rows)
 
-    def logits(self, rows: list[int]) -> Tensor:
+    def _on_device(self, column: IntArray) -> AnyArray:
+        return self._ops.constant(column, self._ops.dtype("int64"), self._device)
+
+    def logits(self, rows: list[int]) -> AnyArray:
         self._adapters.begin_logits(rows)
         row_ids = self._ops.from_host(np.array(rows, np.int64), self._hidden[0])
         return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
@@ -221,7 +221,7 @@ def make_forward(
     model: Decoder,
     cache: KVCache,
     ops: Ops,
-    device: torch.device,
+    device: str,
     *,
     max_tokens: int,
     max_rows: int,
@@ -229,7 +229,7 @@ def make_forward(
     loaded: LoadedAdapters | None = None,
 ) -> Forward:
     """Record the model for steps of up to `max_tokens` tokens and `max_rows` samples, if possible; otherwise run it
-    eagerly: without native operations, or if the model uses an operation that the library lacks.
+    eagerly: without native operations, or with ranks that torch connects.
 
     The hidden states of all tokens are stored in `hidden`, if given.
     """
@@ -237,7 +237,7 @@ def make_forward(
         try:
             return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded)
         except CannotRecordError as error:
-            log.warning("this model runs eagerly, more slowly, as there is no native kernel for %s", error)
+            log.warning("this model runs eagerly, more slowly, as no recorded step has %s", error)
     return EagerForward(model, cache, ops, device, hidden, loaded)
 
 
@@ -248,7 +248,8 @@ class RecordedForward:
     allocation, step after step.
 
     Raises:
-        CannotRecordError: the model uses an operation that the library lacks.
+        CannotRecordError: the ranks are connected by torch.
+        NoNativeKernelError: the model uses an operation that the library lacks.
     """
 
     def __init__(
@@ -266,8 +267,8 @@ class RecordedForward:
         self._layers, self._head = Program(max_tokens), Program(max_rows)
         self._batches = [RecordedBatch() for _ in cache.groups]
         # inputs first: memory of results that are no longer needed is used again by later calls
-        self._token_ids, self._positions = (self._layers.tensor((), torch.int64) for _ in range(2))
-        self._slots = None if kept is None else self._layers.tensor((), torch.int64)
+        self._token_ids, self._positions = (self._layers.array((), INT64) for _ in range(2))
+        self._slots = None if kept is None else self._layers.array((), INT64)
         self._adapters = PassAdapters(loaded)
         batches, whole = cache.by_layer(self._batches), kept is not None
         hidden = model.forward(
@@ -276,13 +277,12 @@ class RecordedForward:
         if kept is not None and self._slots is not None:
             ops.scatter(hidden[0], self._slots, kept.rows)
         self._hidden = [memory_of(part) for part in hidden]
-        self._rows = self._head.tensor((), torch.int64)
+        self._rows = self._head.array((), INT64)
         self._logits = memory_of(model.compute_logits(self._hidden, self._rows, self._adapters.in_head))
 
-    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Tensor:
-        cpu = torch.device("cpu")
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
         batches = [
-            build_batch(plan, tables, self._cache.block_size, self._ops, cpu, group)
+            build_batch(plan, tables, self._cache.block_size, self._ops, "cpu", group)
             for group, tables in enumerate(block_tables)
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
@@ -301,7 +301,7 @@ class RecordedForward:
         self._library.run(layers)
         return self.logits(plan.sampled_rows)
 
-    def logits(self, rows: list[int]) -> Tensor:
+    def logits(self, rows: list[int]) -> AnyArray:
         if self._holds(rows):
             return self._run_head(rows)
         self._adapters.begin_logits(rows)
@@ -311,7 +311,7 @@ class RecordedForward:
     def _holds(self, rows: list[int]) -> bool:
         return 0 < len(rows) <= self._max_rows
 
-    def _run_head(self, rows: list[int], *before: Segment) -> Tensor:
+    def _run_head(self, rows: list[int], *before: Segment) -> AnyArray:
         self._rows.fill(rows, len(rows))
         self._adapters.begin_logits(rows)
         self._library.run(*before, self._head.segment(len(rows)))

@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from penstock.kernels.ops import Ops
+from penstock.native.array import dtype_of
 
 
 class HiddenStates:
@@ -23,8 +23,8 @@ class HiddenStates:
         block_size: int,
         num_own: int,
         size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        dtype: str,
+        device: str,
     ) -> None:
         """
         Args:
@@ -33,15 +33,13 @@ class HiddenStates:
         self._copy_rows, self._block_size = ops.copy_rows, block_size
         self._zeros = num_blocks * block_size
         shape = (self._zeros + 1 + num_own, size)
-        if device.type == "cpu":
-            memory = torch.from_numpy(ops.allocator.zeros(shape[0] * size * dtype.itemsize))
-            self.rows = memory.view(dtype).view(shape)
-        else:
-            self.rows = torch.zeros(shape, dtype=dtype, device=device)
+        memory = ops.allocator.zeros(shape[0] * size * dtype_of(dtype).itemsize)
+        self.rows = ops.constant(memory.view(dtype_of(dtype)).reshape(shape), None, device)
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes
+        size: int = self.rows.nbytes
+        return size
 
     def rows_of(self, slots: "array[int]") -> NDArray[np.int64]:
         """The row of each of these slots; that of zeros where a slot is negative."""

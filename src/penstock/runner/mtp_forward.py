@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.models.mtp import MTPHead
 from penstock.native import Library
-from penstock.native.program import CannotRecordError, Program, memory_of
+from penstock.native.array import INT64, AnyArray, CannotRecordError
+from penstock.native.program import Program, memory_of
 from penstock.runner.hidden_states import HiddenStates
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ Rows = NDArray[np.int64]
 class MTPForward(Protocol):
     """A head over its cache."""
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> Tensor | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
         """Compute a step's tokens, and store their keys and values, and the hidden states of the sampled tokens.
 
         Returns the logits [len(sampled), vocab_size] float32 of the tokens `sampled`; None if there are none. The next
@@ -54,7 +53,7 @@ def make_mtp_forward(
         try:
             return RecordedMTP(head, cache, hidden, ops, ops.library, max_tokens, max_rows)
         except CannotRecordError as error:
-            log.warning("the MTP head runs eagerly, more slowly, as there is no native kernel for %s", error)
+            log.warning("the MTP head runs eagerly, more slowly, as no recorded step has %s", error)
     return EagerMTP(head, cache, hidden, ops)
 
 
@@ -64,11 +63,14 @@ class EagerMTP:
     def __init__(self, head: MTPHead, cache: AnyCache | None, hidden: HiddenStates, ops: Ops) -> None:
         self._head, self._cache, self._hidden, self._ops = head, cache, hidden, ops
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> Tensor | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
         head, ops, table = self._head, self._ops, self._hidden.rows
         head.positions.prepare(batch.positions)
         hidden = ops.gather(table, ops.from_host(before, table))
-        mixed = head.mix_tokens(batch.tensor("token_ids"), batch.tensor("positions"), hidden, batch, self._cache)
+        token_ids, positions = (
+            ops.from_host(column.astype(np.int64), table) for column in (batch.token_ids, batch.positions)
+        )
+        mixed = head.mix_tokens(token_ids, positions, hidden, batch, self._cache)
         if not sampled:
             return None
         normed = head.finish(mixed, ops.from_host(np.array(sampled, np.int64), table))
@@ -95,16 +97,16 @@ class RecordedMTP:
     ) -> None:
         self._head, self._hidden, self._library = head, hidden, library
         self._tokens, self._samples, self._batch = Program(max_tokens), Program(max_rows), RecordedBatch()
-        self._token_ids, self._positions, self._before = (self._tokens.tensor((), torch.int64) for _ in range(3))
+        self._token_ids, self._positions, self._before = (self._tokens.array((), INT64) for _ in range(3))
         taken = ops.gather(hidden.rows, self._before)
         mixed = head.mix_tokens(self._token_ids, self._positions, taken, self._batch, cache)
         self._mixed = (memory_of(mixed[0]), memory_of(mixed[1]))
-        self._sampled, self._own = (self._samples.tensor((), torch.int64) for _ in range(2))
+        self._sampled, self._own = (self._samples.array((), INT64) for _ in range(2))
         normed = head.finish(self._mixed, self._sampled)
         ops.scatter(normed, self._own, hidden.rows)
         self._logits = memory_of(head.logits(normed))
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> Tensor | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
         self._head.positions.prepare(batch.positions)
         self._token_ids.fill(batch.token_ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)

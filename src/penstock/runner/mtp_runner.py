@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
@@ -15,6 +13,7 @@ from penstock.core.draft_model import OWN_HIDDEN
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.models.registry import load_mtp
+from penstock.native.array import AnyArray
 from penstock.runner.forward import KVCache, build_batch
 from penstock.runner.mtp_forward import make_mtp_forward
 from penstock.runner.torch_runner import BlockTables, TorchRunner, is_device_lost
@@ -60,8 +59,8 @@ class MTPRunner:
         self._share = share
         assert target.hidden is not None, "the model's runner keeps what the head starts from"
         self._hidden, self._ops = target.hidden, target.ops
-        self._device = torch.device(settings.device)
-        with torch.inference_mode():
+        self._device = settings.device
+        with self._ops.inference():
             self._head = load_mtp(checkpoint, settings, self._ops, target.model)
             self._cache = KVCache(self._head.spec, settings, self._ops)
             self._forward = make_mtp_forward(
@@ -82,7 +81,7 @@ class MTPRunner:
         step = MTPStep(plan.forward, hidden, [seq.sequence_id for seq in plan.samples.sequences])
         try:
             self._share(step)
-            with torch.inference_mode():
+            with self._ops.inference():
                 logits = self._compute(step)
                 return StepResult([]) if logits is None else self._sampler.sample(logits, plan.samples)
         except Exception as error:
@@ -94,10 +93,10 @@ class MTPRunner:
 
     def follow(self, step: MTPStep) -> None:
         """The part of `execute_after` before sampling, for ranks other than rank 0."""
-        with torch.inference_mode():
+        with self._ops.inference():
             self._compute(step)
 
-    def _compute(self, step: MTPStep) -> Tensor | None:
+    def _compute(self, step: MTPStep) -> AnyArray | None:
         """The step's logits; None: nothing is sampled."""
         forward = step.forward
         assert len(step.hidden) == len(forward.token_ids)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes, BytesInPlace
 from penstock.kernels.ranks import Collective
+from penstock.native.array import Array
 
 _FACTS = 3
 """Numbers that a rank sends per cache group."""
@@ -106,6 +106,13 @@ def _copy(target: memoryview, source: memoryview) -> bool:
     return True
 
 
+def _gathered(numbers: Sequence[int], collective: Collective) -> NDArray[np.int64]:
+    """As many numbers of every rank."""
+    own = Array(np.array([numbers], np.int64))
+    of_all: NDArray[np.int64] = collective.columns(own, len(numbers) * collective.ranks.size).numpy()
+    return of_all
+
+
 def ranked_blocks(blocks: Sequence[BlockBytes] | None, collective: Collective) -> list[RankedBytes] | None:
     """The blocks of all ranks, in rank 0; each rank calls this with its own. None: some cannot be accessed.
 
@@ -114,12 +121,12 @@ def ranked_blocks(blocks: Sequence[BlockBytes] | None, collective: Collective) -
     """
     plain = [group for group in blocks or () if isinstance(group, BytesInPlace)]
     is_plain = blocks is not None and len(plain) == len(blocks)
-    known = collective.columns(torch.tensor([[int(is_plain), len(plain), os.getpid()]]), 3 * collective.ranks.size)
-    gathered = known.view(-1, 3).tolist()
+    known = _gathered([int(is_plain), len(plain), os.getpid()], collective)
+    gathered = known.reshape(-1, 3).tolist()
     if not all(reachable for reachable, _, _ in gathered):
         return None
     facts = [fact for group in plain for fact in (group.address, group.stride, group.nbytes)]
-    of_all = collective.columns(torch.tensor([facts]), len(facts) * collective.ranks.size).view(-1, len(plain), _FACTS)
+    of_all = _gathered(facts, collective).reshape(-1, len(plain), _FACTS)
     if collective.ranks.rank:
         return None
     parts = [

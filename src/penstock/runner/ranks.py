@@ -23,10 +23,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
-
-import torch
-from torch import distributed
 
 from penstock import native
 from penstock.api.request import Adapter
@@ -35,115 +31,24 @@ from penstock.config.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
-from penstock.kernels.ops import make_ops
-from penstock.kernels.ranks import Collective
 from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
-from penstock.kernels.ranks.reference import DistributedCollective, lost_peers
+from penstock.kernels.tables import make_ops
 from penstock.runner.fingerprint import arithmetic
+from penstock.runner.machine import num_gpus
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_folder import RankFolder
-from penstock.runner.rank_network import PlanSink, PlanSource, use_interface_towards
+from penstock.runner.rank_groups import Group, SharedGroup
+from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.torch_runner import TorchRunner
-from penstock.system.host import Seat, bracketed, seats, start_child
+from penstock.system.host import Seat, seats, start_child
 from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
 
 GRACE = 5.0
 """Seconds that ranks have to exit after the request to stop."""
-
-
-class Group(Protocol):
-    """A rank's connection to the other ranks."""
-
-    @property
-    def collective(self) -> Collective:
-        """The operations by which layers exchange columns and rows."""
-        ...
-
-    def share(self, message: bytes) -> bytes:
-        """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored."""
-        ...
-
-    def lose(self) -> None:
-        """Note that a rank has ended, so that no call waits for it. Called by another thread."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group."""
-        ...
-
-
-class SharedGroup:
-    """Ranks that share memory. See `Group`."""
-
-    def __init__(self, collective: SharedMemoryCollective) -> None:
-        self.collective = collective
-        self.share, self.lose = collective.share, collective.lose
-
-    def close(self) -> None:
-        """Do nothing: the memory is freed with the last process."""
-
-
-class DistributedGroup:
-    """Ranks that torch.distributed connects. See `Group`."""
-
-    def __init__(self, ranks: Ranks, rendezvous: str, backend: str) -> None:
-        """
-        Args:
-            rendezvous: rendezvous address, the `init_method` of `init_process_group`.
-            backend: for the layers' collective operations; plans go through gloo.
-        """
-        distributed.init_process_group(backend, init_method=rendezvous, rank=ranks.rank, world_size=ranks.size)
-        world = distributed.group.WORLD
-        assert world is not None
-        self.collective = DistributedCollective(world)
-        self._plans = world if backend == "gloo" else distributed.new_group(backend="gloo")
-
-    def share(self, message: bytes) -> bytes:
-        with lost_peers():
-            return self._broadcast(message)
-
-    def _broadcast(self, message: bytes) -> bytes:
-        size = torch.tensor([len(message)])
-        distributed.broadcast(size, 0, self._plans)
-        first = self.collective.ranks.rank == 0
-        content = torch.frombuffer(bytearray(message), dtype=torch.uint8) if first and message else None
-        if content is None:
-            content = torch.empty(int(size), dtype=torch.uint8)
-        if len(content):
-            distributed.broadcast(content, 0, self._plans)
-        return content.numpy().tobytes()
-
-    def lose(self) -> None:
-        """Do nothing: calls over the broken connection fail."""
-
-    def close(self) -> None:
-        distributed.destroy_process_group()
-
-
-class NetworkGroup(DistributedGroup):
-    """Ranks on several nodes. See `Group`."""
-
-    def __init__(self, ranks: Ranks, rendezvous: Rendezvous, backend: str, plans: PlanSource | PlanSink) -> None:
-        use_interface_towards(rendezvous.host)
-        super().__init__(ranks, f"tcp://{bracketed(rendezvous.host)}:{rendezvous.tensors_port}", backend)
-        self._channel = plans
-        self._is_loaded = False
-
-    def share(self, message: bytes) -> bytes:
-        """See `Group`. The first call is a barrier: it returns once every rank has loaded its part."""
-        if not self._is_loaded:
-            distributed.barrier(self._plans)
-            self._is_loaded = True
-            return message
-        return self._channel.share(message)
-
-    def close(self) -> None:
-        self._channel.close()
-        super().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +84,8 @@ class RankLaunch:
     def group(self) -> Group:
         """Join the other ranks; over torch.distributed, wait for them."""
         if self.shared is None:
+            from penstock.runner.torch_groups import DistributedGroup
+
             return DistributedGroup(self.ranks, self.rendezvous, self.backend)
         library = native.library()
         assert library is not None
@@ -190,7 +97,7 @@ class RankLaunch:
             self.seat.take()
         settings, start = self.settings, start or Start()
         ops = make_ops(
-            torch.device(settings.device),
+            settings.device,
             group.collective,
             widened_weights=settings.widened_weights,
             allocator=start.allocator,
@@ -289,7 +196,7 @@ class RankedRunner:
         """Start the other ranks on this machine, and join them."""
         size, on_cpu = settings.tensor_parallel_size, settings.device == "cpu"
         if not on_cpu:
-            _check_gpus(settings.device, size, torch.cuda.device_count())
+            _check_gpus(settings.device, size, num_gpus())
         library = native.library() if on_cpu else None
         shared = None if library is None else shared_file(library, size)
         if shared is None:
@@ -323,7 +230,7 @@ class RankedRunner:
         size = settings.tensor_parallel_size
         own = rendezvous.of_node(0, size)
         if settings.device != "cpu":
-            _check_gpus(settings.device, len(own), torch.cuda.device_count())
+            _check_gpus(settings.device, len(own), num_gpus())
         order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint, settings))
         for rank in own[1:]:
             join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size), hf_overrides=checkpoint.hf_overrides)
@@ -335,6 +242,8 @@ class RankedRunner:
                     raise DeviceLostError("a rank of the engine ended while it started")
             self._plans.send(index, pickle.dumps(order))
         first = order.launch(RankJoin(rendezvous, str(checkpoint.path), Ranks(0, size)), checkpoint)
+        from penstock.runner.torch_groups import NetworkGroup
+
         return first, NetworkGroup(first.ranks, rendezvous, first.backend, self._plans)
 
     def _blocks_of_all(self, group: Group) -> list[RankedBytes] | None:
@@ -499,4 +408,6 @@ def join_engine(join: RankJoin) -> None:
     assert isinstance(order, RankOrder)
     checkpoint = open_checkpoint(join.model, revision=join.revision, hf_overrides=join.hf_overrides)
     launch = order.launch(join, checkpoint)
+    from penstock.runner.torch_groups import NetworkGroup
+
     run_rank(launch, checkpoint, NetworkGroup(join.ranks, join.rendezvous, launch.backend, plans))

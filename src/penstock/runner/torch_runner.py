@@ -1,11 +1,10 @@
-"""The PyTorch runner: executes plans on one device and returns sampled tokens."""
+"""The runner: executes plans on one device, by native kernels or torch, and returns sampled tokens."""
 
 import re
+import sys
 from array import array
 from collections.abc import Iterator
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from penstock.api.request import Adapter, TokenLogprob
 from penstock.checkpoint.checkpoint import Checkpoint
@@ -13,11 +12,13 @@ from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.kernels.ops import Ops, make_ops
+from penstock.kernels.ops import Ops
+from penstock.kernels.tables import make_ops, without_native_kernels
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
 from penstock.native import set_num_threads
+from penstock.native.array import AnyArray, NoNativeKernelError
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
@@ -32,8 +33,19 @@ _TEXTS = re.compile(
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether every later step would fail, too: the device's context is broken, or memory ran out despite the plan."""
-    known = (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, known) or (isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error))))
+    torch: Any = sys.modules.get("torch")  # if it was never imported, the error is not torch's
+    known = () if torch is None else (torch.AcceleratorError, torch.OutOfMemoryError)
+    return isinstance(error, (*known, MemoryError)) or (
+        isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error)))
+    )
+
+
+def empty_device_cache(device: str) -> None:
+    """Return the memory that torch holds of a GPU, but no longer uses."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 class BlockTables:
@@ -71,17 +83,32 @@ class TorchRunner:
             start: what was prepared for loading the model.
         """
         start = start or Start()
-        set_num_threads(settings.threads)
-        self._device = torch.device(settings.device)
+        self._device = settings.device
         self._max_rows = settings.max_num_seqs
         self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
-        with torch.inference_mode():
+        set_num_threads(settings.threads)  # torch's, too, if the operations are torch's
+        try:
+            self._load(checkpoint, settings, start)
+        except NoNativeKernelError as gap:
+            self._ops = without_native_kernels(self._ops, gap.with_traceback(None))
+            self.__dict__.pop("_model", None)  # frees its memory, as the traceback did, before it is loaded again
+            set_num_threads(settings.threads)
+            self._load(checkpoint, settings, start)
+        self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
+        self._sampler = Sampler(self._ops, settings.max_num_seqs)
+
+    def _load(self, checkpoint: Checkpoint, settings: Settings, start: Start) -> None:
+        """Load the model, and make what it computes with.
+
+        Raises:
+            NoNativeKernelError: it uses an operation that the table of operations lacks.
+        """
+        with self._ops.inference():
             self._model = load_model(checkpoint, settings, self._ops, start)
             self._adapters = None
             if settings.memory.adapters:
-                dtype = getattr(torch, settings.dtype)
-                adaptable_maps = adaptable(self._model.spec, settings.dtype)
-                self._adapters = LoadedAdapters(self._model.adapted, adaptable_maps, dtype, self._device)
+                maps = adaptable(self._model.spec, settings.dtype)
+                self._adapters = LoadedAdapters(self._model.adapted, maps, self._ops, settings.dtype, self._device)
             self._cache = KVCache(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
@@ -95,13 +122,11 @@ class TorchRunner:
                 max_rows=self._max_rows,
                 hidden=self.hidden,
             )
-        self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
-        self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def _hidden_states(self, settings: Settings) -> HiddenStates | None:
         if settings.speculation is None or not settings.speculation.mtp:
             return None
-        memory, dtype = settings.memory, getattr(torch, settings.dtype)
+        memory, dtype = settings.memory, settings.dtype
         size, num_own = self._model.spec.hidden_size, settings.max_num_seqs
         return HiddenStates(self._ops, memory.num_blocks, memory.block_size, num_own, size, dtype, self._device)
 
@@ -121,7 +146,7 @@ class TorchRunner:
 
     def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:
         """The part of `execute` before sampling, for ranks other than rank 0; then the `logits` of these rows."""
-        with torch.inference_mode():
+        with self._ops.inference():
             if self._compute(forward) is not None:
                 for part in self._chunks(len(logits_of)):
                     self._forward.logits(logits_of[part])
@@ -139,17 +164,17 @@ class TorchRunner:
                 raise DeviceLostError(f"the device is lost: {error}") from error
             raise
 
-    @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> StepResult:
-        logits = self._compute(plan.forward)
-        if logits is None:
-            return StepResult([])
-        result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
-        if len(plan.prompt_logprobs):
-            result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
-        return result
+        with self._ops.inference():
+            logits = self._compute(plan.forward)
+            if logits is None:
+                return StepResult([])
+            result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
+            if len(plan.prompt_logprobs):
+                result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
+            return result
 
-    def _compute(self, forward: ForwardPlan) -> Tensor | None:
+    def _compute(self, forward: ForwardPlan) -> AnyArray | None:
         """The step's logits; None if it only updates tables and copies blocks."""
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:
@@ -191,5 +216,4 @@ class TorchRunner:
     def close(self) -> None:
         """Free the memory; the runner cannot be used afterwards."""
         del self._model, self._cache, self._forward, self.hidden
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_device_cache(self._device)

@@ -27,12 +27,12 @@ from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.api.request import TokenLogprob
 from penstock.core.plan import Ending, SampleBatch, StepResult
 from penstock.kernels.ops import Ops
 from penstock.kernels.sampling import SCALE, Controls
+from penstock.native.array import AnyArray
 from penstock.sampling.random import uniforms
 from penstock.sampling.state import BatchState, SlotStates
 
@@ -41,7 +41,7 @@ Floats = NDArray[np.float32]
 
 
 @contextmanager
-def processed(ops: Ops, logits: Tensor, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
+def processed(ops: Ops, logits: AnyArray, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
     """Process `logits` [num_samples, vocab] float32 in place, and undo it at the end.
 
     Rows without log-probabilities may stay changed. NaN and plus infinity stay so, unless they are masked.
@@ -76,13 +76,14 @@ def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
 class _Edits:
     """Reversible changes of single logits."""
 
-    def __init__(self, ops: Ops, logits: Tensor) -> None:
+    def __init__(self, ops: Ops, logits: AnyArray) -> None:
         self.logits, self._ops = logits, ops
         self.to_undo: list[Callable[[], object]] = []
 
     @property
     def vocab(self) -> int:
-        return self.logits.shape[-1]
+        vocab: int = self.logits.shape[-1]
+        return vocab
 
     def change(self, indices: Integers, change: Callable[[Floats], Floats]) -> None:
         """Replace the logits at these distinct indices of the flat tensor by `change(logits)`."""
@@ -128,7 +129,7 @@ def _ban(edits: _Edits, batch: SampleBatch, state: BatchState) -> None:
         edits.change(np.unique(np.concatenate(indices)), lambda before: np.where(before < np.inf, no_chance, before))
 
 
-def _mask(ops: Ops, logits: Tensor, batch: SampleBatch, rows: list[int]) -> None:
+def _mask(ops: Ops, logits: AnyArray, batch: SampleBatch, rows: list[int]) -> None:
     if rows:
         bits = [_bits(batch.sequences[row].params.allowed_token_ids or (), logits.shape[-1]) for row in rows]
         ops.apply_bitmask(logits, np.array(rows, np.int64), np.stack(bits))
@@ -182,7 +183,7 @@ def _completing(batch: SampleBatch, row: int) -> Integers:
     return np.concatenate((singles, np.array(ends, np.int64))) if ends else singles
 
 
-def token_logprobs(ops: Ops, logits: Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+def token_logprobs(ops: Ops, logits: AnyArray, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
     """Log-probabilities of one token per row and of the row's most likely tokens; NaN if logits are not finite.
 
     Args:
@@ -211,7 +212,7 @@ class Sampler:
         self._ops = ops
         self._states = SlotStates(num_slots)
 
-    def sample(self, logits: Tensor, batch: SampleBatch) -> StepResult:
+    def sample(self, logits: AnyArray, batch: SampleBatch) -> StepResult:
         """Choose a token for each row.
 
         Args:
@@ -236,13 +237,13 @@ class Sampler:
             result.logprobs = _logprobs(self._ops, logits, tokens, state.logprobs)
         return result
 
-    def _is_ruled_out(self, logits: Tensor, row: int) -> bool:
+    def _is_ruled_out(self, logits: AnyArray, row: int) -> bool:
         """Whether all logits of a row are -inf."""
         vocab = logits.shape[-1]
         return bool((self._ops.take(logits, np.arange(row * vocab, (row + 1) * vocab)) == -np.inf).all())
 
 
-def _choose(ops: Ops, logits: Tensor, batch: SampleBatch, state: BatchState) -> Integers:
+def _choose(ops: Ops, logits: AnyArray, batch: SampleBatch, state: BatchState) -> Integers:
     """The chosen tokens [num_samples]; -1 if no token can be chosen."""
     if state.is_greedy:
         return ops.argmax(logits)
@@ -251,7 +252,7 @@ def _choose(ops: Ops, logits: Tensor, batch: SampleBatch, state: BatchState) -> 
     return ops.sample(logits, Controls(temperature, top_k, top_p, min_p, typical_p, uniform))
 
 
-def _logprobs(ops: Ops, logits: Tensor, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
+def _logprobs(ops: Ops, logits: AnyArray, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
     """Log-probabilities per row; None for rows that did not request them or got no token."""
     logprobs: list[TokenLogprob | None] = [None] * len(tokens)
     asking = [(row, count) for row, count in asked if tokens[row] >= 0]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.weight import Weight
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.registry import load_model
 from tests.support.checkpoints import write_random
 from tests.support.families import LLAMA3, SHAPE, YARN, rope

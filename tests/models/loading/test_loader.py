@@ -14,8 +14,8 @@ from torch import Tensor
 
 from penstock.checkpoint.checkpoint import open_checkpoint, weight_files
 from penstock.errors import CheckpointError
-from penstock.kernels.memory import store
-from penstock.kernels.ops import make_ops
+from penstock.kernels.reference_memory import store
+from penstock.kernels.tables import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.loading import loader
 from penstock.models.loading.loader import load_weights
@@ -233,7 +233,7 @@ def test_peak_memory_is_the_weights_and_a_tenth(tmp_path: Path, tiny_llama: Path
     write_tiny_llama(tmp_path, torch_dtype=stored, **width)
     code = f"""
         import torch
-        from penstock.kernels.ops import make_ops
+        from penstock.kernels.tables import make_ops
         from penstock.models import decoder, registry
         from penstock.models.loading import loader
         from tests.support.stepping import settings_for

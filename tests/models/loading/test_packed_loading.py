@@ -12,7 +12,7 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.kernels.ops import make_ops
+from penstock.kernels.tables import make_ops
 from penstock.models.loading import packed_key
 from penstock.models.registry import load_model
 from tests.kernels.versions import needs_native

@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.block_bytes import BlockBytes
+    from penstock.native.array import AnyArray, AnyDtype
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMS norms of the query and key heads, applied before RoPE."""
 
-    query: Tensor
+    query: AnyArray
     """[head_dim], in the activations' dtype or float32; so is `key`."""
-    key: Tensor | None
+    key: AnyArray | None
     """None: the layer has no keys of its own."""
     eps: float
 
@@ -63,7 +61,7 @@ class AttentionOptions:
     """A query attends to the keys from the last multiple of `chunk` on."""
     soft_cap: float | None = None
     """Scores become soft_cap * tanh(score / soft_cap)."""
-    sinks: Tensor | None = None
+    sinks: AnyArray | None = None
     """[num_heads] float32, the score of an additional key of each head, whose value is 0."""
     gated: bool = False
     """As in `RopeOptions`."""
@@ -80,9 +78,9 @@ class CacheShape:
     num_heads: int
     """Number of KV heads."""
     head_dim: int
-    dtype: torch.dtype
+    dtype: AnyDtype
     """int8 has one scale per token and head."""
-    device: torch.device
+    device: str
     gather_limit: int
     """Most keys that the reference gathers at a time, unless a single sequence has more."""
     latent: bool = False
@@ -92,7 +90,7 @@ class CacheShape:
 class LayerCache(Protocol):
     """The KV cache of one layer."""
 
-    dtype: torch.dtype
+    dtype: AnyDtype
 
     @property
     def nbytes(self) -> int:
@@ -105,13 +103,13 @@ class LayerCache(Protocol):
 
     def rope_and_cache(
         self,
-        qkv: Tensor,
+        qkv: AnyArray,
         options: RopeOptions,
-        angles: Tensor | None,
+        angles: AnyArray | None,
         batch: Batch,
         *,
-        query_factors: Tensor | None = None,
-    ) -> Tensor:
+        query_factors: AnyArray | None = None,
+    ) -> AnyArray:
         """Normalize queries and keys, apply RoPE, and write keys and values to the cache.
 
         Args:
@@ -124,7 +122,7 @@ class LayerCache(Protocol):
         """
         ...
 
-    def attend(self, query: Tensor, options: AttentionOptions, batch: Batch) -> Tensor:
+    def attend(self, query: AnyArray, options: AttentionOptions, batch: Batch) -> AnyArray:
         """Attention of each query over its own sequence, causal unless the options say otherwise.
 
         The cache already holds this step's keys and values. Returns [num_tokens, num_heads * head_dim].

@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock import native
-from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference_cache
+from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import BytesInPlace
 from penstock.native import Library, structs
+from penstock.native.array import Array, NoNativeKernelError, dtype_name
 from penstock.native.program import call, empty_rows
 from penstock.system.allocator import Allocator
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+_KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
 _PADDING = 256
 """Bytes after the last block that vector loads may read."""
 
@@ -38,7 +37,7 @@ class PackedCache:
             shape.num_heads,
             shape.head_dim,
             shape.block_size,
-            _KINDS[shape.dtype],
+            _KINDS[dtype_name(shape.dtype)],
             blocks.strides[0],
             blocks.ctypes.data,
             shape.latent,
@@ -55,13 +54,13 @@ class PackedCache:
 
     def rope_and_cache(
         self,
-        qkv: Tensor,
+        qkv: Array,
         options: RopeOptions,
-        angles: Tensor | None,
+        angles: Array | None,
         batch: Batch,
         *,
-        query_factors: Tensor | None = None,
-    ) -> Tensor:
+        query_factors: Array | None = None,
+    ) -> Array:
         """See `LayerCache`; returns `qkv` itself."""
         arguments = structs.RopeArgs(
             cache=self._handle,
@@ -83,7 +82,7 @@ class PackedCache:
         call(self._library, qkv, arguments)
         return qkv
 
-    def attend(self, query: Tensor, options: AttentionOptions, batch: Batch) -> Tensor:
+    def attend(self, query: Array, options: AttentionOptions, batch: Batch) -> Array:
         """See `LayerCache`.
 
         Raises:
@@ -122,13 +121,19 @@ class AttentionKernels:
         self._library, self._allocator = library, allocator
 
     def new_caches(self, shapes: Sequence[CacheShape]) -> LayerCaches:
-        """Allocate zeroed caches; reference caches if the native layout does not support one of the shapes.
+        """Allocate zeroed caches.
 
         All layers share one allocation, ordered by block and then by layer, so that the used part, from block 0 on, is
         contiguous.
+
+        Raises:
+            NoNativeKernelError: the native layout does not support one of the shapes.
         """
-        if not all(map(can_pack, shapes)):
-            return reference_cache.new_caches(shapes, self._allocator)
+        for shape in shapes:
+            if not can_pack(shape):
+                raise NoNativeKernelError(
+                    f"attention with heads of {shape.head_dim} elements and blocks of {shape.block_size} tokens"
+                )
         num_blocks = shapes[0].num_blocks
         ends = [0, *itertools.accumulate(map(_block_bytes, shapes))]
         memory = self._allocator.zeros(num_blocks * ends[-1] + _PADDING)
@@ -143,9 +148,10 @@ class AttentionKernels:
 
 def _block_bytes(shape: CacheShape) -> int:
     """Bytes of one layer in a block."""
-    scales = 4 if shape.dtype == torch.int8 else 0
+    scales = 4 if dtype_name(shape.dtype) == "int8" else 0
     entries = (2 - shape.latent) * shape.block_size * shape.num_heads
-    return entries * (shape.head_dim * shape.dtype.itemsize + scales)
+    itemsize: int = shape.dtype.itemsize
+    return entries * (shape.head_dim * itemsize + scales)
 
 
 class _Backing:

@@ -12,15 +12,16 @@ interleaved     x0 y0 x1 y1 .. | rest        pairs are (x0, y0), (x1, y1), ...
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference
 from penstock.kernels.batch import Batch
-from penstock.kernels.block_bytes import GatheredBytes
 from penstock.kernels.elementwise.reference import rms_norm
 from penstock.system.allocator import Allocator
 
@@ -109,11 +110,37 @@ def _new_side(slots: tuple[int, int, int], shape: CacheShape, allocator: Allocat
     return new((*slots, shape.head_dim), shape.dtype), scales
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device, allocator: Allocator) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, *, device: str, allocator: Allocator) -> Tensor:
     """A tensor of zeros; on a CPU only reserved, as the operating system zeroes pages on first touch."""
-    if device.type != "cpu":
+    if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(allocator.zeros(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)
+
+
+class GatheredBytes:
+    """Blocks spread over several tensors, each [num_blocks, ...]: their parts are copied one after another."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._ends = np.cumsum([tensor[0].nbytes for tensor in tensors]).tolist()
+        self.nbytes: int = self._ends[-1]
+
+    def read(self, block: int) -> memoryview:
+        parts = [tensor[block].contiguous().view(-1).view(torch.uint8).cpu() for tensor in self._tensors]
+        content: NDArray[np.uint8] = torch.cat(parts).numpy()
+        return content.data
+
+    @torch.inference_mode()
+    def fill(self, block: int, fill: Callable[[memoryview], bool]) -> bool:
+        content = np.empty(self.nbytes, np.uint8)
+        if not fill(content.data):
+            return False
+        first = 0
+        for tensor, end in zip(self._tensors, self._ends, strict=True):
+            part = tensor[block]
+            part.copy_(torch.from_numpy(content[first:end]).view(part.dtype).view(part.shape))
+            first = end
+        return True
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> None:

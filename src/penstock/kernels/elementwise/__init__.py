@@ -9,13 +9,15 @@ from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from penstock.native.array import AnyArray
 
 
 class RMSNormOp(Protocol):
     """RMS norm, or layer norm."""
 
-    def __call__(self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
+    def __call__(
+        self, x: AnyArray, weight: AnyArray, eps: float, *, bias: AnyArray | None = None, groups: int = 1
+    ) -> AnyArray:
         """Divide each group of `size` columns of `x` [rows, groups * size] by its root mean square, times `weight`.
 
         Args:
@@ -31,16 +33,16 @@ class AddRMSNormOp(Protocol):
 
     def __call__(
         self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
+        x: AnyArray,
+        residual: AnyArray,
+        weight: AnyArray,
         eps: float,
         factor: float,
         *,
-        bias: Tensor | None = None,
+        bias: AnyArray | None = None,
         after: NormWeight | None = None,
-        total: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        total: AnyArray | None = None,
+    ) -> tuple[AnyArray, AnyArray]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
 
         `x` and `residual` [rows, size] may be overwritten by the results.
@@ -57,8 +59,8 @@ class ActivateOp(Protocol):
     """An activation of each element, or, with tanh between a division and a product, a soft cap."""
 
     def __call__(
-        self, x: Tensor, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
-    ) -> Tensor:
+        self, x: AnyArray, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
+    ) -> AnyArray:
         """factor * activation(x / divisor) for `x` [rows, columns], which is overwritten; rounded once.
 
         `activation` None: none. gelu is the exact one.
@@ -69,7 +71,7 @@ class ActivateOp(Protocol):
 class AddRowsOp(Protocol):
     """The residual sum."""
 
-    def __call__(self, x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
+    def __call__(self, x: AnyArray, residual: AnyArray, factor: float, *, total: AnyArray | None = None) -> AnyArray:
         """total * (factor * x + residual), all [rows, size]; may overwrite `residual`. `total` None: 1."""
         ...
 
@@ -77,7 +79,7 @@ class AddRowsOp(Protocol):
 class GateOp(Protocol):
     """An activation times another tensor."""
 
-    def __call__(self, x: Tensor, others: Tensor, first: int, activation: Activation) -> Tensor:
+    def __call__(self, x: AnyArray, others: AnyArray, first: int, activation: Activation) -> AnyArray:
         """activation(x) * others[:, first : first + size] for `x` [rows, size], which may be overwritten."""
         ...
 
@@ -86,7 +88,7 @@ class GateOp(Protocol):
 class NormWeight:
     """The weight and epsilon of an RMS norm."""
 
-    weight: Tensor
+    weight: AnyArray
     """[size], in the activations' dtype or float32."""
     eps: float
 

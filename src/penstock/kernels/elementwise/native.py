@@ -5,15 +5,14 @@ normalization (`csrc/norm.cpp`)."""
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
 from penstock.kernels.elementwise import Columns, NormWeight
 from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code
+from penstock.native.array import Array, dtype_name
 from penstock.native.program import call, call_now, empty_rows
 from penstock.native.structs import (
     ActivateArgs,
@@ -37,8 +36,8 @@ class ElementwiseKernels:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def gather(self, table: Tensor, row_ids: Tensor) -> Tensor:
-        assert row_ids.dtype == torch.int64
+    def gather(self, table: Array, row_ids: Array) -> Array:
+        assert dtype_name(row_ids.dtype) == "int64"
         assert row_ids.is_contiguous()
         out = empty_rows(row_ids, tuple(table.shape[1:]), table.dtype)
         row_bytes, stride = _rows(table)
@@ -52,8 +51,8 @@ class ElementwiseKernels:
         call(self._library, row_ids, arguments)
         return out
 
-    def scatter(self, x: Tensor, row_ids: Tensor, table: Tensor) -> None:
-        assert row_ids.dtype == torch.int64
+    def scatter(self, x: Array, row_ids: Array, table: Array) -> None:
+        assert dtype_name(row_ids.dtype) == "int64"
         assert row_ids.is_contiguous()
         assert x.is_contiguous()
         assert (x.shape[1:], x.dtype) == (table.shape[1:], table.dtype)
@@ -67,7 +66,7 @@ class ElementwiseKernels:
         )
         call(self._library, row_ids, arguments)
 
-    def copy_rows(self, table: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_rows(self, table: Array, pairs: Sequence[tuple[int, int]]) -> None:
         sources, targets = np.ascontiguousarray(np.array(pairs, np.int64).T)
         row_bytes, stride = _rows(table)
         between = np.empty(len(pairs) * row_bytes, np.uint8)
@@ -77,7 +76,7 @@ class ElementwiseKernels:
         scattered = ScatterArgs(x=x, row_bytes=row_bytes, row_ids=_address(targets), table=begin, table_stride=stride)
         call_now(self._library, len(pairs), scattered)
 
-    def copy_columns(self, x: Tensor, out: Tensor, columns: Columns) -> None:
+    def copy_columns(self, x: Array, out: Array, columns: Columns) -> None:
         assert x.dtype == out.dtype or not columns.paired
         assert x.stride(1) == out.stride(1) == 1
         arguments = ColumnsArgs(
@@ -97,7 +96,7 @@ class ElementwiseKernels:
         )
         call(self._library, x, arguments)
 
-    def scale(self, x: Tensor, factor: float) -> Tensor:
+    def scale(self, x: Array, factor: float) -> Array:
         assert x.dim() == 2
         assert x.is_contiguous()
         arguments = ScaleArgs(x=x.data_ptr(), dtype=dtype_code(x.dtype), columns=x.shape[1], factor=factor)
@@ -105,8 +104,8 @@ class ElementwiseKernels:
         return x
 
     def activate(
-        self, x: Tensor, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
-    ) -> Tensor:
+        self, x: Array, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
+    ) -> Array:
         assert x.dim() == 2
         assert x.is_contiguous()
         arguments = ActivateArgs(
@@ -120,7 +119,7 @@ class ElementwiseKernels:
         call(self._library, x, arguments)
         return x
 
-    def add_rows(self, x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
+    def add_rows(self, x: Array, residual: Array, factor: float, *, total: Array | None = None) -> Array:
         assert x.dim() == 2
         assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
         assert x.is_contiguous()
@@ -136,7 +135,7 @@ class ElementwiseKernels:
         call(self._library, x, arguments)
         return residual
 
-    def gate(self, x: Tensor, others: Tensor, first: int, activation: Activation) -> Tensor:
+    def gate(self, x: Array, others: Array, first: int, activation: Activation) -> Array:
         assert x.dtype == others.dtype
         assert x.is_contiguous()
         assert first + x.shape[1] <= others.shape[1]
@@ -151,7 +150,7 @@ class ElementwiseKernels:
         call(self._library, x, arguments)
         return x
 
-    def head_gates(self, x: Tensor, query: Tensor, num_heads: int) -> Tensor:
+    def head_gates(self, x: Array, query: Array, num_heads: int) -> Array:
         assert x.dtype == query.dtype
         assert x.is_contiguous()
         head_dim = x.shape[1] // num_heads
@@ -168,12 +167,13 @@ class ElementwiseKernels:
         return x
 
 
-def _rows(table: Tensor) -> tuple[int, int]:
+def _rows(table: Array) -> tuple[int, int]:
     """The bytes of a row [...] of `table` [rows, ...], which is contiguous, and those from one to the next."""
     size = table.itemsize
-    for length, stride in zip(table.shape[:0:-1], table.stride()[:0:-1], strict=True):
-        assert length == 1 or stride * table.itemsize == size, "a row of the table is not contiguous"
-        size *= length
+    for axis in reversed(range(1, table.dim())):
+        is_next = table.stride(axis) * table.itemsize == size
+        assert table.shape[axis] == 1 or is_next, "a row of the table is not contiguous"
+        size *= table.shape[axis]
     return size, table.stride(0) * table.itemsize
 
 
@@ -188,7 +188,7 @@ class NormKernels:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, *, bias: Tensor | None = None, groups: int = 1) -> Tensor:
+    def rms_norm(self, x: Array, weight: Array, eps: float, *, bias: Array | None = None, groups: int = 1) -> Array:
         assert groups * len(weight) == x.shape[1]
         out = empty_rows(x, (x.shape[1],), x.dtype)
         arguments = self._arguments(x, out, weight, eps, bias)
@@ -198,16 +198,16 @@ class NormKernels:
 
     def add_rms_norm(
         self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
+        x: Array,
+        residual: Array,
+        weight: Array,
         eps: float,
         factor: float,
         *,
-        bias: Tensor | None = None,
+        bias: Array | None = None,
         after: NormWeight | None = None,
-        total: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        total: Array | None = None,
+    ) -> tuple[Array, Array]:
         """See `AddRMSNormOp`; overwrites `x` and `residual` with the results."""
         assert (residual.shape, residual.dtype) == (x.shape, x.dtype)
         assert residual.is_contiguous()
@@ -220,7 +220,7 @@ class NormKernels:
         call(self._library, x, arguments)
         return x, residual
 
-    def rms_norm_columns(self, x: Tensor, first: int, weight: Tensor, eps: float) -> None:
+    def rms_norm_columns(self, x: Array, first: int, weight: Array, eps: float) -> None:
         place = x.data_ptr() + first * x.dtype.itemsize
         arguments = NormArgs(
             x=place,
@@ -236,7 +236,7 @@ class NormKernels:
         )
         call(self._library, x, arguments)
 
-    def _arguments(self, x: Tensor, out: Tensor, weight: Tensor, eps: float, bias: Tensor | None) -> NormArgs:
+    def _arguments(self, x: Array, out: Array, weight: Array, eps: float, bias: Array | None) -> NormArgs:
         assert x.dim() == 2
         assert x.is_contiguous()
         assert bias is None or (bias.dtype, bias.shape) == (weight.dtype, weight.shape)

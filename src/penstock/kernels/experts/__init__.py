@@ -2,18 +2,17 @@
 
 from typing import Protocol
 
-from torch import Tensor
-
 from penstock.config.feed_forward import Routing
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.native.array import AnyArray
 
 
 class Route(Protocol):
     """The router: chooses the experts of each token."""
 
     def __call__(
-        self, logits: Tensor, routing: Routing, correction: Tensor | None, scales: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, logits: AnyArray, routing: Routing, correction: AnyArray | None, scales: AnyArray | None = None
+    ) -> tuple[AnyArray, AnyArray]:
         """Choose the experts with the largest scores of each row; ties go to the lower index.
 
         Args:
@@ -39,14 +38,14 @@ class Experts(Protocol):
 
     def mix(
         self,
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        shared: Tensor | None,
-        shared_gate: Tensor | None,
+        x: AnyArray,
+        ids: AnyArray,
+        weights: AnyArray,
+        shared: AnyArray | None,
+        shared_gate: AnyArray | None,
         *,
         scale_x: bool = False,
-    ) -> Tensor:
+    ) -> AnyArray:
         """Sum weight * down(gate_up(x)) over each token's experts, in the order of `ids`.
 
         Args:
@@ -70,8 +69,8 @@ class NewExperts(Protocol):
         self,
         gate_up: "list[LinearMap]",
         down: "list[Weight]",
-        gate_up_bias: Tensor | None,
-        down_bias: Tensor | None,
+        gate_up_bias: AnyArray | None,
+        down_bias: AnyArray | None,
     ) -> Experts:
         """
         Args:

@@ -3,18 +3,15 @@
 import ctypes
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from penstock.config.feed_forward import Activation, Routing
 from penstock.kernels.experts import Experts
-from penstock.kernels.experts.reference import ReferenceExperts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.native import PackedWeight, activation_code
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.ranks import Alone, Collective
 from penstock.kernels.ranks.native import SharedMemoryCollective
 from penstock.native import Library, address, dtype_code
+from penstock.native.array import Array, dtype_name, dtype_of
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import ExpertsArgs, RouteArgs
 
@@ -30,8 +27,8 @@ class PackedExperts:
         library: Library,
         gate_up: Sequence[LinearMap],
         down: Sequence[Weight],
-        gate_up_bias: Tensor | None,
-        down_bias: Tensor | None,
+        gate_up_bias: Array | None,
+        down_bias: Array | None,
         collective: SharedMemoryCollective | Alone,
     ) -> None:
         self._library, self._collective = library, collective
@@ -48,14 +45,14 @@ class PackedExperts:
 
     def mix(
         self,
-        x: Tensor,
-        ids: Tensor,
-        weights: Tensor,
-        shared: Tensor | None,
-        shared_gate: Tensor | None,
+        x: Array,
+        ids: Array,
+        weights: Array,
+        shared: Array | None,
+        shared_gate: Array | None,
         *,
         scale_x: bool = False,
-    ) -> Tensor:
+    ) -> Array:
         assert x.is_contiguous()
         shared_place = None
         if shared is not None:
@@ -125,6 +122,43 @@ def _address(table: "ctypes.Array[ctypes.c_void_p] | None") -> int | None:
     return None if table is None else ctypes.addressof(table)
 
 
+class _TensorExperts:
+    """Experts of another table, over tensors in the memory of arrays. See `penstock.kernels.experts.Experts`."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+
+    @property
+    def nbytes(self) -> int:
+        return self._experts.nbytes
+
+    def mix(
+        self,
+        x: Array,
+        ids: Array,
+        weights: Array,
+        shared: Array | None,
+        shared_gate: Array | None,
+        *,
+        scale_x: bool = False,
+    ) -> Array:
+        from penstock.kernels.arrays import array_of, tensor_of
+
+        tensors = (None if one is None else tensor_of(one.numpy()) for one in (x, ids, weights, shared, shared_gate))
+        return Array(array_of(self._experts.mix(*tensors, scale_x=scale_x)))
+
+
+def _experts_over_nodes(
+    gate_up: list[LinearMap], down: list[Weight], biases: tuple[Array | None, Array | None], collective: Collective
+) -> Experts:
+    """Experts whose ranks torch connects: the reference's, with native weights."""
+    from penstock.kernels.arrays import tensor_of
+    from penstock.kernels.experts.reference import ReferenceExperts
+
+    gate_up_bias, down_bias = (None if bias is None else tensor_of(bias.numpy()) for bias in biases)
+    return _TensorExperts(ReferenceExperts(gate_up, down, gate_up_bias, down_bias, collective))
+
+
 class MixtureKernels:
     """See `penstock.kernels.ops.Ops` for the methods."""
 
@@ -132,21 +166,21 @@ class MixtureKernels:
         self._library, self._collective = library, collective
 
     def new_experts(
-        self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Tensor | None, down_bias: Tensor | None
+        self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Array | None, down_bias: Array | None
     ) -> Experts:
         if not isinstance(self._collective, SharedMemoryCollective | Alone):  # the kernel supports no other
-            return ReferenceExperts(gate_up, down, gate_up_bias, down_bias, self._collective)
+            return _experts_over_nodes(gate_up, down, (gate_up_bias, down_bias), self._collective)
         return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._collective)
 
     def route(
-        self, logits: Tensor, routing: Routing, correction: Tensor | None, scales: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, logits: Array, routing: Routing, correction: Array | None, scales: Array | None = None
+    ) -> tuple[Array, Array]:
         assert scales is None or routing.score != "sparsemixer"
-        assert logits.dtype == torch.float32
+        assert dtype_name(logits.dtype) == "float32"
         assert logits.is_contiguous()
         assert logits.shape[1] == routing.num_experts
-        ids = empty_rows(logits, (routing.top_k,), torch.int32)
-        weights = empty_rows(logits, (routing.top_k,), torch.float32)
+        ids = empty_rows(logits, (routing.top_k,), dtype_of("int32"))
+        weights = empty_rows(logits, (routing.top_k,), dtype_of("float32"))
         arguments = RouteArgs(
             logits=logits.data_ptr(),
             correction=address(correction),

@@ -104,4 +104,5 @@ class ReferenceExperts:
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in self._biases)
         inner = self._gate_up[expert].linear(x, gate_up_bias, x.dtype)
         inner = self._collective.columns(inner, self._down[expert].columns)
-        return self._down[expert].linear(inner, down_bias, torch.float32)
+        outer: Tensor = self._down[expert].linear(inner, down_bias, torch.float32)
+        return outer

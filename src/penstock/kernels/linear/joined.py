@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-
 from penstock.config.feed_forward import Activation
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.lora import LoraUpdate
+from penstock.native.array import AnyArray, AnyDtype
 from penstock.native.program import empty_rows
 
 
@@ -27,7 +25,7 @@ class JoinedWeight:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
+    def linear(self, x: AnyArray, bias: AnyArray | None, dtype: AnyDtype, update: LoraUpdate | None = None) -> AnyArray:
         rows = [part.rows for part in self.parts]
         out = empty_rows(x, (sum(rows) if self.gate is None else rows[0],), dtype)
         for index, part in enumerate(self.parts):

@@ -5,9 +5,7 @@ import logging
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock import native
 from penstock.config.feed_forward import Activation
@@ -16,6 +14,7 @@ from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, activation_of
 from penstock.kernels.lora import LoraUpdate
 from penstock.native import Library
+from penstock.native.array import AnyDtype, Array, dtype_name, dtype_of
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import LinearArgs, UnpackArgs
 from penstock.native.structs import Weight as WeightStruct
@@ -47,14 +46,14 @@ class PackedWeight:
         *,
         gated: bool,
         activation: Activation | None,
-        dtype: torch.dtype,
-        stored: torch.dtype | None = None,
+        dtype: AnyDtype,
+        stored: AnyDtype | None = None,
         precise: bool = False,
     ) -> None:
         self._library, self._allocator = library, allocator
         self.rows, self.columns, self.format, self.gated = rows, columns, format, gated
         self.activation = activation_of(activation, gated=gated)
-        self.bias_dtype = torch.float32
+        self.bias_dtype = dtype_of("float32")
         self._dtype = dtype
         self._weight = WeightStruct(_kind_of(format, dtype, stored or dtype, library), gated, rows, columns)
         if format is not FLOAT:
@@ -145,14 +144,14 @@ class PackedWeight:
         data = self._allocator.zeros(self._weight_bytes(handle), for_weights=True)
         wide.data = data.ctypes.data
         for first in range(0, self.rows, _ROWS_WIDENED):
-            rows = self.lookup(torch.arange(first, min(first + _ROWS_WIDENED, self.rows)))
+            rows = self.lookup(Array(np.arange(first, min(first + _ROWS_WIDENED, self.rows))))
             self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), *(4 * [None]))
         self._weight.kind = wide.kind
         self._hold(data, self._row_scales)
 
-    def lookup(self, row_ids: Tensor) -> Tensor:
+    def lookup(self, row_ids: Array) -> Array:
         self._memory()
-        assert row_ids.dtype == torch.int64
+        assert dtype_name(row_ids.dtype) == "int64"
         assert row_ids.is_contiguous()
         out = empty_rows(row_ids, (self.columns,), self._dtype)
         arguments = UnpackArgs(
@@ -164,17 +163,17 @@ class PackedWeight:
         call(self._library, row_ids, arguments)
         return out
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
+    def linear(self, x: Array, bias: Array | None, dtype: AnyDtype, update: LoraUpdate | None = None) -> Array:
         out = empty_rows(x, (self.rows // 2 if self.gated else self.rows,), dtype)
         self.linear_into(out, 0, x, bias, update=update)
         return out
 
     def linear_into(
         self,
-        out: Tensor,
+        out: Array,
         first: int,
-        x: Tensor,
-        bias: Tensor | None,
+        x: Array,
+        bias: Array | None,
         *,
         column: int = 0,
         after_gate: Activation | None = None,
@@ -205,11 +204,11 @@ def activation_code(activation: Activation | None) -> int:
     return _ACTIVATIONS.index(activation)
 
 
-def _kind_of(format: WeightFormat, dtype: torch.dtype, stored: torch.dtype, library: Library) -> int:
-    by_bfloat16 = dtype is torch.bfloat16 and library.multiplies_bfloat16
+def _kind_of(format: WeightFormat, dtype: AnyDtype, stored: AnyDtype, library: Library) -> int:
+    by_bfloat16 = dtype_name(dtype) == "bfloat16" and library.multiplies_bfloat16
     if format is FLOAT:
         bfloat16 = _BFLOAT12 if by_bfloat16 else _BFP16
-        return {torch.float32: _FLOAT32, torch.bfloat16: bfloat16, torch.float16: _FLOAT16}[stored]
+        return {"float32": _FLOAT32, "bfloat16": bfloat16, "float16": _FLOAT16}[dtype_name(stored)]
     if format.value == "e4m3":
         return _FLOAT8_BY_16 if by_bfloat16 else _FLOAT8
     return _INTEGERS
@@ -238,13 +237,13 @@ class LinearKernels:
         *,
         gated: bool,
         activation: Activation | None = None,
-        dtype: torch.dtype,
-        stored: torch.dtype | None = None,
-        device: torch.device,
+        dtype: AnyDtype,
+        stored: AnyDtype | None = None,
+        device: str,
         precise: bool = False,
     ) -> PackedWeight:
         """See `NewWeight`."""
-        assert device.type == "cpu"
+        assert str(device) == "cpu"
         return PackedWeight(
             self._library,
             self._allocator,

@@ -36,7 +36,7 @@ class ReferenceWeight:
         activation: Activation | None = None,
         dtype: torch.dtype,
         stored: torch.dtype | None = None,
-        device: torch.device,
+        device: str,
         precise: bool = False,
         widened: bool = False,
     ) -> None:

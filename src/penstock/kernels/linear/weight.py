@@ -13,10 +13,8 @@ from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from penstock.kernels.lora import LoraUpdate
+    from penstock.native.array import AnyArray, AnyDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +43,14 @@ class Packable(Protocol):
 class LinearMap(Protocol):
     """A linear layer: one weight, or several that are joined."""
 
-    bias_dtype: torch.dtype
+    bias_dtype: AnyDtype
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
         ...
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
+    def linear(self, x: AnyArray, bias: AnyArray | None, dtype: AnyDtype, update: LoraUpdate | None = None) -> AnyArray:
         """`x` [num_tokens, columns] -> [num_tokens, rows] in `dtype`, or half as many columns if gated.
 
         `bias` [rows] and the LoRA `update` are added in float32.
@@ -78,16 +76,16 @@ class Weight(LinearMap, Protocol):
         """Load rows from `first` on: floating point [n, columns] if the format is FLOAT, otherwise quantized rows."""
         ...
 
-    def lookup(self, row_ids: Tensor) -> Tensor:
+    def lookup(self, row_ids: AnyArray) -> AnyArray:
         """Embedding lookup: `row_ids` [n] int64 -> [n, columns] in the model's dtype."""
         ...
 
     def linear_into(
         self,
-        out: Tensor,
+        out: AnyArray,
         first: int,
-        x: Tensor,
-        bias: Tensor | None,
+        x: AnyArray,
+        bias: AnyArray | None,
         *,
         column: int = 0,
         after_gate: Activation | None = None,
@@ -118,9 +116,9 @@ class NewWeight(Protocol):
         *,
         gated: bool,
         activation: Activation | None = None,
-        dtype: torch.dtype,
-        stored: torch.dtype | None = None,
-        device: torch.device,
+        dtype: AnyDtype,
+        stored: AnyDtype | None = None,
+        device: str,
         precise: bool = False,
     ) -> Weight: ...
 

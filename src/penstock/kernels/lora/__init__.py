@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from penstock.kernels.lora.rows import AdapterRows
+from penstock.native.array import AnyArray, AnyDtype
 
 MAX_SLOTS = 256
 """Adapters in memory at one time."""
@@ -26,9 +24,9 @@ class LoraMap:
     """First row of the weight that it updates."""
     rows: int
     scale: float
-    a: Tensor
+    a: AnyArray
     """[rank, columns]"""
-    b: Tensor
+    b: AnyArray
     """[rank, rows]: B transposed."""
 
 
@@ -36,7 +34,7 @@ class LoraMap:
 class LoraUpdate:
     """Values to add to a map's outputs before its activation."""
 
-    added: Tensor
+    added: AnyArray
     """[num_tokens, columns] float32; -0 in rows without an adapter: adding it changes no bit."""
     rows: AdapterRows
     """If no row has an adapter, `added` is not read."""
@@ -55,7 +53,7 @@ class LoraTable(Protocol):
         """Empty a slot."""
         ...
 
-    def update(self, x: Tensor, rows: AdapterRows) -> LoraUpdate | None:
+    def update(self, x: AnyArray, rows: AdapterRows) -> LoraUpdate | None:
         """The update of the outputs for `x` [num_tokens, columns], whose rows have these adapters; None: no update."""
         ...
 
@@ -63,4 +61,4 @@ class LoraTable(Protocol):
 class NewLora(Protocol):
     """Makes a table for a weight [rows, columns], with all slots empty."""
 
-    def __call__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> LoraTable: ...
+    def __call__(self, rows: int, columns: int, dtype: AnyDtype, device: str) -> LoraTable: ...

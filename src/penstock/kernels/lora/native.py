@@ -3,13 +3,11 @@
 import ctypes
 from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor
-
 from penstock import native
 from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraUpdate
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.native import Library
+from penstock.native.array import AnyDtype, Array, dtype_name, dtype_of
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import LoraArgs, LoraMaps
 from penstock.native.structs import LoraMap as MapStruct
@@ -18,9 +16,9 @@ from penstock.native.structs import LoraMap as MapStruct
 class NativeLora:
     """See `LoraTable`."""
 
-    def __init__(self, library: Library, rows: int, columns: int, dtype: torch.dtype) -> None:
+    def __init__(self, library: Library, rows: int, columns: int, dtype: AnyDtype) -> None:
         self._library = library
-        self._rows, self._columns, self._dtype = rows, columns, dtype
+        self._rows, self._columns, self._dtype = rows, columns, dtype_name(dtype)
         self._slots = (LoraMaps * MAX_SLOTS)()
         self._held: dict[int, tuple[Sequence[LoraMap], ctypes.Array[MapStruct]]] = {}
 
@@ -40,7 +38,7 @@ class NativeLora:
             rank = len(one.a)
             assert one.first >= first
             assert (one.a.shape, one.b.shape) == ((rank, self._columns), (rank, one.rows))
-            assert one.a.dtype == one.b.dtype == self._dtype
+            assert dtype_name(one.a.dtype) == dtype_name(one.b.dtype) == self._dtype
             assert one.a.is_contiguous()
             assert one.b.is_contiguous()
             if one.first > first:
@@ -54,9 +52,9 @@ class NativeLora:
         self._slots[slot].maps, self._slots[slot].count = None, 0
         self._held.pop(slot, None)
 
-    def update(self, x: Tensor, rows: AdapterRows) -> LoraUpdate | None:
-        assert x.dtype == self._dtype
-        added = empty_rows(x, (self._rows,), torch.float32)
+    def update(self, x: Array, rows: AdapterRows) -> LoraUpdate | None:
+        assert dtype_name(x.dtype) == self._dtype
+        added = empty_rows(x, (self._rows,), dtype_of("float32"))
         arguments = LoraArgs(
             adapters=rows.handle,
             slots=ctypes.addressof(self._slots),
@@ -77,7 +75,7 @@ class LoraKernels:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def new_lora(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> NativeLora:
+    def new_lora(self, rows: int, columns: int, dtype: AnyDtype, device: str) -> NativeLora:
         """See `NewLora`."""
-        assert device.type == "cpu"
+        assert str(device) == "cpu"
         return NativeLora(self._library, rows, columns, dtype)

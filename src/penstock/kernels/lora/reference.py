@@ -12,7 +12,7 @@ from penstock.kernels.lora.rows import AdapterRows
 class ReferenceLora:
     """See `LoraTable`."""
 
-    def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: str) -> None:
         self._rows, self._device = rows, device
         self._slots: dict[int, Sequence[LoraMap]] = {}
 

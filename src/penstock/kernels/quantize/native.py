@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.linear.quantized import Quantized
-from penstock.kernels.quantize.reference import zero_units
+from penstock.kernels.quantize import zero_units
 from penstock.native import Library, array_address, dtype_code, supports
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import Quantized
+from penstock.kernels.quantize import zero_units
 
 SHARE = 0.9
 ROUNDS = 2
@@ -26,11 +27,6 @@ LARGEST = 1e30
 """Largest magnitude of a weight: sums of its products with integers remain finite."""
 _SMALLEST_STEP = 1e-37  # the inverse of a smaller step may be infinite
 _BLOCK = 2**20  # weights that are processed at a time
-
-
-def zero_units(format: WeightFormat) -> int:
-    """Units of a stored zero point per step of the values; 0: the zero is the centre, and is not stored."""
-    return 0 if format.offset == "centre" else format.values_per_zero
 
 
 def quantize(weight: NDArray[Any], format: WeightFormat) -> Quantized | None:

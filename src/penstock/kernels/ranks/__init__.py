@@ -5,9 +5,8 @@
 
 from typing import Protocol
 
-from torch import Tensor
-
 from penstock.config.ranks import ALONE, Ranks
+from penstock.native.array import AnyArray
 
 
 class Collective(Protocol):
@@ -15,7 +14,7 @@ class Collective(Protocol):
 
     ranks: Ranks
 
-    def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
+    def columns(self, x: AnyArray, total: int, *, first_only: bool = False) -> AnyArray:
         """Gather the columns of all ranks: `x` [rows, this rank's share of `total`] -> [rows, total].
 
         Args:
@@ -23,7 +22,7 @@ class Collective(Protocol):
         """
         ...
 
-    def rows(self, x: Tensor, owned: Tensor, total: int) -> Tensor:
+    def rows(self, x: AnyArray, owned: AnyArray, total: int) -> AnyArray:
         """Take each row of `x` [rows, columns] from the rank that owns item `owned[row]` of `total` items.
 
         `owned` is [rows] int64. -> [rows, columns]
@@ -36,8 +35,8 @@ class Alone:
 
     ranks: Ranks = ALONE
 
-    def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
+    def columns(self, x: AnyArray, total: int, *, first_only: bool = False) -> AnyArray:
         return x
 
-    def rows(self, x: Tensor, owned: Tensor, total: int) -> Tensor:
+    def rows(self, x: AnyArray, owned: AnyArray, total: int) -> AnyArray:
         return x

@@ -4,12 +4,10 @@ import ctypes
 import mmap
 import os
 
-import torch
-from torch import Tensor
-
 from penstock.config.ranks import Ranks
 from penstock.errors import DeviceLostError
 from penstock.native import LOST, LOST_WORDS, Library
+from penstock.native.array import Array, dtype_name
 from penstock.native.program import call, empty_rows
 from penstock.native.structs import ExchangeArgs
 from penstock.native.structs import Ranks as RanksStruct
@@ -45,19 +43,19 @@ class SharedMemoryCollective:
         """Address of the library's `Ranks`."""
         return ctypes.addressof(self._ranks)
 
-    def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
+    def columns(self, x: Array, total: int, *, first_only: bool = False) -> Array:
         out = empty_rows(x, (total,), x.dtype)
         self._exchange(x, out, first_only=first_only)
         return out
 
-    def rows(self, x: Tensor, owned: Tensor, total: int) -> Tensor:
-        assert owned.dtype == torch.int64
+    def rows(self, x: Array, owned: Array, total: int) -> Array:
+        assert dtype_name(owned.dtype) == "int64"
         assert owned.is_contiguous()
         out = empty_rows(x, (x.shape[1],), x.dtype)
         self._exchange(x, out, row_ids=owned.data_ptr(), num_ids=total)
         return out
 
-    def _exchange(self, x: Tensor, out: Tensor, **arguments: int) -> None:
+    def _exchange(self, x: Array, out: Array, **arguments: int) -> None:
         assert x.stride(1) == 1
         assert out.stride(0) * out.dtype.itemsize <= SLOT_BYTES, "a row must fit in a slot"
         made = ExchangeArgs(

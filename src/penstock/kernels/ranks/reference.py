@@ -9,26 +9,34 @@ from torch import Tensor, distributed
 
 from penstock.config.ranks import Ranks
 from penstock.errors import DeviceLostError
+from penstock.kernels.arrays import array_of, tensor_of
 from penstock.native import LOST_WORDS
+from penstock.native.array import AnyArray, Array
 
 _CLOSED = re.compile("(?i)connection (was )?(closed|reset)|broken pipe|timed out")
 
 
 class DistributedCollective:
-    """See `penstock.kernels.ranks.Collective` for the methods."""
+    """See `penstock.kernels.ranks.Collective` for the methods. They take arrays of native kernels, too, as tensors over
+    the same memory; a recorded one raises CannotRecordError.
+    """
 
     def __init__(self, group: distributed.ProcessGroup) -> None:
         self._group = group
         self.ranks = Ranks(distributed.get_rank(group), distributed.get_world_size(group))
 
-    def columns(self, x: Tensor, total: int, *, first_only: bool = False) -> Tensor:
+    def columns(self, x: AnyArray, total: int, *, first_only: bool = False) -> AnyArray:
+        if isinstance(x, Array):
+            return Array(array_of(self.columns(tensor_of(x.numpy()), total)))
         size = self.ranks.size
         widths = [len(Ranks(rank, size).own(total)) for rank in range(size)]
         padded = x.new_zeros(len(x), max(widths))
         padded[:, : x.shape[1]] = x
         return torch.cat([part[:, :width] for part, width in zip(self._gather(padded), widths, strict=True)], 1)
 
-    def rows(self, x: Tensor, owned: Tensor, total: int) -> Tensor:
+    def rows(self, x: AnyArray, owned: AnyArray, total: int) -> AnyArray:
+        if isinstance(x, Array):
+            return Array(array_of(self.rows(tensor_of(x.numpy()), tensor_of(owned.numpy()), total)))
         ends = [Ranks(rank, self.ranks.size).own(total).stop for rank in range(self.ranks.size)]
         owners = torch.bucketize(owned, torch.tensor(ends, device=owned.device), right=True)
         return self._gather(x.contiguous())[owners, torch.arange(len(x), device=x.device)]

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from penstock.kernels.batch import Batch
     from penstock.kernels.recurrent.states import StatePart
+    from penstock.native.array import AnyArray
 
 Activation = Literal["silu"] | None
 
@@ -45,9 +44,9 @@ class ConvColumns:
 class ConvWeight:
     """The weight of a causal depthwise convolution."""
 
-    taps: Tensor
+    taps: AnyArray
     """[kernel, channels] float32; the last tap is that of the token itself."""
-    bias: Tensor | None
+    bias: AnyArray | None
     """[channels] float32."""
     activation: Activation
     """Activation of the result, before the factors."""
@@ -69,9 +68,9 @@ class DeltaShape:
 class Gates:
     """The learned parameters of the heads' gates."""
 
-    log_decay: Tensor
+    log_decay: AnyArray
     """[heads] float32: a head's decay is exp(-exp(log_decay) * time step)."""
-    step_bias: Tensor
+    step_bias: AnyArray
     """[heads] float32, added to the projected time step before softplus."""
 
 
@@ -89,7 +88,9 @@ class ScanShape:
 
 
 class CausalConv(Protocol):
-    def __call__(self, x: Tensor, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch) -> Tensor:
+    def __call__(
+        self, x: AnyArray, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch
+    ) -> AnyArray:
         """A causal depthwise convolution over a token and its predecessors.
 
         Returns [num_tokens, channels]: after * activation(conv(before * values) + bias).
@@ -104,14 +105,14 @@ class CausalConv(Protocol):
 class GatedDeltaRule(Protocol):
     def __call__(
         self,
-        qkv: Tensor,
-        projected: Tensor,
+        qkv: AnyArray,
+        projected: AnyArray,
         first_gate: int,
         shape: DeltaShape,
         gates: Gates,
         state: StatePart,
         batch: Batch,
-    ) -> Tensor:
+    ) -> AnyArray:
         """Linear attention with a gated delta rule (Yang et al., 2024, arXiv:2412.06464).
 
         For each head, with q and k normalized to unit length:
@@ -135,15 +136,15 @@ class GatedDeltaRule(Protocol):
 class StateSpaceScan(Protocol):
     def __call__(
         self,
-        xbc: Tensor,
-        projected: Tensor,
+        xbc: AnyArray,
+        projected: AnyArray,
         first_step: int,
         shape: ScanShape,
         gates: Gates,
-        skip: Tensor,
+        skip: AnyArray,
         state: StatePart,
         batch: Batch,
-    ) -> Tensor:
+    ) -> AnyArray:
         """The selective state space scan of Mamba 2 (Dao and Gu, 2024, arXiv:2405.21060).
 
         For each head:
@@ -166,8 +167,16 @@ class StateSpaceScan(Protocol):
 
 class GatedRMSNorm(Protocol):
     def __call__(
-        self, x: Tensor, gate: Tensor, first_gate: int, weight: Tensor, eps: float, group: int, *, gate_first: bool
-    ) -> Tensor:
+        self,
+        x: AnyArray,
+        gate: AnyArray,
+        first_gate: int,
+        weight: AnyArray,
+        eps: float,
+        group: int,
+        *,
+        gate_first: bool,
+    ) -> AnyArray:
         """The RMS norm of each group of `group` columns, with a gate.
 
         Returns norm(x * silu(gate)) * weight with `gate_first`, else norm(x) * weight * silu(gate).

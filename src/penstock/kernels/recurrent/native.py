@@ -1,12 +1,14 @@
 """Recurrent operations by the native kernels: causal convolution, gated delta rule, state space scan, gated norm."""
 
-from torch import Tensor
+import numpy as np
 
 from penstock.kernels.batch import Batch
-from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape, reference
-from penstock.kernels.recurrent.states import StatePart
+from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
+from penstock.kernels.recurrent.states import CopyRows, StateCaches, StatePart, StateShape, states_in
 from penstock.native import Library, address, dtype_code, structs
+from penstock.native.array import Array, NoNativeKernelError
 from penstock.native.program import call, empty_rows
+from penstock.system.allocator import Allocator
 
 _MOST_TAPS = 16
 _MOST_ROWS = 512
@@ -16,18 +18,21 @@ _MOST_ROWS = 512
 class RecurrentKernels:
     """See `penstock.kernels.recurrent` for the methods (`csrc/causal_conv.cpp` and others).
 
-    Sizes beyond the kernels' limits run in the reference.
+    They raise NoNativeKernelError for sizes beyond the kernels' limits.
     """
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, allocator: Allocator) -> None:
+        self._library, self._allocator = library, allocator
 
-    def causal_conv(
-        self, x: Tensor, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch
-    ) -> Tensor:
+    def new_states(self, shape: StateShape, copy_rows: CopyRows) -> StateCaches:
+        """Allocate the states in one piece; the operating system zeroes pages on first touch."""
+        pool = self._allocator.zeros(4 * shape.elements).view(np.float32)
+        return states_in(pool, shape, copy_rows, Array)
+
+    def causal_conv(self, x: Array, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch) -> Array:
         kernel, channels = weight.taps.shape
         if kernel > _MOST_TAPS:
-            return reference.causal_conv(x, columns, weight, state, batch)
+            raise NoNativeKernelError(f"a causal convolution over {kernel} tokens")
         assert state.memory.shape[1:] == (kernel - 1, channels)
         out = empty_rows(x, (channels,), x.dtype)
         arguments = structs.ConvArgs(
@@ -51,16 +56,16 @@ class RecurrentKernels:
 
     def gated_delta_rule(
         self,
-        qkv: Tensor,
-        projected: Tensor,
+        qkv: Array,
+        projected: Array,
         first_gate: int,
         shape: DeltaShape,
         gates: Gates,
         state: StatePart,
         batch: Batch,
-    ) -> Tensor:
+    ) -> Array:
         if max(shape.key_dim, shape.value_dim) > _MOST_ROWS:
-            return reference.gated_delta_rule(qkv, projected, first_gate, shape, gates, state, batch)
+            raise NoNativeKernelError(f"a gated delta rule with states of {shape.key_dim} x {shape.value_dim}")
         assert qkv.dtype == projected.dtype
         out = empty_rows(qkv, (shape.value_heads * shape.value_dim,), qkv.dtype)
         arguments = structs.DeltaArgs(
@@ -85,17 +90,17 @@ class RecurrentKernels:
 
     def state_space_scan(
         self,
-        xbc: Tensor,
-        projected: Tensor,
+        xbc: Array,
+        projected: Array,
         first_step: int,
         shape: ScanShape,
         gates: Gates,
-        skip: Tensor,
+        skip: Array,
         state: StatePart,
         batch: Batch,
-    ) -> Tensor:
+    ) -> Array:
         if max(shape.state_size, shape.head_dim) > _MOST_ROWS:
-            return reference.state_space_scan(xbc, projected, first_step, shape, gates, skip, state, batch)
+            raise NoNativeKernelError(f"a state space scan with states of {shape.head_dim} x {shape.state_size}")
         assert xbc.dtype == projected.dtype
         out = empty_rows(xbc, (shape.heads * shape.head_dim,), xbc.dtype)
         arguments = structs.ScanArgs(
@@ -121,8 +126,8 @@ class RecurrentKernels:
         return out
 
     def gated_rms_norm(
-        self, x: Tensor, gate: Tensor, first_gate: int, weight: Tensor, eps: float, group: int, *, gate_first: bool
-    ) -> Tensor:
+        self, x: Array, gate: Array, first_gate: int, weight: Array, eps: float, group: int, *, gate_first: bool
+    ) -> Array:
         """See `GatedRMSNorm`; overwrites `x` with the result."""
         assert x.is_contiguous()
         assert gate.dtype == x.dtype == weight.dtype
@@ -145,5 +150,5 @@ class RecurrentKernels:
 
 def _state(part: StatePart) -> structs.StatePart:
     memory = part.memory
-    assert memory[0].is_contiguous()
+    assert memory[:1].is_contiguous()
     return structs.StatePart(memory.data_ptr(), memory.stride(0), part.block_size)

@@ -14,7 +14,17 @@ from torch.nn import functional as F
 
 from penstock.kernels.batch import NO_BRANCH, Batch
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
-from penstock.kernels.recurrent.states import StatePart
+from penstock.kernels.recurrent.states import CopyRows, StateCaches, StatePart, StateShape, states_in
+from penstock.system.allocator import Allocator
+
+
+def new_states(shape: StateShape, allocator: Allocator, copy_rows: CopyRows) -> StateCaches:
+    """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
+    if torch.device(shape.device).type == "cpu":
+        pool = torch.from_numpy(allocator.zeros(4 * shape.elements)).view(torch.float32)
+    else:
+        pool = torch.zeros(shape.elements, dtype=torch.float32, device=shape.device)
+    return states_in(pool, shape, copy_rows, lambda part: part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +204,8 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _log_decay(step: Tensor, gates: Gates) -> Tensor:
-    return -gates.log_decay.exp() * step
+    log_decay: Tensor = gates.log_decay
+    return -log_decay.exp() * step
 
 
 def _matrices(part: Tensor, columns: int) -> Tensor:

@@ -12,14 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from penstock.config.state_layout import part_elements
-from penstock.system.allocator import Allocator
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from penstock.native.array import AnyArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +28,24 @@ class StateShape:
     """Tokens per block."""
     parts: tuple[tuple[int, ...], ...]
     """The shapes of the parts of a layer's state."""
-    device: torch.device
+    device: str
+
+    @property
+    def elements(self) -> int:
+        """Of all states."""
+        return self.num_blocks * self.num_layers * sum(map(part_elements, self.parts))
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
     """One part of a layer's states."""
 
-    memory: Tensor
+    memory: AnyArray
     """[num_blocks, *shape] float32; a block's part is contiguous."""
     block_size: int
 
 
-CopyRows = Callable[["Tensor", Sequence[tuple[int, int]]], None]
+CopyRows = Callable[[AnyArray, Sequence[tuple[int, int]]], None]
 """See `penstock.kernels.ops.Ops.copy_rows`."""
 
 
@@ -57,7 +58,7 @@ class StateCache:
     @property
     def nbytes(self) -> int:
         """Size in bytes, without padding."""
-        return sum(part.memory.numel() * part.memory.itemsize for part in self.parts)
+        return sum(math.prod(part.memory.shape) * part.memory.itemsize for part in self.parts)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks simultaneously; each pair is (source, target)."""
@@ -74,26 +75,18 @@ class StateCaches:
     """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
-def new_states(shape: StateShape, allocator: Allocator, copy_rows: CopyRows) -> StateCaches:
-    """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
-    import torch
-
-    elements = sum(map(part_elements, shape.parts))
-    total = shape.num_blocks * shape.num_layers * elements
-    if shape.device.type == "cpu":
-        memory = torch.from_numpy(allocator.zeros(4 * total)).view(torch.float32)
-    else:
-        memory = torch.zeros(total, dtype=torch.float32, device=shape.device)
-    pool = memory.view(shape.num_blocks, shape.num_layers, elements)
-    layers = (StateCache(_parts(pool[:, layer], shape), copy_rows) for layer in range(shape.num_layers))
+def states_in(pool: Any, shape: StateShape, copy_rows: CopyRows, array_over: Callable[[Any], AnyArray]) -> StateCaches:
+    """The states in a pool of `shape.elements` zeros, of numpy or torch; `array_over` makes the array of a part."""
+    blocks = pool.reshape(shape.num_blocks, shape.num_layers, -1)
+    layers = (StateCache(_parts(blocks[:, layer], shape, array_over), copy_rows) for layer in range(shape.num_layers))
     return StateCaches(tuple(layers), lambda num_blocks: None)
 
 
-def _parts(blocks: Tensor, shape: StateShape) -> tuple[StatePart, ...]:
+def _parts(blocks: Any, shape: StateShape, array_over: Callable[[Any], AnyArray]) -> tuple[StatePart, ...]:
     """The parts of a layer's states in its slice [num_blocks, elements] of the pool."""
     parts, first = [], 0
     for part in shape.parts:
-        size = math.prod(part)
-        parts.append(StatePart(blocks[:, first : first + size].view(len(blocks), *part), shape.block_size))
+        memory = blocks[:, first : first + math.prod(part)].reshape(len(blocks), *part)  # a view: rows are contiguous
+        parts.append(StatePart(array_over(memory), shape.block_size))
         first += part_elements(part)
     return tuple(parts)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.native import Library
+from penstock.native.array import Array, dtype_name
 
 
 class SamplingKernels:
@@ -24,13 +23,13 @@ class SamplingKernels:
         self._apply_bitmask = library.function("penstock_apply_bitmask", "plplp")
         self._penalize = library.function("penstock_penalize", "ppl")
 
-    def argmax(self, logits: Tensor) -> NDArray[np.int64]:
+    def argmax(self, logits: Array) -> NDArray[np.int64]:
         rows, vocab = _shape(logits)
         tokens = np.empty(rows, np.int64)
         self._argmax(logits.data_ptr(), rows, vocab, _address(tokens))
         return tokens
 
-    def sample(self, logits: Tensor, controls: Controls) -> NDArray[np.int64]:
+    def sample(self, logits: Array, controls: Controls) -> NDArray[np.int64]:
         rows, vocab = _shape(logits)
         table = np.stack(controls, axis=1)
         tokens = np.empty(rows, np.int64)
@@ -38,7 +37,7 @@ class SamplingKernels:
             raise MemoryError(f"no memory to sample from {vocab} tokens")
         return tokens
 
-    def topk_logprobs(self, logits: Tensor, k: int) -> TopkLogprobs:
+    def topk_logprobs(self, logits: Array, k: int) -> TopkLogprobs:
         rows, vocab = _shape(logits)
         assert k <= vocab
         found = TopkLogprobs(
@@ -50,14 +49,14 @@ class SamplingKernels:
         self._topk_logprobs(logits.data_ptr(), rows, vocab, k, *(_address(part) for part in found))
         return found
 
-    def take(self, logits: Tensor, places: NDArray[np.int64]) -> NDArray[np.float32]:
+    def take(self, logits: Array, places: NDArray[np.int64]) -> NDArray[np.float32]:
         taken: NDArray[np.float32] = _flat(logits)[places]
         return taken
 
-    def put(self, logits: Tensor, places: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+    def put(self, logits: Array, places: NDArray[np.int64], values: NDArray[np.float32]) -> None:
         _flat(logits)[places] = values
 
-    def apply_bitmask(self, logits: Tensor, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
+    def apply_bitmask(self, logits: Array, rows: NDArray[np.int64], bits: NDArray[np.int32]) -> None:
         _, vocab = _shape(logits)
         assert bits.shape == (len(rows), -(-vocab // 32)), "the mask is not as wide as the logits"
         rows, bits = np.ascontiguousarray(rows), np.ascontiguousarray(bits)
@@ -65,14 +64,14 @@ class SamplingKernels:
 
     def penalize(
         self,
-        logits: Tensor,
+        logits: Array,
         rows: NDArray[np.int64],
         penalties: NDArray[np.float64],
         tables: Sequence[CountTable],
         *,
         undo: bool,
     ) -> Callable[[], object] | None:
-        assert logits.dtype == torch.float32
+        assert dtype_name(logits.dtype) == "float32"
         assert logits.is_contiguous()
         penalties = np.ascontiguousarray(penalties)
         lens = [len(table[0]) for table in tables]
@@ -87,14 +86,14 @@ class SamplingKernels:
         return functools.partial(_put_back, logits, rows, tables, saved) if undo else None
 
 
-def _shape(logits: Tensor) -> tuple[int, int]:
-    assert logits.dtype == torch.float32
+def _shape(logits: Array) -> tuple[int, int]:
+    assert dtype_name(logits.dtype) == "float32"
     assert logits.is_contiguous()
     rows, vocab = logits.shape
     return rows, vocab
 
 
-def _flat(logits: Tensor) -> NDArray[np.float32]:
+def _flat(logits: Array) -> NDArray[np.float32]:
     """[rows * vocab], the logits' memory."""
     rows, vocab = _shape(logits)
     flat: NDArray[np.float32] = logits.numpy().reshape(rows * vocab)
@@ -107,7 +106,7 @@ def _address(array: NDArray[Any]) -> int:
 
 
 def _put_back(
-    logits: Tensor,
+    logits: Array,
     rows: NDArray[np.int64],
     tables: Sequence[CountTable],
     saved: NDArray[np.float32],

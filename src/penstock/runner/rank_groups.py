@@ -1,0 +1,38 @@
+"""How a rank reaches the others: the interface, and ranks that share memory. `torch_groups` has those without."""
+
+from typing import Protocol
+
+from penstock.kernels.ranks import Collective
+from penstock.kernels.ranks.native import SharedMemoryCollective
+
+
+class Group(Protocol):
+    """A rank's connection to the other ranks."""
+
+    @property
+    def collective(self) -> Collective:
+        """The operations by which layers exchange columns and rows."""
+        ...
+
+    def share(self, message: bytes) -> bytes:
+        """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored."""
+        ...
+
+    def lose(self) -> None:
+        """Note that a rank has ended, so that no call waits for it. Called by another thread."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class SharedGroup:
+    """Ranks that share memory. See `Group`."""
+
+    def __init__(self, collective: SharedMemoryCollective) -> None:
+        self.collective = collective
+        self.share, self.lose = collective.share, collective.lose
+
+    def close(self) -> None:
+        """Do nothing: the memory is freed with the last process."""
