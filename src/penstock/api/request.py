@@ -50,6 +50,27 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image, or one tile of it, in a prompt: the resized picture that a model's vision tower encodes."""
+
+    start: int
+    """Position in the prompt of the first token that stands for it."""
+    count: int
+    """Number of tokens from there to the last that stands for it; those between that are not its placeholder (row
+    breaks) are text."""
+    rows: int
+    """Its features are `rows * columns` vectors, in reading order, one per placeholder token."""
+    columns: int
+    height: int
+    """Height and width of the resized picture, in pixels."""
+    width: int
+    digest: bytes
+    """SHA-256 of height and width (uint32, little endian) and of the pixels."""
+    pixels: bytes
+    """uint8 [height, width, 3] RGB, row by row."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One accepted request, complete: with the model it determines the answer."""
 
@@ -68,6 +89,8 @@ class Request:
     """LoRA adapter; None: the base model."""
     second_text: int = 0
     """Position of the first token of type 1 in the prompt of a pair of texts; 0: there is none."""
+    images: tuple[Image, ...] = ()
+    """Images in the prompt, by ascending `start`; they do not overlap."""
 
 
 Resumed = tuple[tuple[int, ...] | None, ...]

@@ -1,0 +1,35 @@
+"""How a checkpoint takes images: its processor's settings and the tokens that stand for an image. Plain data."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Processor = Literal["qwen2_vl", "idefics3", "gemma3", "gemma4", "pixtral", "lfm2_vl", "internvl", "llama4"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """Settings of a checkpoint's image processor, of `preprocessor_config.json` and `config.json`.
+
+    The front end resizes pictures and expands placeholders by it; the engine turns 8-bit pixels into the tower's input.
+    """
+
+    processor: Processor
+    patch_size: int
+    """Height and width of a patch, in pixels."""
+    merge_size: int
+    """Patches of a feature vector, along each axis."""
+    mean: tuple[float, float, float]
+    """A pixel becomes `(value * rescale_factor - mean) / std`, by channel."""
+    std: tuple[float, float, float]
+    placeholder: int
+    """Token id that stands for one feature vector."""
+    rescale_factor: float = 1 / 255
+    min_pixels: int = 0
+    """Smallest and largest area of a resized picture, where the processor has them."""
+    max_pixels: int = 0
+    size: int = 0
+    """Side of the square, or longest side, that a picture or tile is resized to, where the processor has one."""
+    begin: tuple[int, ...] = ()
+    """Token ids before and after the placeholders of an image, and after each row, where the family has them."""
+    end: tuple[int, ...] = ()
+    row_end: tuple[int, ...] = ()
