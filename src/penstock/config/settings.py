@@ -27,7 +27,7 @@ from penstock.config.memory import (
     plan_memory,
     widen_weights,
 )
-from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision
+from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision, TowerFacts
 from penstock.config.ranks import Rendezvous
 from penstock.errors import ConfigError
 
@@ -99,6 +99,8 @@ class Settings:
     """Whether floating-point matrices are float16, though `dtype` is float32."""
     widened_weights: bool = False
     """Whether the reference kernels keep quantized and float16 matrices in float32."""
+    tower: TowerFacts | None = None
+    """Facts of the vision tower; None: the engine takes text only."""
 
     @property
     def moves_blocks(self) -> bool:
@@ -168,6 +170,7 @@ def resolve(
         role=config.role,
         kv_transfer=config.kv_transfer,
         block_file=_block_file(config, memory, facts.name),
+        tower=facts.tower,
     )
     if not drafts or memory.draft is None:
         return settings
@@ -400,6 +403,7 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
         memory=memory,
         role="any",
         block_file=None,
+        tower=None,
     )
 
 
