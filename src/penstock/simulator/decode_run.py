@@ -70,6 +70,8 @@ def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | 
     for seq in running:
         if len(seq.tokens) - seq.num_computed != 1 or seq.shares_tail or seq.siblings or seq.beams is not None:
             return None
+        if seq.num_computed < seq.image_end:
+            return None
         keys += len(seq.tokens)
     num_steps = _while_blocks_last(scheduler, num_steps)
     if num_steps < SHORTEST:
