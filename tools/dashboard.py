@@ -246,6 +246,13 @@ CACHES = [
         {"preemptions": rate("penstock_num_preemptions")},
     ),
     Panel(
+        "Images encoded per second",
+        "Images, or tiles of them, that went through the vision tower: once each, while their blocks or features are "
+        "cached.",
+        "none",
+        {"images": rate("penstock_images_encoded")},
+    ),
+    Panel(
         "KV blocks on disk",
         "Blocks in the engines' files. Empty without --kv-disk.",
         "none",

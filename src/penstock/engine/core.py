@@ -316,6 +316,7 @@ class EngineCore:
             scheduled_tokens=self._num_tokens,
             drafted_tokens=scheduler.num_drafted,
             accepted_tokens=scheduler.num_accepted,
+            encoded_images=0 if scheduler.images is None else scheduler.images.num_encoded,
             adapters_loaded=0 if self._adapters is None else self._adapters.num_loaded,
             tier=None if self._tier is None else replace(self._tier.stats),
         )

@@ -51,8 +51,8 @@ class DecodeRun:
 
 
 def is_pure_decode(plan: StepPlan) -> bool:
-    """Whether each sequence of a step computes exactly its last token."""
-    return len(plan.forward.token_ids) == len(plan.samples) == len(plan.forward.starts)
+    """Whether each sequence of a step computes exactly its last token, and nothing else is computed."""
+    return not plan.forward.encode and len(plan.forward.token_ids) == len(plan.samples) == len(plan.forward.starts)
 
 
 def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | None:
