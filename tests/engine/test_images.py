@@ -1,4 +1,4 @@
-"""Requests with pictures through a whole engine: the answers of `transformers`, however they are cut and beside others."""
+"""Requests with pictures through a whole engine: the answers of `transformers`, cut in any way and beside others."""
 
 from dataclasses import replace
 from typing import Any
