@@ -25,8 +25,8 @@ from penstock.models.families.llama import llama_parts
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
 from penstock.runner.forward import KVCache
-from tests.kernels.versions import needs_native
 from tests.support.checkpoints import write_tiny_llama
+from tests.support.needs import needs_native
 from tests.support.stepping import Stepper, kept, settings_for
 
 # ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,12 +4,12 @@ import logging
 from dataclasses import replace
 
 from penstock import native
-from penstock.errors import ConfigError
 from penstock.kernels.ops import Ops, native_ops
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.ranks import Collective
 from penstock.native.array import NoNativeKernelError
 from penstock.system.allocator import Allocator
+from penstock.system.extras import require_torch
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +39,14 @@ def without_native_kernels(ops: Ops, gap: NoNativeKernelError) -> Ops:
     """The reference's table, in place of the native one that lacks an operation.
 
     Raises:
-        ConfigError: torch is not installed.
+        MissingTorchError: torch is not installed.
     """
+    require_torch("this model", f"there is no native kernel for {gap}")
     log.warning("reference kernels, which are slower: there is no native kernel for %s", gap)
-    try:
-        return _reference_ops(ops.collective, ops.allocator)
-    except ConfigError as error:
-        raise ConfigError(f"there is no native kernel for {gap}; {error}") from None
+    return _reference_ops(ops.collective, ops.allocator)
 
 
 def _reference_ops(collective: Collective | None, allocator: Allocator | None, *, widened_weights: bool = False) -> Ops:
-    """
-    Raises:
-        ConfigError: torch is not installed.
-    """
-    try:
-        from penstock.kernels.reference_ops import reference_ops
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigError("the reference kernels need torch: pip install 'penstock[torch]'") from None
+    from penstock.kernels.reference_ops import reference_ops
+
     return reference_ops(collective, widened_weights=widened_weights, allocator=allocator)

@@ -25,7 +25,7 @@ from penstock.models.spec import TableSpec
 from penstock.native import Library, set_num_threads
 from penstock.native.array import INT64, AnyArray, CannotRecordError, NoNativeKernelError
 from penstock.native.program import Program, memory_of
-from penstock.runner.torch_runner import empty_device_cache
+from penstock.runner.torch_device import empty_device_cache
 from penstock.system.start import Start
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,7 @@
 """The runner: executes plans on one device, by native kernels or torch, and returns sampled tokens."""
 
-import re
-import sys
 from array import array
 from collections.abc import Iterator
-from typing import Any
 
 from penstock.api.request import Adapter, TokenLogprob
 from penstock.checkpoint.checkpoint import Checkpoint
@@ -22,30 +19,9 @@ from penstock.native.array import AnyArray, NoNativeKernelError
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
+from penstock.runner.torch_device import empty_device_cache, is_device_lost
 from penstock.sampling.sampler import Sampler, token_logprobs
 from penstock.system.start import Start
-
-_TEXTS = re.compile(
-    "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
-)
-"""Messages of torch's plain RuntimeErrors for a failed device library, or no memory on the CPU."""
-
-
-def is_device_lost(error: BaseException) -> bool:
-    """Whether every later step would fail, too: the device's context is broken, or memory ran out despite the plan."""
-    torch: Any = sys.modules.get("torch")  # if it was never imported, the error is not torch's
-    known = () if torch is None else (torch.AcceleratorError, torch.OutOfMemoryError)
-    return isinstance(error, (*known, MemoryError)) or (
-        isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error)))
-    )
-
-
-def empty_device_cache(device: str) -> None:
-    """Return the memory that torch holds of a GPU, but no longer uses."""
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 class BlockTables:
