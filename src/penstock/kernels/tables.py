@@ -7,7 +7,6 @@ from penstock import native
 from penstock.kernels.ops import Ops, native_ops
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.ranks import Collective
-from penstock.native.array import NoNativeKernelError
 from penstock.system.allocator import Allocator
 from penstock.system.extras import require_torch
 
@@ -18,6 +17,7 @@ def make_ops(
     device: str,
     collective: Collective | None = None,
     *,
+    gap: str = "",
     widened_weights: bool = False,
     allocator: Allocator | None = None,
 ) -> Ops:
@@ -25,28 +25,21 @@ def make_ops(
 
     Args:
         collective: of a rank, if there are several.
+        gap: an operation of the model without a native kernel, so that the reference computes all of it; empty: none.
         widened_weights: see `reference_ops`; the native kernels multiply weights as they are stored.
         allocator: of host memory; None: the system's.
+
+    Raises:
+        MissingTorchError: the reference computes, and torch is not installed.
     """
     library = native.library()
     if library is not None and str(device) == "cpu":
-        return native_ops(library, collective, allocator)
-    ops = _reference_ops(collective, allocator, widened_weights=widened_weights and library is None)
-    return ops if library is None else replace(ops, quantize=QuantizeKernels(library).quantize)
-
-
-def without_native_kernels(ops: Ops, gap: NoNativeKernelError) -> Ops:
-    """The reference's table, in place of the native one that lacks an operation.
-
-    Raises:
-        MissingTorchError: torch is not installed.
-    """
-    require_torch("this model", f"there is no native kernel for {gap}")
-    log.warning("reference kernels, which are slower: there is no native kernel for %s", gap)
-    return _reference_ops(ops.collective, ops.allocator)
-
-
-def _reference_ops(collective: Collective | None, allocator: Allocator | None, *, widened_weights: bool = False) -> Ops:
+        if not gap:
+            return native_ops(library, collective, allocator)
+        reason = f"there is no native kernel for {gap}"
+        require_torch("this model", reason)
+        log.warning("reference kernels, which are slower: %s", reason)
     from penstock.kernels.reference_ops import reference_ops
 
-    return reference_ops(collective, widened_weights=widened_weights, allocator=allocator)
+    ops = reference_ops(collective, widened_weights=widened_weights, allocator=allocator)
+    return ops if library is None else replace(ops, quantize=QuantizeKernels(library).quantize)

@@ -20,7 +20,7 @@ _WEIGHTS = (".safetensors", ".gguf", ".json")
 
 def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     """The fingerprint of a model computed with these settings and this machine's kernels."""
-    library = native.library() if settings.device == "cpu" else None
+    library = native.library() if settings.device == "cpu" and not settings.gap else None
     digest = hashlib.sha256()
     for fact in (
         "reference" if library is None else library.instruction_set,

@@ -101,6 +101,7 @@ class RankLaunch:
         ops = make_ops(
             settings.device,
             group.collective,
+            gap=settings.gap,
             widened_weights=settings.widened_weights,
             allocator=start.allocator,
         )
