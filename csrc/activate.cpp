@@ -1,4 +1,4 @@
-// Activations of the elements of rows, and the soft cap of logits: a tanh between a division and a product.
+// Activations of the elements of rows, the soft cap of logits (a tanh between a division and a product), and limits.
 #include "activations.h"
 #include "ops.h"
 #include "rows.h"
@@ -53,6 +53,22 @@ void activate(const ActivateArgs& args) {
             }
         },
         args.rows * args.columns * 4);
+}
+
+void limit(const LimitArgs& args) {
+    const f32x16 low = set_f32(*args.low), high = set_f32(*args.high);
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t count = args.columns, end = args.rows * (thread + 1) / threads;
+            for (int64_t row = args.rows * thread / threads; row < end; row++) {
+                for (int64_t i = 0; i < count; i += kLanes) {
+                    const int64_t at = row * args.stride + i;
+                    const f32x16 x = load_some_as_f32(args.x, args.dtype, at, count - i);
+                    write_row(args.x, args.dtype, at, count - i, min(high, max(low, x)));
+                }
+            }
+        },
+        args.rows * args.columns);
 }
 
 }  // namespace PENSTOCK_ISA

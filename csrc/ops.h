@@ -294,6 +294,17 @@ struct ActivateArgs {
     float factor;
 };
 
+// Limits columns of each row to `low` up to `high`; NaN stays.
+struct LimitArgs {
+    void* x;  // [rows, columns], rows `stride` elements apart
+    int64_t stride;
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    const float* low;
+    const float* high;
+};
+
 // Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns
 // from `to` on, heads `to_step` apart. `paired`: the even columns first, then the odd ones; x and y are of one type.
 struct ColumnsArgs {
@@ -489,6 +500,7 @@ struct ExpertsArgs {
     OP(scatter, ScatterArgs)                \
     OP(scale, ScaleArgs)                    \
     OP(activate, ActivateArgs)              \
+    OP(limit, LimitArgs)                    \
     OP(copy_columns, ColumnsArgs)           \
     OP(add_rows, AddArgs)                   \
     OP(head_gates, HeadGatesArgs)           \

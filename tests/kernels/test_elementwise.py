@@ -62,6 +62,17 @@ def test_each_column_is_gathered_from_the_row_of_its_axis(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_are_limited_and_nan_stays(ops: Ops, dtype: torch.dtype) -> None:
+    x = (3 * torch.randn(9, 40)).to(dtype)
+    x[2, 8] = torch.nan
+    expected = x.clone()
+    expected[:, 5:24] = expected[:, 5:24].clamp(-1, 0.5)
+    ops.limit(x, 5, 19, torch.tensor([-1.0]), torch.tensor([0.5]))
+    assert torch.equal(x.nan_to_num(9), expected.nan_to_num(9))
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
 def test_rows_are_scattered_and_moved_within_rows_that_lie_apart(ops: Ops) -> None:
     pool = torch.randn(40, 3, 7, 5)
     expected, part = pool.clone(), pool[:, 1]

@@ -12,6 +12,7 @@ from penstock.config.model_facts import KVSpec, SharedKV, Working
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
+from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
@@ -78,6 +79,8 @@ class AttentionSpec:
     """Attention sinks: each head has a learned score that takes part in the softmax without a key."""
     bidirectional: bool = False
     """Whether queries also attend to later keys, `window` to each side; only for texts computed whole."""
+    clipped: bool = False
+    """Whether the inputs and outputs of the projections are limited; see `ClippedLinear`."""
     joins_images: bool = False
     """Whether an image's tokens attend to each other, also to later ones."""
     output_gate: bool = False
@@ -140,8 +143,14 @@ class Attention:
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.shard(factory.ranks.size), factory.ops
         names, hidden = spec.names, spec.hidden_size
-        self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
+        self.qkv: Linear | ClippedLinear
+        self.output: Linear | ClippedLinear
+        if spec.clipped:
+            self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
+            self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
+        else:
+            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+            self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         own, whole = self._spec, spec.qk_norm_whole
         self._rope = RopeOptions(

@@ -140,6 +140,8 @@ _LARGEST = {
     "scale_factor": 2**6,
     "mm_tokens_per_image": 2**16,
     "window_size": 2**14,
+    "pooling_kernel_size": 2**6,
+    "position_embedding_size": 2**20,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)

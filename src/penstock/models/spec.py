@@ -186,6 +186,10 @@ class MergeSpec:
 
     mean: bool = False
     factor: float = 1.0
+    bias: str | None = None
+    """Complete name of a vector that is then subtracted; None: none."""
+    scale: str | None = None
+    """Complete name of a vector of factors that come last; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,15 @@ class ProjectionSpec:
     `transposed` is [in, out], and its name has no `.weight`."""
 
 
-ConnectorPart = NormSpec | MergeSpec | ProjectionSpec
+@dataclass(frozen=True, slots=True)
+class RootMeanSpec:
+    """An RMS norm without a weight."""
+
+    size: int
+    eps: float
+
+
+ConnectorPart = NormSpec | RootMeanSpec | MergeSpec | ProjectionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +244,11 @@ class TowerSpec:
     of the half beginning anew."""
     columns_first: bool = False
     """Whether the first half rotates by the column."""
+    by_halves: bool = False
+    """Whether the checkpoint's heads rotate each half within itself, the first by one axis, the second by the other.
+    Rows of queries and keys are reordered on loading."""
+    from_minus_one: bool = False
+    """Whether the tower takes pixels from -1 to 1, though its processor makes them from 0 to 1."""
     first_norm: NormSpec | None = None
     last_norm: NormSpec | None = None
     taps: tuple[tuple[int, tuple[ConnectorPart, ...]], ...] = ()
@@ -242,6 +259,8 @@ class TowerSpec:
     """Indices of the layers without windows."""
     side: int | None = None
     """Height and width of all pictures, in pixels; None: they differ."""
+    stand_in: int | None = None
+    """The token whose per-layer embedding an image's tokens have; None: their own."""
 
 
 @dataclass(frozen=True, slots=True)

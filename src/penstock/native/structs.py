@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "76d57a40033721682f1ddc65b7481f0058a379018ed1f8f5acbcc845ee6be496"
+HEADERS = "8ad90d9d36d128945e51fa8b18c219e7eab3768e8a1b9e135f2ea1c27ec36afe"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -265,8 +265,21 @@ class ActivateArgs(Arguments):
     )
 
 
-class ColumnsArgs(Arguments):
+class LimitArgs(Arguments):
     operation = 11
+    _fields_ = (
+        ("x", c_void_p),
+        ("stride", c_int64),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("low", c_void_p),
+        ("high", c_void_p),
+    )
+
+
+class ColumnsArgs(Arguments):
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -286,7 +299,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 12
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -299,7 +312,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 14
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -312,7 +325,7 @@ class GateArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 13
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -334,7 +347,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 15
+    operation = 16
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -354,7 +367,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 16
+    operation = 17
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -375,7 +388,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 17
+    operation = 18
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -398,7 +411,7 @@ class ScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 18
+    operation = 19
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -415,7 +428,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 19
+    operation = 20
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -437,7 +450,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 20
+    operation = 21
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -501,7 +514,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 21
+    operation = 22
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

@@ -22,6 +22,7 @@ from penstock.native.structs import (
     GatherArgs,
     GatherAxesArgs,
     HeadGatesArgs,
+    LimitArgs,
     NormArgs,
     ScaleArgs,
     ScatterArgs,
@@ -134,6 +135,19 @@ class ElementwiseKernels:
         )
         call(self._library, x, arguments)
         return x
+
+    def limit(self, x: Array, first: int, count: int, low: Array, high: Array) -> None:
+        assert x.stride(1) == 1
+        assert first + count <= x.shape[1]
+        arguments = LimitArgs(
+            x=x.data_ptr() + first * x.dtype.itemsize,
+            stride=x.stride(0),
+            dtype=dtype_code(x.dtype),
+            columns=count,
+            low=low.data_ptr(),
+            high=high.data_ptr(),
+        )
+        call(self._library, x, arguments)
 
     def add_rows(self, x: Array, residual: Array, factor: float, *, total: Array | None = None) -> Array:
         assert x.dim() == 2

@@ -68,6 +68,11 @@ def activate(x: Tensor, activation: HeadActivation | None, *, divisor: float = 1
     return x.copy_(_FUNCTIONS[activation](x.float().div_(divisor)).mul_(factor))
 
 
+def limit(x: Tensor, first: int, count: int, low: Tensor, high: Tensor) -> None:
+    """Limit `count` columns of `x` [rows, any] from `first` on to `low` up to `high`, each [1] float32, in place."""
+    x[:, first : first + count].clamp_(low.to(x.dtype), high.to(x.dtype))
+
+
 def add_rows(x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:
     """See `AddRowsOp`."""
     return residual.copy_(_sum(x, residual, factor, None, total))
