@@ -23,7 +23,7 @@ from penstock.system.host import CLOSED_PIPE, end_process, importing, keep_own_r
 
 COMMANDS = (
     *("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate"),
-    *("pull", "list", "show", "rm", "cache"),
+    *("pull", "list", "show", "rm", "cache", "doctor", "config", "completion"),
 )
 """Modules of this package, in the order of the help."""
 
@@ -31,6 +31,8 @@ COMMANDS = (
 def run() -> NoReturn:
     """Entry point of the program `penstock`; exits with the command's exit code."""
     keep_own_rights()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        import_module("penstock.cli.completion").complete(make_parser())
     try:
         code = main()
     except SystemExit as ended:  # argparse's, after --help or a mistake
