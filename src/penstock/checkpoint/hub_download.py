@@ -31,7 +31,8 @@ def download_large_files(model: str, revision: str | None) -> None:
         Exception: whatever `huggingface_hub` raises, as without a network.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import is_xet_available, repo_folder_name
+    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.utils._runtime import is_xet_available
 
     found = HUB_ID.fullmatch(model)
     if found is None:
@@ -50,7 +51,7 @@ def download_large_files(model: str, revision: str | None) -> None:
 def _large_files(repository: str, choice: str | None, revision: str | None) -> Iterator[tuple[str, str, int]]:
     """Name, SHA-256 and size of each large file of a model."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import filter_repo_objects
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     info = HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS, files_metadata=True)
     files = {one.rfilename: one for one in info.siblings or ()}
@@ -66,7 +67,7 @@ def _large_files(repository: str, choice: str | None, revision: str | None) -> I
 
 def _download(url: str, blob: Path, size: int, name: str) -> None:
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils._headers import build_hf_headers
 
     blob.parent.mkdir(parents=True, exist_ok=True)
     part = blob.with_name(f"{blob.name}.part")
