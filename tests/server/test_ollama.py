@@ -6,10 +6,13 @@ import json
 import ollama
 import pytest
 
+from penstock.api.request import FinishReason
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError
+from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import format_of
 from penstock.server.config import ServerConfig
+from penstock.server.ollama.answers import ChatAnswer, Question
 from penstock.server.ollama.body_to_params import conversation, sampling_params
 from penstock.server.ollama.schema import ChatBody
 from tests.server.echoing import HARMONY, HERMES, SHOW, echoing, write_checkpoint
@@ -154,6 +157,9 @@ def test_a_raw_prompt_has_no_template_and_an_empty_one_loads(ask):
     assert (raw["response"], "context" in raw) == ("Once", False)
     with_system = ask("/api/generate", "show", prompt="Once", system="Be brief.", stream=False).json()
     assert [one["role"] for one in json.loads(with_system["response"])] == ["system", "user"]
+    for name in ("system", "think"):
+        refused = ask("/api/generate", prompt="Once", raw=True, **{name: "high"})
+        assert f"{name} does not go with raw" in refused.json()["error"]
     loaded = ask("/api/generate", stream=True)
     assert loaded.json()["done_reason"] == "load"
     unloaded = ask("/api/chat", messages=[], keep_alive="0s")
@@ -235,6 +241,14 @@ def test_a_failure_ends_a_stream_with_a_line_that_says_so(tiny_llama):
 
     with shared_app(tiny_llama, BROKEN_CORE) as talk_to:
         talk_to(talk)
+
+
+def test_a_stream_that_waits_or_is_aborted_says_so_in_a_line():
+    answer = ChatAnswer(Question("chat-1", "tiny", 0.0, None, None))
+    waiting = json.loads(answer.keep_alive())
+    assert (waiting["done"], waiting["message"]) == (False, {"role": "assistant", "content": ""})
+    aborted = CompletionDelta(0, "", [], finish_reason=FinishReason.ABORT, error="the server stops")
+    assert answer.stream_delta(0, aborted) + answer.end_stream([]) == b'{"error":"the server stops"}\n'
 
 
 def test_open_options_are_the_checkpoints_or_ollamas():

@@ -155,7 +155,7 @@ def check_files(files: Sequence[Path]) -> int:
         if not (_SHA256.fullmatch(wanted) or _GIT_SHA1.fullmatch(wanted)):
             continue
         compared += 1
-        if _checksum(file, wanted) != wanted:
+        if checksum(file, wanted) != wanted:
             damaged.append(file)
     for file in damaged:
         file.resolve().unlink(missing_ok=True)
@@ -167,8 +167,8 @@ def check_files(files: Sequence[Path]) -> int:
     return compared
 
 
-def _checksum(file: Path, wanted: str) -> str:
-    """The checksum of a file, of the kind that is wanted."""
+def checksum(file: Path, wanted: str) -> str:
+    """The checksum of a file, of the same kind as `wanted`: SHA-256, or git's SHA-1."""
     if len(wanted) == 64:
         digest = hashlib.sha256()
     else:

@@ -6,18 +6,17 @@ grows under a name of its own beside the cache's blobs, is compared with its che
 """
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.checkpoint.checkpoint import HUB_COPIES, HUB_FILES, HUB_ID, HUB_SECONDS
 from penstock.checkpoint.gguf.file import choose_gguf, parts_of
+from penstock.checkpoint.hub_cache import checksum
 from penstock.errors import CheckpointError
 
 LARGE = 16 * 2**20
 """Bytes from which a file is worth resuming."""
-_READ_BYTES = 2**22
 
 
 def download_large_files(model: str, revision: str | None) -> None:
@@ -78,15 +77,7 @@ def _download(url: str, blob: Path, size: int, name: str) -> None:
         begun = file.seek(0, os.SEEK_END)
         http_get(url, file, resume_size=begun, headers=build_hf_headers(), expected_size=size, displayed_filename=name)
         file.flush()
-        if _sha256(part) != blob.name:
+        if checksum(part, blob.name) != blob.name:
             part.unlink()
             raise CheckpointError(f"{name}: the content differs from the hub's checksum; deleted: pull the model again")
         part.replace(blob)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(_READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

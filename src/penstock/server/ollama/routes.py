@@ -114,15 +114,18 @@ async def _prompt(
 ) -> tuple[list[int], SamplingParams, Parsers | None]:
     """The token ids of a prompt, its parameters, and the parsers of its answer, if it has the chat template's form."""
     refuse_images(body.images, "images")
-    for name in ("system", "context"):
+    prompt, tokenizer = check_text(body.prompt, "prompt"), call.engine.prompts.need_tokenizer()
+    has_template = tokenizer.has_chat_template or bool(body.system)
+    for name in ("system", "context", "think"):
         if getattr(body, name) and (body.raw or body.suffix):
             raise InvalidRequestError(f"{name} does not go with raw or suffix: leave one of them out", name)
-    prompt, tokenizer = check_text(body.prompt, "prompt"), call.engine.prompts.need_tokenizer()
+    if body.think and not has_template:
+        raise InvalidRequestError("think: this model does not reason: leave it out, or send false", "think")
     if body.suffix:
         suffix = check_text(body.suffix, "suffix")
         token_ids = await call.off_loop_if_large(partial(infill_prompt, tokenizer, prompt, suffix))
         return token_ids, params, None
-    if body.raw or not (tokenizer.has_chat_template or body.system):
+    if body.raw or not has_template:
         with call.connected():
             token_ids = await call.engine.prompts.encode(prompt, call.tenant)
         return [*(body.context or ()), *token_ids], params, None
