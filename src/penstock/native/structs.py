@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "8ad90d9d36d128945e51fa8b18c219e7eab3768e8a1b9e135f2ea1c27ec36afe"
+HEADERS = "dd76c864fd4d63a2c7c3b829b3023aee5c291048952adaf9d311c6c052e4cff0"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -178,6 +178,7 @@ class RopeArgs(Arguments):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("norm_dtype", c_int32),
+        ("norm_last", c_int32),
         ("eps", c_float),
     )
 
@@ -262,6 +263,8 @@ class ActivateArgs(Arguments):
         ("columns", c_int64),
         ("divisor", c_float),
         ("factor", c_float),
+        ("alpha_p", c_void_p),
+        ("alpha_n", c_void_p),
     )
 
 
