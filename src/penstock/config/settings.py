@@ -100,7 +100,6 @@ class Settings:
     """Whether floating-point matrices are float16, though `dtype` is float32."""
     widened_weights: bool = False
     """Whether the reference kernels keep quantized and float16 matrices in float32."""
-
     images: ImageSettings | None = None
     """None: the model takes text only."""
 
