@@ -22,7 +22,6 @@ from penstock.models.spec import ModelSpec, MTPSpec
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.models.decoder import ImagePoints
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -50,13 +49,7 @@ class MTPHead:
         """Prepared for the step's positions before `mix_tokens`."""
 
     def mix_tokens(
-        self,
-        token_ids: AnyArray,
-        positions: AnyArray,
-        hidden: AnyArray,
-        batch: Batch,
-        cache: AnyCache | None,
-        images: ImagePoints | None = None,
+        self, token_ids: AnyArray, positions: AnyArray, hidden: AnyArray, batch: Batch, cache: AnyCache | None
     ) -> tuple[AnyArray, AnyArray]:
         """Run the layer's mixer on the batch's tokens, and write its cache; returns the input of `finish`.
 
@@ -64,16 +57,13 @@ class MTPHead:
             token_ids: [num_tokens] int64.
             positions: [num_tokens] int64.
             hidden: [num_tokens, hidden_size], for each token the hidden state of its predecessor.
-            images: None: the model takes text only.
         """
         embedded, size, ops = self._target.embed(token_ids), hidden.shape[1], self._ops
-        if images is not None:
-            images.place(embedded, 0)
         both = ops.empty_rows(hidden, (2 * size,), hidden.dtype)
         ops.copy_columns(self._embedding_norm(embedded), both, Columns(0, 0, size))
         ops.copy_columns(self._hidden_norm(hidden), both, Columns(0, size, size))
         stream = Stream(self._projection(both))
-        step = self.positions.inputs(positions, by_axis=None if images is None else images.positions)
+        step = self.positions.inputs(positions)
         mixed, residual = self._layer.mix_tokens(stream, step, batch, cache)
         assert residual is not None, "the head's layer has a mixer"
         return mixed, residual

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.plan import ForwardPlan
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
@@ -19,8 +18,6 @@ from penstock.native import Library
 from penstock.native.array import INT64, AnyArray, CannotRecordError
 from penstock.native.program import Program, memory_of
 from penstock.runner.hidden_states import HiddenStates
-from penstock.runner.image_points import EagerImages, RecordedImages, has_axes
-from penstock.runner.image_runner import ImageRunner
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ Rows = NDArray[np.int64]
 class MTPForward(Protocol):
     """A head over its cache."""
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int], plan: ForwardPlan) -> AnyArray | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
         """Compute a step's tokens, and store their keys and values, and the hidden states of the sampled tokens.
 
         Returns the logits [len(sampled), vocab_size] float32 of the tokens `sampled`; None if there are none. The next
@@ -38,7 +35,6 @@ class MTPForward(Protocol):
 
         Args:
             before: for each token, the row of the hidden state before it.
-            plan: the step's, for what it has of images.
         """
         ...
 
@@ -51,43 +47,30 @@ def make_mtp_forward(
     *,
     max_tokens: int,
     max_rows: int,
-    device: str,
-    images: ImageRunner | None = None,
 ) -> MTPForward:
     """Record the head for steps of up to `max_tokens` tokens and `max_rows` samples, if possible; as `make_forward`."""
     if ops.library is not None:
         try:
-            return RecordedMTP(head, cache, hidden, ops, ops.library, max_tokens, max_rows, images)
+            return RecordedMTP(head, cache, hidden, ops, ops.library, max_tokens, max_rows)
         except CannotRecordError as error:
             log.warning("the MTP head runs eagerly, more slowly, as no recorded step has %s", error)
-    return EagerMTP(head, cache, hidden, ops, device, images)
+    return EagerMTP(head, cache, hidden, ops)
 
 
 class EagerMTP:
     """Runs the head's code in each step. See `MTPForward`."""
 
-    def __init__(
-        self,
-        head: MTPHead,
-        cache: AnyCache | None,
-        hidden: HiddenStates,
-        ops: Ops,
-        device: str,
-        images: ImageRunner | None = None,
-    ) -> None:
+    def __init__(self, head: MTPHead, cache: AnyCache | None, hidden: HiddenStates, ops: Ops) -> None:
         self._head, self._cache, self._hidden, self._ops = head, cache, hidden, ops
-        self._images = None if images is None else EagerImages(images, ops, device, has_axes=has_axes(head.spec))
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int], plan: ForwardPlan) -> AnyArray | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
         head, ops, table = self._head, self._ops, self._hidden.rows
         head.positions.prepare(batch.positions)
         hidden = ops.gather(table, ops.from_host(before, table))
         token_ids, positions = (
             ops.from_host(column.astype(np.int64), table) for column in (batch.token_ids, batch.positions)
         )
-        if self._images is not None:
-            self._images.begin_step(plan, batch.positions, head.positions)
-        mixed = head.mix_tokens(token_ids, positions, hidden, batch, self._cache, self._images)
+        mixed = head.mix_tokens(token_ids, positions, hidden, batch, self._cache)
         if not sampled:
             return None
         normed = head.finish(mixed, ops.from_host(np.array(sampled, np.int64), table))
@@ -111,31 +94,25 @@ class RecordedMTP:
         library: Library,
         max_tokens: int,
         max_rows: int,
-        images: ImageRunner | None = None,
     ) -> None:
         self._head, self._hidden, self._library = head, hidden, library
         self._tokens, self._samples, self._batch = Program(max_tokens), Program(max_rows), RecordedBatch()
         self._token_ids, self._positions, self._before = (self._tokens.array((), INT64) for _ in range(3))
         taken = ops.gather(hidden.rows, self._before)
-        self._images = None if images is None else RecordedImages(images, self._tokens, has_axes=has_axes(head.spec))
-        mixed = head.mix_tokens(self._token_ids, self._positions, taken, self._batch, cache, self._images)
+        mixed = head.mix_tokens(self._token_ids, self._positions, taken, self._batch, cache)
         self._mixed = (memory_of(mixed[0]), memory_of(mixed[1]))
         self._sampled, self._own = (self._samples.array((), INT64) for _ in range(2))
         normed = head.finish(self._mixed, self._sampled)
         ops.scatter(normed, self._own, hidden.rows)
         self._logits = memory_of(head.logits(normed))
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int], plan: ForwardPlan) -> AnyArray | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
         self._head.positions.prepare(batch.positions)
         self._token_ids.fill(batch.token_ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
         self._before.fill(before, batch.num_tokens)
         self._batch.become(batch)
-        done = 0
-        if self._images is not None:
-            self._images.begin_step(plan, batch.positions, self._head.positions)
-            done = self._images.run(plan.image_rows, batch.num_tokens, self._library)
-        tokens, count = self._tokens.segment(batch.num_tokens, done), len(sampled)
+        tokens, count = self._tokens.segment(batch.num_tokens), len(sampled)
         if not sampled:
             self._library.run(tokens)
             return None

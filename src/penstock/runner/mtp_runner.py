@@ -70,8 +70,6 @@ class MTPRunner:
                 self._ops,
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=settings.max_num_seqs,
-                device=self._device,
-                images=target.images,
             )
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
@@ -110,7 +108,7 @@ class MTPRunner:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         (batch,) = self._cache.by_layer(batches)
-        logits = self._forward.run(batch, self._before(step), forward.sampled_rows, forward)
+        logits = self._forward.run(batch, self._before(step), forward.sampled_rows)
         if step.sampled:
             self._last = {sequence_id: self._hidden.own_row(index) for index, sequence_id in enumerate(step.sampled)}
         return logits

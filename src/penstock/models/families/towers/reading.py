@@ -81,7 +81,10 @@ def read_axial_theta(vision: HFConfig) -> float:
 
 
 def with_axes(model: ModelSpec, text: HFConfig, sections: list[int], *, interleaved: bool = True) -> ModelSpec:
-    """The model with rotary positions on three axes in its attention; see `read_axes`."""
+    """The model with rotary positions on three axes in its attention; see `read_axes`.
+
+    Its multi-token prediction head keeps one axis, as it drafts for requests without images alone.
+    """
 
     def turned(layer: LayerSpec) -> LayerSpec:
         if layer.mixer is None or not isinstance(layer.mixer.part, AttentionSpec) or layer.mixer.part.rope is None:
@@ -92,8 +95,7 @@ def with_axes(model: ModelSpec, text: HFConfig, sections: list[int], *, interlea
         part = replace(attention, rope=replace(attention.rope, axes=axes))
         return replace(layer, mixer=replace(layer.mixer, part=part))
 
-    mtp = None if model.mtp is None else replace(model.mtp, layer=turned(model.mtp.layer))
-    return replace(model, layers=tuple(turned(layer) for layer in model.layers), mtp=mtp)
+    return replace(model, layers=tuple(turned(layer) for layer in model.layers))
 
 
 def read_axes(text: HFConfig, rope_dim: int, sections: list[int], *, interleaved: bool) -> tuple[int, ...]:
