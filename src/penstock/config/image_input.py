@@ -23,13 +23,22 @@ class ImageInput:
     std: tuple[float, float, float]
     placeholder: int
     """Token id that stands for one feature vector."""
+    marker: int | None = None
+    """Token id that the chat template writes for an image; None: the placeholder."""
     rescale_factor: float = 1 / 255
+    resample: int = 3
+    """Pillow's number of the filter: 1 Lanczos, 2 bilinear, 3 bicubic."""
     min_pixels: int = 0
     """Smallest and largest area of a resized picture, where the processor has them."""
     max_pixels: int = 0
     size: int = 0
-    """Side of the square, or longest side, that a picture or tile is resized to, where the processor has one."""
+    """Side of the square, or longest side, that a picture is resized to, where the processor has one."""
+    tile_size: int = 0
+    """Side of the tiles that a picture is cut into, where the processor has them."""
+    max_tokens: int = 0
+    """Largest number of feature vectors of a picture; 0: as many as the other settings give."""
     begin: tuple[int, ...] = ()
-    """Token ids before and after the placeholders of an image, and after each row, where the family has them."""
+    """Token ids that the processor, not the chat template, puts before and after the placeholders of an image."""
     end: tuple[int, ...] = ()
-    row_end: tuple[int, ...] = ()
+    around: str = ""
+    """Text that the processor puts before and after those."""
