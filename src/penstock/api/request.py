@@ -92,6 +92,11 @@ class Request:
     images: tuple[Image, ...] = ()
     """Images in the prompt, by ascending `start`; they do not overlap."""
 
+    @property
+    def num_image_tokens(self) -> int:
+        """Prompt tokens that stand for images' features."""
+        return sum(image.rows * image.columns for image in self.images)
+
 
 Resumed = tuple[tuple[int, ...] | None, ...]
 """Tokens so far of each sequence, from a previous engine; None for a sequence that ended; () for a new request."""
@@ -215,5 +220,7 @@ class RequestOutput:
     """One entry per prompt token (None for the first) if requested; grows while the request runs."""
     num_generated_tokens: int = 0
     """Tokens of all answers, including those that `best_of` discards."""
+    num_image_tokens: int = 0
+    """Prompt tokens that stand for images' features."""
     vector: bytes | None = None
     """Embedding, or logits of a scored pair, as float32 bytes in native byte order."""

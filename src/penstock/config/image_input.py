@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Processor = Literal["qwen2_vl", "idefics3", "gemma3", "gemma4", "pixtral", "lfm2_vl", "internvl", "llama4"]
+GEMMA4_TOKENS = (70, 140, 280, 560, 1120)
+"""Numbers of feature vectors of a picture that Gemma 4 was trained with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.api.request import Request
 from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
+from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import AdapterConfig, EngineConfig
+from penstock.config.image_input import ImageInput
 from penstock.config.memory import Machine
 from penstock.config.model_facts import BYTES_OF, ModelFacts
 from penstock.config.settings import Settings, resolve
@@ -94,7 +96,7 @@ def build_engine(
         most = settings.memory.adapters // BYTES_OF[settings.dtype]
         adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
-    info = _describe(checkpoint, facts, settings, takes)
+    info = replace(_describe(checkpoint, facts, settings, takes), image_input=_image_input(config, checkpoint, facts))
     make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
         info,
@@ -152,6 +154,16 @@ def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None)
         if loading is not None:
             awaited.append(loading)
     return awaited
+
+
+def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
+    """How the model takes images; None: it has no tower, or is to take text only."""
+    if facts.tower is None or not config.images.images:
+        return None
+    found, most = read_image_input(checkpoint), config.images.max_image_tokens
+    if found is None or most is None:
+        return found
+    return replace(found, max_tokens=min(most, found.max_tokens) if found.max_tokens else most)
 
 
 def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable | None) -> EngineInfo:

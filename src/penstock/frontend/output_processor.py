@@ -279,6 +279,7 @@ class OutputProcessor:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
+            num_image_tokens=self.request.num_image_tokens,
             vector=self._vector,
         )
 
