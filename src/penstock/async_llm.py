@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
 
-from penstock.api.content import ImagePrompt, ImageSource, take_images
 from penstock.api.request import Adapter, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.api.tools import Tools
@@ -22,10 +21,12 @@ from penstock.config.llm_options import LLMOptions
 from penstock.config.signatures import advises_names, lists_options
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.arguments import Message, Prompt, check_params, conversations_of, plain_prompt
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
+from penstock.text.content import ImageSource, take_images
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -244,8 +245,8 @@ class AsyncLLM:
             raise InvalidRequestError("messages must be one conversation: asyncio.gather answers several", "messages")
         prompts, known = self._engine.prompts, self._chat_format
         given = [dict(message) for message in conversations[0]]
-        if self._engine.images is not None:
-            from penstock.frontend.images.arguments import with_sources  # here: few models take images
+        if any(isinstance(message.get("content"), list) for message in given):
+            from penstock.frontend.images.arguments import with_sources  # here: few conversations have parts
 
             given = await asyncio.to_thread(with_sources, given)
         asked = Conversation(given, tools or _NO_TOOLS, template)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from typing_extensions import Unpack
 
-from penstock.api.content import ImagePrompt, take_images
 from penstock.api.request import FinishReason, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.api.tools import Tools
@@ -39,7 +38,7 @@ from penstock.frontend.arguments import (
     plain_prompt,
     side_of,
 )
-from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.input_processor import ImagePrompt, InputProcessor
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.scoring import Scoring, paired
@@ -49,6 +48,7 @@ from penstock.parsers.parts import Part
 from penstock.structured.grammar_validator import GrammarValidator
 from penstock.system.host import interrupts_held
 from penstock.text.chat_template import read_template
+from penstock.text.content import take_images
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -377,11 +377,14 @@ class LLM:
         return self._images
 
     def _with_sources(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        if self._images is None:
+        if not any(isinstance(message.get("content"), list) for message in messages):
             return [dict(message) for message in messages]
-        from penstock.frontend.images.arguments import with_sources
+        from penstock.frontend.images.arguments import with_sources  # here: few conversations have parts
 
-        return with_sources(messages)
+        made = with_sources(messages)
+        if take_images(made)[1]:
+            self._need_images("messages")
+        return made
 
     def _chat_prompt(self, asked: Conversation) -> ImagePrompt:
         known, tokenizer = self._chat_format, self._need_tokenizer()

@@ -43,10 +43,10 @@ class ImageCore(EchoCore):
         about = {
             "length": len(request.prompt_token_ids),
             "images": [(i.start, i.count, i.rows, i.columns, list(i.pixels[:3])) for i in request.images],
-            "sound": all(
-                len(i.pixels) == 3 * i.height * i.width and len(i.digest) == 32 for i in request.images
-            )
-            and all(set(request.prompt_token_ids[i.start : i.start + i.count]) == {PLACEHOLDER} for i in request.images),
+            "sound": all(len(i.pixels) == 3 * i.height * i.width and len(i.digest) == 32 for i in request.images)
+            and all(
+                set(request.prompt_token_ids[i.start : i.start + i.count]) == {PLACEHOLDER} for i in request.images
+            ),
         }
         told = tuple(self._tokenizer.encode(json.dumps(about)))
         super().add_request(replace(request, prompt_token_ids=told), resumed, source)

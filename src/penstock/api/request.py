@@ -92,11 +92,6 @@ class Request:
     images: tuple[Image, ...] = ()
     """Images in the prompt, by ascending `start`; they do not overlap."""
 
-    @property
-    def num_image_tokens(self) -> int:
-        """Prompt tokens that stand for images' features."""
-        return sum(image.rows * image.columns for image in self.images)
-
 
 Resumed = tuple[tuple[int, ...] | None, ...]
 """Tokens so far of each sequence, from a previous engine; None for a sequence that ended; () for a new request."""

@@ -335,7 +335,6 @@ FOREIGN_OPTIONS = {
     "draft_model": "speculative_model",
     "model_draft": "speculative_model",
     "limit_mm_per_prompt": "max_images",
-    "language_model_only": "images",
     "lora": "adapter",
     "lora_modules": "adapter",
     "quantize": "quantization",

@@ -3,7 +3,7 @@
 import functools
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random, SystemRandom
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,6 +20,14 @@ T = TypeVar("T")
 
 LONG_TEXT = 4096
 """Texts of this many characters take milliseconds to tokenise, so a thread tokenises them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """Token ids of a prompt, and the images in it."""
+
+    token_ids: list[int]
+    images: tuple[Image, ...] = ()
 
 
 class PromptEncoder:

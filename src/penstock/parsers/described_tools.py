@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api.content import Content, joined, text_of
 from penstock.parsers import hermes
+from penstock.text.content import Content, joined, text_of
 
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 

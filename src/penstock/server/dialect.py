@@ -23,12 +23,11 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.api.content import ImagePrompt, ImageSource, take_images
 from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.input_processor import check_generates
+from penstock.frontend.input_processor import ImagePrompt, check_generates
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
@@ -40,6 +39,7 @@ from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.errors import ErrorReply, reply_to_error
+from penstock.text.content import ImageSource, take_images
 
 if TYPE_CHECKING:
     from penstock.frontend.images.reader import Picture
@@ -313,11 +313,13 @@ class Call:
         """
         prompts, images = self.engine.prompts, self.engine.images
 
-        async def render(given: list[dict[str, Any]]) -> str:
-            return await prompts.render_chat(given, tools, conversation.variables, tenant=self.tenant)
+        render = functools.partial(
+            prompts.render_chat, tools=tools, variables=conversation.variables, tenant=self.tenant
+        )
 
-        text = await (images.render(messages, len(pictures), render) if images and pictures else render(messages))
-        return text + conversation.prefill
+        if images is None or not pictures:
+            return await render(messages) + conversation.prefill
+        return await images.render(messages, len(pictures), render) + conversation.prefill
 
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """Cancel the block when the client disconnects.
@@ -632,7 +634,7 @@ async def prepare(
         lambda: (conversation.template_messages(known), conversation.template_tools(known))
     )
     messages, sources = take_images(messages) if known.takes_images else (messages, [])
-    pictures = await call.read_images(sources, wants_pixels=wants_pixels)
+    pictures = await call.read_images(sources, wants_pixels=wants_pixels) if sources else []
     with call.connected():
         text = await call.render(messages, pictures, template_tools, conversation)
         prompt = ImagePrompt(await call.engine.prompts.encode_rendered(text, call.tenant))

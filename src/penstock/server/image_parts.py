@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.api.content import ImageSource
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat
+from penstock.text.content import ImageSource
 
 _DETAILS = (None, "auto", "low", "high", "original")
 

@@ -8,7 +8,7 @@ the rewrites are applied cumulatively.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.api.content import joined, text_of
+from penstock.text.content import joined, text_of
 
 Messages = list[dict[str, Any]]
 

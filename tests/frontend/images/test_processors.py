@@ -105,9 +105,7 @@ def tokenizer(tmp_path_factory):
     special = ["<image>", "<fake_token_around_image>", "<global-img>", *rows, "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     special += ["<start_of_image>", "<image_soft_token>", "<end_of_image>", "<boi>", "<|image|>", "<eoi>"]
     tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĊĊ", "ĊĊĊ"]
-    made = Backend(
-        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("Ċ", "Ċ"), ("ĊĊ", "Ċ")])
-    )
+    made = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("Ċ", "Ċ"), ("ĊĊ", "Ċ")]))
     made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in special])
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     folder = tmp_path_factory.mktemp("tokenizer")

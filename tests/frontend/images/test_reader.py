@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from penstock.api.content import ImageSource
 from penstock.config.engine_config import ImageConfig
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.images.reader import ImageReader, _blame
+from penstock.text.content import ImageSource
 from tests.support.pictures import INPUT, base64_of, square, url_of
 
 RED = square((200, 10, 30))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.api.content import ImageSource
 from penstock.errors import InvalidRequestError
+from penstock.text.content import ImageSource
 
 _KEYS = ("image", "image_url", "url", "path", "base64")
 """Fields of a part that may hold an image, as in `transformers`, and in OpenAI's API."""

@@ -5,14 +5,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from penstock.api.content import ImagePrompt, ImageSource, images_after_tools
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.errors import InvalidRequestError
 from penstock.frontend.images.reader import NUM_WORKERS, ImageReader, Picture
 from penstock.frontend.images.tokens import ImageTokens
 from penstock.frontend.images.urls import ImageURLs
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.large_work import LargeWork
+from penstock.text.content import ImageSource, images_after_tools
 from penstock.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

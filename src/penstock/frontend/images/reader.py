@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.api.content import ImageSource
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
 from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, pack, unpack
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
+from penstock.text.content import ImageSource
 
 NUM_WORKERS = 2
 PATIENCE = 120.0
@@ -126,7 +126,7 @@ def need_pillow() -> None:
     """
     if importlib.util.find_spec("PIL") is None:
         raise InvalidRequestError(
-            "decoding images needs Pillow, which is not installed with this server: install penstock[images]"
+            "decoding images needs Pillow, which is not installed with this server: pip install '.[images]'"
         )
 
 

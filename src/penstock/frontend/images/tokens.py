@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.api.content import ImagePrompt, ImageSource
 from penstock.api.request import Image
 from penstock.config.image_input import ImageInput
 from penstock.errors import CheckpointError, InvalidRequestError
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.images.sizes import grid_of
+from penstock.frontend.input_processor import ImagePrompt
+from penstock.text.content import ImageSource
 from penstock.text.tokenizer import Tokenizer
 
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"

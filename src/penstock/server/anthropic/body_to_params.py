@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api.content import Content, ImageSource, content_of, joined, text_of
 from penstock.api.tools import Function, Tools, add_names, arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
@@ -12,6 +11,7 @@ from penstock.parsers.history import is_billing, placeholder
 from penstock.server.anthropic.schema import Block, ContextManagement, PromptBody, ToolChoice, ToolParam, Turn
 from penstock.server.body import check_text
 from penstock.server.image_parts import image_in_source, not_supported
+from penstock.text.content import Content, ImageSource, content_of, joined, text_of
 
 _OWNERS = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 _UNREAD = frozenset({"redacted_thinking"})

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from penstock.api.content import Content, ImageSource, content_of, joined
 from penstock.api.sampling_params import SamplingParams
 from penstock.api.tools import Choice, Function, Tools, add_names, arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
@@ -16,6 +15,7 @@ from penstock.server.image_parts import image_at_url, not_supported
 from penstock.server.openai.answers import StreamUsage
 from penstock.server.openai.schema import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from penstock.server.openai.tools_schema import CalledFunction, ToolChoice, ToolDefinition
+from penstock.text.content import Content, ImageSource, content_of, joined
 
 
 def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:

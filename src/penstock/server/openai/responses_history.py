@@ -6,7 +6,6 @@ The reasoning, text and calls of an assistant's turn are several items, but one 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.api.content import Content, ImageSource, content_of, text_of
 from penstock.api.tools import arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat
@@ -26,6 +25,7 @@ from penstock.server.openai.responses_items_schema import (
     ShellCallItem,
 )
 from penstock.server.openai.responses_tools import SHELL, joined_name, shell_arguments
+from penstock.text.content import Content, ImageSource, content_of, text_of
 
 _IMAGES = ("input_image", "computer_screenshot")
 _NOT_TEXT = ("image_url", "file_data", "file_id", "file_url", "input_audio")

@@ -222,6 +222,7 @@ class ChatBody(GenerationBody):
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "moderation": (),
         "reasoning_format": ("auto", "deepseek"),

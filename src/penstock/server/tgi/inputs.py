@@ -1,7 +1,7 @@
 """Images in TGI's inputs: Markdown, as `![](data:image/png;base64,...)`."""
 
-from penstock.api.content import ImageSource
 from penstock.errors import InvalidRequestError
+from penstock.text.content import ImageSource
 
 _OPEN, _CLOSE = "![](", ")"
 _SCHEMES = ("data:image/", "http://", "https://")

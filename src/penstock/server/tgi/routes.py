@@ -11,10 +11,10 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.api.content import ImagePrompt, take_images
 from penstock.api.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.checkpoint.encoder_config import Task
 from penstock.errors import InvalidRequestError
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.server.body import check_text, renamed_params
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import EVENTS, Call, CallOf
@@ -37,6 +37,7 @@ from penstock.server.tgi.schema import (
     TokenizeBody,
 )
 from penstock.server.tgi.validation import check_length, check_stream, is_sampled, sampling_params
+from penstock.text.content import take_images
 
 if TYPE_CHECKING:
     from penstock.frontend.images.reader import Picture

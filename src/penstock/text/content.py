@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.api.request import Image
-
 Content: TypeAlias = str | list[dict[str, Any]]
 
 
@@ -27,14 +25,6 @@ class ImageSource:
     """Whether few tokens suffice (`detail: low`)."""
     is_own: bool = False
     """Whether it comes from this process: then its file may have any size."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePrompt:
-    """Token ids of a prompt, and the images in it."""
-
-    token_ids: list[int]
-    images: tuple[Image, ...] = ()
 
 
 def content_of(parts: Iterable[str | ImageSource], separator: str) -> Content:
