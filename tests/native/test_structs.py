@@ -34,7 +34,7 @@ def test_the_library_tells_the_headers_that_it_was_compiled_with() -> None:
 def test_a_library_of_other_headers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "HEADERS", native_structs.digest(SOURCE.replace("int64_t step;", "int32_t step;")))
     with pytest.raises(NativeLibraryError, match="built from other sources than these: build it anew"):
-        Library(native._library_path())
+        Library(native.library_path())
 
 
 def test_a_comment_makes_no_other_headers_and_a_field_does() -> None:

@@ -47,7 +47,7 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
 def test_each_calling_thread_has_workers_until_it_ends_a_forked_child_has_its_own_and_idle_ones_sleep() -> None:
-    command = [sys.executable, "-c", SCRIPT, str(native._library_path())]
+    command = [sys.executable, "-c", SCRIPT, str(native.library_path())]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(run.stdout)
     assert found.pop("idle") < 0.02

@@ -2,6 +2,10 @@
 
 A command's module has `add_parser`, which declares its flags, and the function that runs it. The engine's flags are the
 fields of the dataclasses in `penstock.config.engine_config`, by the same names, with their help.
+
+Tested elsewhere: `tests/cli/test_commands.py`, `tests/cli/test_interrupts.py` and `tests/cli/test_sources.py` run the
+commands; `serve` and `reload`: `tests/server/test_serve.py`, `verify`: `tests/diagnose/test_verify.py`, `quantize`:
+`tests/quantizer/test_job.py`, `topics`: `tests/cli/test_parser.py`.
 """
 
 import argparse

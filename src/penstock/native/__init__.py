@@ -136,7 +136,7 @@ def library() -> Library | None:
         NativeLibraryError: the library was built from other sources.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
-    path = _library_path()
+    path = library_path()
     if wanted == "reference":
         return None
     if os.environ.get("PENSTOCK_LIBRARY"):
@@ -205,10 +205,11 @@ def _named_library(path: Path) -> Library:
 @functools.cache
 def library_digest() -> bytes:
     """A hash of the library file, so it changes with the sources and the compiler's options."""
-    return hashlib.sha256(_library_path().read_bytes()).digest()
+    return hashlib.sha256(library_path().read_bytes()).digest()
 
 
-def _library_path() -> Path:
+def library_path() -> Path:
+    """The file of the library: `PENSTOCK_LIBRARY`, or the package's own, which may not have been built."""
     return Path(os.environ.get("PENSTOCK_LIBRARY", "") or Path(__file__).parent / "libpenstock.so")
 
 

@@ -15,6 +15,7 @@ from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.config.ranks import ALONE, Ranks
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
+from penstock.native import library_path
 from penstock.system.packed_cache import WeightCache
 
 MIN_BYTES = 4 * 2**20
@@ -43,7 +44,7 @@ def packed_cache(settings: Settings) -> WeightCache | None:
     """The cache of packed weights; None if the user disabled it, or if weights are not packed."""
     if settings.packed_cache is None or settings.device != "cpu" or os.environ.get("PENSTOCK_ISA") == "reference":
         return None
-    return WeightCache(Path(settings.packed_cache)) if _library().exists() else None
+    return WeightCache(Path(settings.packed_cache)) if library_path().exists() else None
 
 
 def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE) -> str | None:
@@ -87,11 +88,6 @@ def _identity(path: Path) -> tuple[str, int, int, str]:
     return path.name, found.st_size, found.st_mtime_ns, digest.hexdigest()
 
 
-def _library() -> Path:
-    given = os.environ.get("PENSTOCK_LIBRARY", "")
-    return Path(given) if given else _PACKAGE / "native" / "libpenstock.so"
-
-
 @cache
 def _processor() -> str:
     """The CPU flags that determine the instruction set."""
@@ -106,7 +102,7 @@ def _processor() -> str:
 @cache
 def _code() -> str:
     """Digest of the native library and of the modules that determine packed weights."""
-    digest = hashlib.blake2b(_library().read_bytes(), digest_size=16)
+    digest = hashlib.blake2b(library_path().read_bytes(), digest_size=16)
     for part in _CODE:
         folder = _PACKAGE / part
         for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
