@@ -7,7 +7,8 @@ from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError
 from penstock.frontend.text_encoding import Side
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or text with images: `{"prompt": text, "multi_modal_data": {"image": image}}`."""
 Message = Mapping[str, Any]
 
 
@@ -75,7 +76,7 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
         InvalidRequestError: it is something else.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, str) or (isinstance(prompts, Mapping) and "prompt" in prompts):
         return [prompts]
     if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
         raise InvalidRequestError(

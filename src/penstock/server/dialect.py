@@ -16,18 +16,18 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
+from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.input_processor import check_generates
+from penstock.frontend.input_processor import ImagePrompt, check_generates
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
@@ -39,6 +39,10 @@ from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.errors import ErrorReply, reply_to_error
+from penstock.text.content import ImageSource, take_images
+
+if TYPE_CHECKING:
+    from penstock.frontend.images.reader import Picture
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
@@ -141,7 +145,8 @@ class Serving:
     def chat_format(self) -> ChatFormat:
         """The format of the model's answers."""
         tokenizer = self.engine.tokenizer
-        return format_of("" if tokenizer is None else tokenizer.chat_template_source)
+        known = format_of("" if tokenizer is None else tokenizer.chat_template_source)
+        return known if self.engine.images is None else replace(known, takes_images=True)
 
 
 class Answer(Protocol):
@@ -277,6 +282,45 @@ class Call:
         """
         self._context.hold_bytes(size)
 
+    async def read_images(self, sources: Sequence[ImageSource], *, wants_pixels: bool = True) -> "list[Picture]":
+        """Read the call's images, whose pixels count as its bytes; `wants_pixels`: see `ImagePrompts.read`.
+
+        Raises:
+            InvalidRequestError: there are too many, or one is refused.
+            OverloadedError: there is no room for the pixels.
+            ClientGoneError: the client has disconnected.
+        """
+        if not sources:
+            return []
+        images, namespace = self.engine.images, self._context.caller.namespace
+        assert images is not None, "the model takes text only"
+        with self.connected():
+            pictures = await images.read(sources, self.tenant, namespace, wants_pixels=wants_pixels)
+        self.hold_bytes(sum(picture.num_bytes for picture in pictures))
+        return pictures
+
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        pictures: "Sequence[Picture]",
+        tools: list[dict[str, Any]] | None,
+        conversation: Conversation,
+    ) -> str:
+        """The text of a conversation's prompt, with one placeholder for each image.
+
+        Raises:
+            InvalidRequestError: the chat template rejects it, or does not render an image.
+        """
+        prompts, images = self.engine.prompts, self.engine.images
+
+        render = functools.partial(
+            prompts.render_chat, tools=tools, variables=conversation.variables, tenant=self.tenant
+        )
+
+        if images is None or not pictures:
+            return await render(messages) + conversation.prefill
+        return await images.render(messages, len(pictures), render) + conversation.prefill
+
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """Cancel the block when the client disconnects.
 
@@ -293,6 +337,7 @@ class Call:
         request_id: str,
         prompt: str | None = None,
         priority: int | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Accepted:
         """Validate one prompt of the call without running it.
 
@@ -310,6 +355,7 @@ class Call:
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
             adapter=self.adapter,
+            images=images,
         )
         if params.structured is not None:
             with self.connected():
@@ -531,7 +577,7 @@ async def _events(
 class Prepared:
     """A prepared conversation: its prompt, parameters and answer format."""
 
-    token_ids: list[int]
+    prompt: ImagePrompt
     params: SamplingParams
     parsers: Parsers
     guarded: bool
@@ -556,15 +602,24 @@ async def accept_conversation(
     """
     asked = await prepare(call, read, params)
     with renamed_params({"structured": "tools"} if asked.guarded else {}):
-        accepted = await call.accept_prompt(asked.token_ids, asked.params, request_id=request_id, priority=priority)
+        accepted = await call.accept_prompt(
+            asked.prompt.token_ids,
+            asked.params,
+            request_id=request_id,
+            priority=priority,
+            images=asked.prompt.images,
+        )
     return accepted, asked.parsers
 
 
-async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
+async def prepare(
+    call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams, *, wants_pixels: bool = True
+) -> Prepared:
     """Render a conversation's prompt, and choose the format of its answers.
 
     Args:
         read: extracts the conversation from the call's body.
+        wants_pixels: False: only the prompt's length is of interest, so images are not decoded.
 
     Raises:
         ClientGoneError: the client has disconnected.
@@ -578,15 +633,15 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     messages, template_tools = await call.off_loop_if_large(
         lambda: (conversation.template_messages(known), conversation.template_tools(known))
     )
+    messages, sources = take_images(messages) if known.takes_images else (messages, [])
+    pictures = await call.read_images(sources, wants_pixels=wants_pixels) if sources else []
     with call.connected():
-        token_ids = await call.engine.prompts.encode_chat(
-            messages,
-            template_tools,
-            conversation.variables,
-            prefill=conversation.prefill,
-            tenant=call.tenant,
-        )
+        text = await call.render(messages, pictures, template_tools, conversation)
+        prompt = ImagePrompt(await call.engine.prompts.encode_rendered(text, call.tenant))
+    if pictures and call.engine.images:
+        prompt = call.engine.images.tokens.place(prompt.token_ids, pictures, "messages")
+    token_ids = prompt.token_ids
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):
         params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
-    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)
+    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -25,6 +25,7 @@ from penstock.server.openai.schema import (
     FinishedBy,
     PromptLogprobs,
     PromptToken,
+    TokenDetails,
     TopLogprob,
     Usage,
 )
@@ -61,8 +62,16 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+        "prompt_tokens_details": token_details(outputs),
     }
+
+
+def token_details(outputs: Sequence[RequestOutput]) -> TokenDetails:
+    """What the tokens of the call's prompts are."""
+    details: TokenDetails = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
+    if image_tokens := sum(output.num_image_tokens for output in outputs):
+        details["image_tokens"] = image_tokens
+    return details
 
 
 class StreamUsage:

@@ -1,0 +1,4 @@
+"""Image input: from what a caller sent to token ids and resized pictures.
+
+ImageSource ──urls──> bytes ──reader──> worker: decode, resize, cut ──> Picture ──tokens──> token ids and `Image`s
+"""
