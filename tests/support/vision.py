@@ -228,10 +228,10 @@ class Seen:
     pictures: list[Pixels]
     images: list[Image]
 
-    def arguments(self, count: int) -> dict[str, Any]:
-        """The reference's arguments for the first `count` tokens, which have all pictures."""
+    def arguments(self, tokens: list[int]) -> dict[str, Any]:
+        """The reference's arguments for these tokens, which have all pictures."""
         floats = [torch.from_numpy(one).permute(2, 0, 1).float() / 255 * 2 - 1 for one in self.pictures]
-        ids = torch.tensor([self.tokens[:count]])
+        ids = torch.tensor([tokens])
         given = {"input_ids": ids, **self.family.inputs(floats)}
         if self.family.mrope:
             given["mm_token_type_ids"] = (ids == PLACEHOLDER).int()
@@ -241,7 +241,7 @@ class Seen:
 
     def features(self) -> list[list[torch.Tensor]]:
         """The reference's features of each picture, and of each tap."""
-        given = self.arguments(len(self.tokens))
+        given = self.arguments(self.tokens)
         known = {key: value for key, value in given.items() if key in ("pixel_values", "image_sizes", "image_grid_thw")}
         with torch.no_grad():
             out = self.model.model.get_image_features(**known)
@@ -253,7 +253,15 @@ class Seen:
     def logits(self) -> torch.Tensor:
         """The reference's logits of all tokens."""
         with torch.no_grad():
-            return self.model(**self.arguments(len(self.tokens))).logits[0].float()
+            return self.model(**self.arguments(self.tokens)).logits[0].float()
+
+    def greedy(self, count: int) -> list[int]:
+        """The reference's likeliest tokens after the prompt."""
+        tokens = list(self.tokens)
+        with torch.no_grad():
+            for _ in range(count):
+                tokens.append(int(self.model(**self.arguments(tokens)).logits[0, -1].argmax()))
+        return tokens[-count:]
 
 
 def make(name: str, folder: Path, dtype: str = "float32") -> Seen:
