@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -216,6 +217,8 @@ class AsyncEngine:
         from penstock.frontend.images.prompts import ImagePrompts  # here: few models take images
         from penstock.frontend.images.urls import ImageURLs
 
+        if find_spec("PIL") is None:
+            logger.warning("the model takes images, and decoding them needs Pillow: pip install '.[images]'")
         return ImagePrompts(image_input, self.tokenizer, limits, ImageURLs(urls, limits.max_image_bytes))
 
     def _live_output_processor(self, request_id: str) -> OutputProcessor | None:

@@ -176,6 +176,7 @@ class _Workers:
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for _ in range(NUM_WORKERS):
             self._idle.put(None)
+        self._running: set[WorkerProcess] = set()
         self._is_closed = False
 
     def ask(self, frame: bytes, field: str) -> bytes:
@@ -198,6 +199,7 @@ class _Workers:
             if self._is_closed:
                 raise EngineDeadError("the engine is closed, and its image reader with it")
             worker = worker or _start()
+            self._running.add(worker)
             answer = worker.ask(frame, longest=_LONGEST_ANSWER, patience=PATIENCE)
             if answer[:1] != NO_MEMORY:  # after which it ends
                 kept = worker
@@ -207,15 +209,19 @@ class _Workers:
             return None
         finally:
             if kept is None and worker is not None:
+                self._running.discard(worker)
                 worker.kill()
             self._idle.put(kept)
 
     def close(self) -> None:
+        """Kill them, also those that decode: whoever asked gets an error."""
         self._is_closed = True
-        for _ in range(NUM_WORKERS):
-            worker = self._idle.get()
-            if worker is not None:
-                worker.close()
+        for worker in list(self._running):
+            worker.kill()
+        idle = [self._idle.get() for _ in range(NUM_WORKERS)]
+        for worker in filter(None, idle):
+            worker.close()
+        for _ in idle:
             self._idle.put(None)
 
 
