@@ -7,7 +7,6 @@ ends alone, and its image is refused. Conversations repeat their images in each 
 """
 
 import hashlib
-import importlib.util
 import queue
 import signal
 import threading
@@ -20,6 +19,7 @@ from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
 from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, pack, unpack
+from penstock.system.extras import has_pillow
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 from penstock.text.content import ImageSource
 
@@ -119,17 +119,6 @@ class ImageReader:
         self._workers.close()
 
 
-def need_pillow() -> None:
-    """
-    Raises:
-        InvalidRequestError: Pillow, which decodes images, is not installed.
-    """
-    if importlib.util.find_spec("PIL") is None:
-        raise InvalidRequestError(
-            "decoding images needs Pillow, which is not installed with this server: pip install '.[images]'"
-        )
-
-
 def _of_data_url(url: str, field: str) -> str:
     """The base64 content of a data URL."""
     comma = url.find(",", 0, _LONGEST_HEAD)
@@ -226,7 +215,8 @@ class _Workers:
 
 
 def _start() -> WorkerProcess:
-    need_pillow()
+    if not has_pillow():
+        raise InvalidRequestError("Pillow is needed for images: pip install '.[images]' in Penstock's source folder")
     try:
         return WorkerProcess("penstock.frontend.images.worker")
     except OSError as error:
