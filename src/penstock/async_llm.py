@@ -96,11 +96,6 @@ class AsyncLLM:
             InvalidRequestError: the prompt or its parameters are invalid.
             EngineDeadError: the engine was closed, or failed repeatedly.
         """
-        return await self._answer(prompt, params, adapter)
-
-    async def _answer(
-        self, prompt: Prompt | ImagePrompt, params: SamplingParams | None, adapter: str | None
-    ) -> RequestOutput:
         with self._engine.open([await self._accept(prompt, params, adapter)], stream=False) as request_stream:
             (output,) = await request_stream.results()
         return output_with_texts(output, self.tokenizer)
@@ -115,12 +110,6 @@ class AsyncLLM:
             InvalidRequestError: as `generate`; also for beam search and `best_of`, which cannot stream.
             EngineDeadError: as `generate`.
         """
-        async for delta in self._stream(prompt, params, adapter):
-            yield delta
-
-    async def _stream(
-        self, prompt: Prompt | ImagePrompt, params: SamplingParams | None, adapter: str | None
-    ) -> AsyncIterator[CompletionDelta]:
         check_params(params)
         if params is not None:
             params.check_streamable()
@@ -146,7 +135,7 @@ class AsyncLLM:
             InvalidRequestError: as `generate`; also if there is no chat template, or it rejects the messages.
         """
         prompt, params = await self._conversation(messages, params, tools, template)
-        return await self._answer(prompt, params, adapter)
+        return await self.generate(prompt, params, adapter=adapter)
 
     @advises_names
     async def stream_chat(
@@ -160,7 +149,7 @@ class AsyncLLM:
     ) -> AsyncIterator[CompletionDelta]:
         """Answer a conversation as a stream of deltas. Raises the same errors as `chat`."""
         prompt, params = await self._conversation(messages, params, tools, template)
-        async for delta in self._stream(prompt, params, adapter):
+        async for delta in self.stream(prompt, params, adapter=adapter):
             yield delta
 
     def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
@@ -185,9 +174,7 @@ class AsyncLLM:
     def _chat_format(self) -> ChatFormat:
         return format_of(self._engine.prompts.need_tokenizer().chat_template_source)
 
-    async def _accept(
-        self, prompt: Prompt | ImagePrompt, params: SamplingParams | None, adapter: str | None
-    ) -> "Accepted":
+    async def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> "Accepted":
         """Validate a request without running it."""
         check_params(params)
         engine, params = self._engine, params or SamplingParams()

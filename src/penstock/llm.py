@@ -97,6 +97,7 @@ class LLM:
         self._text_encoder = TextEncoder(self.tokenizer, core.info)
         self._validator = GrammarValidator(core.info.model_path, core.info.vocab_size)
         self._image_limits = config.images
+        self._images: "OfflineImages | None" = None
         self._ids = itertools.count()
         self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
@@ -178,10 +179,7 @@ class LLM:
         prompts = [self._chat_prompt(each) for each in asked]
         given = zip(prompts, each_params(params, len(prompts)), asked, strict=True)
         settled = [self._guided(prompt.token_ids, one, each.tools) for prompt, one, each in given]
-        adapters = each_adapter(adapter, len(prompts))
-        pending = [self._accept(*one) for one in zip(prompts, settled, adapters, strict=True)]
-        self._run(pending, progress)
-        return [self._result(output_processor) for output_processor in pending]
+        return self.generate(prompts, settled, progress, adapter=adapter)
 
     def embed(
         self,
@@ -300,6 +298,14 @@ class LLM:
         if self._adapters.remove(name) is None:
             raise InvalidRequestError(f"there is no adapter {name!r}", "adapter")
 
+    def chat_prompt(self, messages: Sequence[Message], tools: Tools | None = None, **template: Any) -> ImagePrompt:
+        """The prompt of a conversation, for `generate` and `stream`: its token ids, and the images in it.
+
+        Raises:
+            InvalidRequestError: as `chat`.
+        """
+        return self._chat_prompt(Conversation(self._with_sources(messages), tools or Tools(()), template))
+
     def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
         """Render messages with the chat template and tokenise the prompt."""
         return self._need_tokenizer().encode_chat([dict(m) for m in messages], **template)
@@ -361,19 +367,19 @@ class LLM:
     def _chat_format(self) -> ChatFormat:
         return format_of(self._need_tokenizer().chat_template_source)
 
-    @functools.cached_property
-    def _images(self) -> "OfflineImages | None":
-        """Prompts with images; None: the model takes text only."""
-        image_input = self._engine.info.image_input
-        if image_input is None or self.tokenizer is None:
-            return None
-        from penstock.frontend.images.prompts import OfflineImages  # here: few models take images
-
-        return OfflineImages(image_input, self.tokenizer, self._image_limits)
-
     def _need_images(self, param: str) -> "OfflineImages":
+        """Prompts with images.
+
+        Raises:
+            InvalidRequestError: the model takes text only.
+        """
         if self._images is None:
-            raise InvalidRequestError(f"{self.model_name} takes text only: leave images out", param)
+            image_input = self._engine.info.image_input
+            if image_input is None or self.tokenizer is None:
+                raise InvalidRequestError(f"{self.model_name} takes text only: leave images out", param)
+            from penstock.frontend.images.prompts import OfflineImages  # here: few models take images
+
+            self._images = OfflineImages(image_input, self.tokenizer, self._image_limits)
         return self._images
 
     def _with_sources(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -412,9 +418,7 @@ class LLM:
     def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
         return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
-    def _accept(
-        self, prompt: Prompt | ImagePrompt, params: SamplingParams | None, adapter: str | None
-    ) -> OutputProcessor:
+    def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> OutputProcessor:
         """Validate a prompt and create its output processor, without adding the request to the engine."""
         assert self._engine
         params = self._input_processor.with_default_stops(params or SamplingParams())

@@ -54,6 +54,7 @@ from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.structured.grammar_validator import GrammarValidator
+from penstock.system.extras import has_pillow
 from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -216,6 +217,8 @@ class AsyncEngine:
         from penstock.frontend.images.prompts import ImagePrompts  # here: few models take images
         from penstock.frontend.images.urls import ImageURLs
 
+        if not has_pillow():
+            logger.warning("the model takes images, for which Pillow is needed: pip install '.[images]'")
         return ImagePrompts(image_input, self.tokenizer, limits, ImageURLs(urls, limits.max_image_bytes))
 
     def _live_output_processor(self, request_id: str) -> OutputProcessor | None:

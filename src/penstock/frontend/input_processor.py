@@ -79,9 +79,9 @@ class PromptEncoder:
             InvalidRequestError: there is no tokenizer or template, or the template refuses the conversation or exceeds
                 its time or memory limit.
         """
-        return await self.encode_rendered(
-            await self.render_chat(messages, tools, variables, tenant=tenant) + prefill, tenant
-        )
+        tokenizer = self.need_tokenizer()
+        text = await self.render_chat(messages, tools, variables, tenant=tenant) + prefill
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False), tenant)
 
     async def encode_rendered(self, text: str, tenant: str = "") -> list[int]:
         """Token ids of a rendered conversation, which has its special tokens."""

@@ -295,9 +295,7 @@ class Call:
         images, namespace = self.engine.images, self._context.caller.namespace
         assert images is not None, "the model takes text only"
         with self.connected():
-            pictures = await images.read(sources, self.tenant, namespace, wants_pixels=wants_pixels)
-        self.hold_bytes(sum(picture.num_bytes for picture in pictures))
-        return pictures
+            return await images.read(sources, self.tenant, namespace, wants_pixels=wants_pixels, hold=self.hold_bytes)
 
     async def render(
         self,
@@ -320,6 +318,23 @@ class Call:
         if images is None or not pictures:
             return await render(messages) + conversation.prefill
         return await images.render(messages, len(pictures), render) + conversation.prefill
+
+    async def encode_images(
+        self,
+        messages: list[dict[str, Any]],
+        sources: Sequence[ImageSource],
+        tools: list[dict[str, Any]] | None,
+        conversation: Conversation,
+        *,
+        wants_pixels: bool = True,
+    ) -> ImagePrompt:
+        """The prompt of a conversation with images. Raises as `read_images` and `render`."""
+        assert self.engine.images is not None, "the model takes text only"
+        pictures = await self.read_images(sources, wants_pixels=wants_pixels)
+        with self.connected():
+            text = await self.render(messages, pictures, tools, conversation)
+            token_ids = await self.engine.prompts.encode_rendered(text, self.tenant)
+        return self.engine.images.tokens.place(token_ids, pictures, "messages")
 
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """Cancel the block when the client disconnects.
@@ -634,12 +649,19 @@ async def prepare(
         lambda: (conversation.template_messages(known), conversation.template_tools(known))
     )
     messages, sources = take_images(messages) if known.takes_images else (messages, [])
-    pictures = await call.read_images(sources, wants_pixels=wants_pixels) if sources else []
-    with call.connected():
-        text = await call.render(messages, pictures, template_tools, conversation)
-        prompt = ImagePrompt(await call.engine.prompts.encode_rendered(text, call.tenant))
-    if pictures and call.engine.images:
-        prompt = call.engine.images.tokens.place(prompt.token_ids, pictures, "messages")
+    if sources:
+        prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
+    else:
+        with call.connected():
+            prompt = ImagePrompt(
+                await call.engine.prompts.encode_chat(
+                    messages,
+                    template_tools,
+                    conversation.variables,
+                    prefill=conversation.prefill,
+                    tenant=call.tenant,
+                )
+            )
     token_ids = prompt.token_ids
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):

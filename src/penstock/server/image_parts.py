@@ -19,7 +19,7 @@ def image_at_url(given: Any, detail: Any, field: str) -> ImageSource:
     if isinstance(given, Mapping):
         given, detail = given.get("url"), given.get("detail", detail)
     if not isinstance(given, str) or not given:
-        raise InvalidRequestError(f"{field}: an image needs a URL, as data:image/png;base64,...", field)
+        raise InvalidRequestError(f"{field}: an image needs image_url, as data:image/png;base64,...", field)
     if detail not in _DETAILS:
         raise InvalidRequestError(f"{field}: detail must be auto, low, high or original, not {detail!r:.50}", field)
     return ImageSource(field, given, is_url=True, is_low=detail == "low")

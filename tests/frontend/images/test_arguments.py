@@ -69,6 +69,8 @@ def test_a_chat_takes_each_form_of_an_image(llm, tmp_path):
     assert told(llm.chat(chat_of(*forms))[0]) == [RED] * len(forms)
     (about,) = json.loads(llm.chat(chat_of({"type": "image", "image": turned}))[0].outputs[0].text)["images"]
     assert about[2:4] == [4, 2], "upright"
+    prompt = llm.chat_prompt(chat_of(forms[0]))
+    assert json.loads("".join(delta.text for delta in llm.stream(prompt)))["images"][0][4] == list(RED)
     several = llm.chat([chat_of(forms[0]), chat_of(), chat_of({"type": "image", "image": square(BLUE)})])
     assert [told(one) for one in several] == [[RED], [], [BLUE]]
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -87,3 +88,11 @@ def test_a_closed_reader_reads_nothing():
     reader.close()
     with pytest.raises(EngineDeadError):
         reader.read(ImageSource("f", RED))
+
+
+def test_without_pillow_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    reader = ImageReader(INPUT, ImageConfig())
+    with pytest.raises(InvalidRequestError, match=r"Pillow is needed for images: pip install '\.\[images\]'"):
+        reader.read(ImageSource("f", RED))
+    reader.close()

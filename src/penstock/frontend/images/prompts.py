@@ -53,21 +53,31 @@ class ImagePrompts:
         self._work = LargeWork(_MAX_WAITING_BYTES, num_threads=NUM_WORKERS)
 
     async def read(
-        self, sources: Sequence[ImageSource], tenant: str = "", namespace: str = "", *, wants_pixels: bool = True
+        self,
+        sources: Sequence[ImageSource],
+        tenant: str = "",
+        namespace: str = "",
+        *,
+        wants_pixels: bool = True,
+        hold: Callable[[int], None] = lambda _: None,
     ) -> list[Picture]:
         """Read images, of which one tenant's wait while another's are read.
 
         Args:
             namespace: see `ImageReader.read`, as `wants_pixels`.
+            hold: counts the bytes of each picture.
 
         Raises:
             InvalidRequestError: there are too many, or one is refused.
         """
         check_number(sources, self._limits)
-        reading = [
-            asyncio.ensure_future(self._read(source, tenant, namespace, wants_pixels=wants_pixels))
-            for source in sources
-        ]
+
+        async def read(source: ImageSource) -> Picture:
+            picture = await self._read(source, tenant, namespace, wants_pixels=wants_pixels)
+            hold(picture.num_bytes)
+            return picture
+
+        reading = [asyncio.ensure_future(read(source)) for source in sources]
         try:
             return await asyncio.gather(*reading)
         finally:

@@ -7,7 +7,6 @@ ends alone, and its image is refused. Conversations repeat their images in each 
 """
 
 import hashlib
-import importlib.util
 import queue
 import signal
 import threading
@@ -20,6 +19,7 @@ from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
 from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, pack, unpack
+from penstock.system.extras import has_pillow
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 from penstock.text.content import ImageSource
 
@@ -119,17 +119,6 @@ class ImageReader:
         self._workers.close()
 
 
-def need_pillow() -> None:
-    """
-    Raises:
-        InvalidRequestError: Pillow, which decodes images, is not installed.
-    """
-    if importlib.util.find_spec("PIL") is None:
-        raise InvalidRequestError(
-            "decoding images needs Pillow, which is not installed with this server: pip install '.[images]'"
-        )
-
-
 def _of_data_url(url: str, field: str) -> str:
     """The base64 content of a data URL."""
     comma = url.find(",", 0, _LONGEST_HEAD)
@@ -176,6 +165,7 @@ class _Workers:
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for _ in range(NUM_WORKERS):
             self._idle.put(None)
+        self._running: set[WorkerProcess] = set()
         self._is_closed = False
 
     def ask(self, frame: bytes, field: str) -> bytes:
@@ -198,6 +188,7 @@ class _Workers:
             if self._is_closed:
                 raise EngineDeadError("the engine is closed, and its image reader with it")
             worker = worker or _start()
+            self._running.add(worker)
             answer = worker.ask(frame, longest=_LONGEST_ANSWER, patience=PATIENCE)
             if answer[:1] != NO_MEMORY:  # after which it ends
                 kept = worker
@@ -207,20 +198,25 @@ class _Workers:
             return None
         finally:
             if kept is None and worker is not None:
+                self._running.discard(worker)
                 worker.kill()
             self._idle.put(kept)
 
     def close(self) -> None:
+        """Kill them, also those that decode: whoever asked gets an error."""
         self._is_closed = True
-        for _ in range(NUM_WORKERS):
-            worker = self._idle.get()
-            if worker is not None:
-                worker.close()
+        for worker in list(self._running):
+            worker.kill()
+        idle = [self._idle.get() for _ in range(NUM_WORKERS)]
+        for worker in filter(None, idle):
+            worker.close()
+        for _ in idle:
             self._idle.put(None)
 
 
 def _start() -> WorkerProcess:
-    need_pillow()
+    if not has_pillow():
+        raise InvalidRequestError("Pillow is needed for images: pip install '.[images]' in Penstock's source folder")
     try:
         return WorkerProcess("penstock.frontend.images.worker")
     except OSError as error:

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.api.tools import call_id
@@ -33,6 +34,7 @@ from penstock.server.openai.tools_schema import FunctionDelta
 from penstock.server.openai_errors import shape
 from penstock.text.tokenizer import Tokenizer
 
+_CACHED, _IMAGES = attrgetter("num_cached_tokens"), attrgetter("num_image_tokens")
 _BETWEEN_PARTS = "\n"
 """Separator of parts that are joined to one message: texts around a call, or two pieces of reasoning."""
 _SLOT = "text"
@@ -68,8 +70,8 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 def token_details(outputs: Sequence[RequestOutput]) -> TokenDetails:
     """What the tokens of the call's prompts are."""
-    details: TokenDetails = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
-    if image_tokens := sum(output.num_image_tokens for output in outputs):
+    details: TokenDetails = {"cached_tokens": sum(map(_CACHED, outputs))}
+    if image_tokens := sum(map(_IMAGES, outputs)):
         details["image_tokens"] = image_tokens
     return details
 

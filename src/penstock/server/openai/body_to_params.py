@@ -244,7 +244,7 @@ def _take_prefill(body: ChatBody, messages: list[dict[str, Any]]) -> str:
     return cast(str, messages.pop()["content"])
 
 
-_IMAGES = ("image_url", "input_image")
+_IMAGES = ("image_url", "input_image", "image")
 _ROLES = {"developer": "system", "function": "tool"}
 
 
