@@ -129,6 +129,8 @@ class ModelFacts:
     """Whether keys and values are cached in 16 bits by default, whatever the dtype."""
     is_encoder: bool = False
     """Whether it is an encoder: it embeds or scores texts, and caches nothing between steps."""
+    limit: str = "the model's own"
+    """What sets `max_position`, for messages."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:
