@@ -60,7 +60,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "Ministral3": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
 }
 """`rope_scaling` by family where it is not `linear`."""
-NEVER_SCALED = {"GPT2", "Gemma4", "NemotronH"}
+NEVER_SCALED = {"GPT2", "Gemma4", "Lfm3", "NemotronH"}
 """Families without RoPE, or newer than `rope_scaling`."""
 
 

@@ -672,6 +672,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2",
         TWO | {"scale_attn_weights": False, "tie_word_embeddings": False, "activation_function": "gelu"},
     ),
+    "lfm3": (
+        "Lfm3",
+        {"layer_types": ["conv", "full_attention", "sliding_attention"], "head_dim": 16, "sliding_window": 9},
+    ),
+    "lfm3, biases, no gates, norms before alone": (
+        "Lfm3",
+        {"layer_types": ["sliding_attention", "full_attention", "conv"], "head_dim": 12, "sliding_window": 7}
+        | {"conv_bias": True, "conv_L_cache": 4, "attention_bias": True, "tie_word_embeddings": False}
+        | {"use_sandwich_norm": False, "use_attention_gate": False},
+    ),
     "exaone moe": (
         "ExaoneMoe",
         {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4}

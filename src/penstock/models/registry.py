@@ -53,6 +53,7 @@ from penstock.models.families.granite_swa import granite_moe_swa_spec, granite_s
 from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
+from penstock.models.families.lfm3 import lfm3_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.llama4 import llama4_spec
 from penstock.models.families.minimax_m2 import minimax_m2_spec
@@ -153,6 +154,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GraniteSWAForCausalLM": granite_swa_spec,
     "GraniteMoeSWAForCausalLM": granite_moe_swa_spec,
     "GPT2LMHeadModel": gpt2_spec,
+    "Lfm3ForCausalLM": lfm3_spec,
     "Dots1ForCausalLM": dots1_spec,
     "ExaoneMoeForCausalLM": exaone_moe_spec,
     "GemmaForCausalLM": gemma_spec,
