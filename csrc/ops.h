@@ -60,6 +60,8 @@ enum Activation : int32_t {
     kRelu = 6,
     kLogistic = 7,  // the sigmoid
     kTanh = 8,
+    kClip = 9,  // to -1 to 1
+    kXielu = 10,
 };
 
 // The rows of a pass grouped into runs by adapter: a run's rows are contiguous in `rows`.
@@ -221,6 +223,7 @@ struct RopeArgs {
     const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
     int32_t norm_dtype;
+    int32_t norm_last;  // the norms' weights multiply queries and keys after their rotation
     float eps;
 };
 
@@ -279,6 +282,8 @@ struct ActivateArgs {
     int64_t columns;
     float divisor;
     float factor;
+    const float* alpha_p;  // [1], of xielu; so is alpha_n
+    const float* alpha_n;
 };
 
 // Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from penstock.checkpoint.encoder_config import Pooling
-from penstock.config.model_facts import DType, LayerFacts
+from penstock.config.model_facts import DType, LayerFacts, Working
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
+from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
@@ -57,6 +58,9 @@ class LayerSpec:
     """The part that applies the layer's columns of `ModelSpec.per_layer`."""
     scale: str | None = None
     """Name, within the layer, of the scalar that the residual stream is multiplied by at the end of the layer."""
+    parallel: bool = False
+    """Whether the feed-forward part takes the same stream as the mixer, and both outputs are added to it together;
+    without a norm of its own it takes the mixer's normalized input."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
@@ -81,7 +85,12 @@ class LayerSpec:
     def facts(self) -> LayerFacts:
         """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
-        return LayerFacts(cache, tuple(part.working for part in self.parts))
+        working = tuple(part.working for part in self.parts)
+        if self.parallel:  # the mixer's output is kept during the feed-forward part
+            assert self.mixer is not None
+            beside = max(norm.size for norm in self.mixer.norms)
+            working = (*working, Working(working[1].native + beside, working[1].reference + beside, working[1].widest))
+        return LayerFacts(cache, working)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +191,8 @@ class ModelSpec:
     """The storage format of the layers' matrices; None: floating point."""
     encoder: EncoderSpec | None = None
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
+    limit: str = "the model's own"
+    """What sets `max_position`, for messages."""
 
     def shard(self, tp_size: int) -> "ModelSpec":
         """The spec of one rank's shard of the layers, which determines its caches and working memory.
@@ -204,7 +215,8 @@ class ModelSpec:
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
         """The distinct query scalings of the layers."""
-        found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
+        scaled = (mixer for mixer in self.mixers if isinstance(mixer, (AttentionSpec, LatentAttentionSpec)))
+        found = (mixer.temperature for mixer in scaled)
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "1725d84ddacaf4616f92f0b13a18e6e63779639db2014b05669e371ec3e4e25c"
+HEADERS = "cd9a978450503a2d742aa979076f8b7f6218488490e6efbd1e5465c7ea722f3e"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -176,6 +176,7 @@ class RopeArgs(Arguments):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("norm_dtype", c_int32),
+        ("norm_last", c_int32),
         ("eps", c_float),
     )
 
@@ -248,6 +249,8 @@ class ActivateArgs(Arguments):
         ("columns", c_int64),
         ("divisor", c_float),
         ("factor", c_float),
+        ("alpha_p", c_void_p),
+        ("alpha_n", c_void_p),
     )
 
 

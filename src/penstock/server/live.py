@@ -15,8 +15,9 @@ from penstock.errors import NotPermittedError
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.history import RequestRecord
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import EVENTS, EventStream, ServingOf, event
+from penstock.server.dialect import ServingOf
 from penstock.server.openai_errors import ERRORS
+from penstock.server.streams import EVENTS, EventStream, Frame, event
 
 router = APIRouter(tags=["operation"])
 
@@ -43,7 +44,7 @@ async def live(context: ContextOf, serving: ServingOf) -> Response:
     if not context.caller.operator:
         raise NotPermittedError("the live view shows every key's requests: it needs an operator's API key")
     feed = LiveFeed(serving.engine)
-    return EventStream(feed.events(), feed.stop, {}, context.send_body)
+    return EventStream(feed.events(), Frame.SERVER_SENT_EVENTS, feed.stop, {}, context.send_body)
 
 
 class LiveFeed:
