@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.api.request import ErrorReason, FinishReason, Image
+from penstock.api.sampling_params import Beams
 from penstock.config.memory import PoolLimits, layer_groups
 from penstock.config.model_facts import KVSpec
 from penstock.core.block_keys import block_key, block_keys
@@ -95,6 +96,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "images": images,
         "max_tokens": draw(st.integers(1, max(1, min(6, MAX_LEN - len(tokens))))),
         "n": draw(st.sampled_from([1, 1, 2])),
+        "beams": draw(st.sampled_from([None, None, None, Beams(2, 1.0, False)])),
         "prompt_logprobs": draw(st.sampled_from([None, None, None, 1])),
         "priority": draw(st.integers(0, 2)),
         "tenant": draw(st.sampled_from(["", "a", "b"])),

@@ -217,5 +217,7 @@ class RequestOutput:
     """One entry per prompt token (None for the first) if requested; grows while the request runs."""
     num_generated_tokens: int = 0
     """Tokens of all answers, including those that `best_of` discards."""
+    num_image_tokens: int = 0
+    """Prompt tokens that stand for images' features."""
     vector: bytes | None = None
     """Embedding, or logits of a scored pair, as float32 bytes in native byte order."""

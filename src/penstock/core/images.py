@@ -51,6 +51,10 @@ class ImageWork:
         self._in_step: set[bytes] = set()
         """Images that the step encodes or uses."""
 
+    def replace(self, previous: "ImageWork") -> None:
+        """Free the images of the scheduler before this one, whose runner goes on."""
+        self._freed = [*previous._freed, *previous._images]
+
     def begin_step(self) -> None:
         """Give the oldest running sequence's next image room. Called before any chunk of the step is added."""
         self._in_step.clear()

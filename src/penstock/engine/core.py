@@ -331,7 +331,10 @@ class EngineCore:
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
         assert settings.max_num_seqs <= self.settings.max_num_seqs, "there are no such slots"
         self._close_tier()
+        images = self._scheduler.images
         self._scheduler = make_scheduler(settings, speculation, self._clock)
+        if images is not None and self._scheduler.images is not None:
+            self._scheduler.images.replace(images)
 
     def _close_tier(self) -> None:
         if self._tier is not None:
