@@ -3,11 +3,11 @@
 import { call } from "./api.js";
 import { download, html, useEffect, useReducer, useRef, useState } from "./dom.js";
 import { oncePerFrame } from "./frames.js";
-import { drawLanes, KINDS, laneAt, shortName } from "./lanes.js";
+import { drawLanes, KINDS, laneAt } from "./lanes.js";
 import { Meters } from "./meters.js";
 import { Rates } from "./rates.js";
 import { events } from "./sse.js";
-import { Timeline } from "./timeline.js";
+import { shortName, Timeline } from "./timeline.js";
 import { WhyPanel } from "./why-panel.js";
 
 const WINDOWS = [5, 15, 60];
@@ -72,7 +72,7 @@ export function Live() {
         ${found.length === 0 && html`<p class="caption">No request in the last ${seconds} seconds.</p>`}
         ${found.length > MAX_LANES && html`<p class="caption">${found.length - MAX_LANES} more are not shown.</p>`}
       </section>
-      <${RequestTable} lanes=${lanes} chosen=${chosen} onChoose=${setChosen} />
+      <${RequestTable} timeline=${timeline} lanes=${lanes} chosen=${chosen} onChoose=${setChosen} />
       ${chosen && html`<${WhyPanel} key=${chosen} id=${chosen} onClose=${() => setChosen(null)} />`}
     </div>
   `;
@@ -104,8 +104,12 @@ async function exportTrace(onProblem) {
 }
 
 /** The lanes as a table: for the keyboard and for screen readers. */
-function RequestTable({ lanes, chosen, onChoose }) {
-  const state = (lane) => (lane.ended === null ? lane.state + waiting(lane) : `ended: ${lane.finish || "error"}`);
+function RequestTable({ timeline, lanes, chosen, onChoose }) {
+  const state = (lane) => {
+    const reason = timeline.waitsFor(lane);
+    if (lane.ended !== null) return `ended: ${lane.finish || "error"}`;
+    return reason ? `${lane.state}: waits for ${reason}` : lane.state;
+  };
   return html`
     <details class="requests">
       <summary>Requests as a table (${lanes.length})</summary>
@@ -127,5 +131,3 @@ function RequestTable({ lanes, chosen, onChoose }) {
     </details>
   `;
 }
-
-const waiting = (lane) => (lane.state === "queued" && lane.waitsFor ? `: waits for ${lane.waitsFor}` : "");
