@@ -15,35 +15,13 @@ const MAX_LANES = 60;
 const RETRY_SECONDS = 2;
 
 export function Live() {
-  const feed = useRef(null);
-  feed.current ??= { timeline: new Timeline(), rates: new Rates() };
-  const canvas = useRef(null);
-  const [, changed] = useReducer((count) => count + 1, 0);
-  const [seconds, setSeconds] = useState(15);
   const [isPaused, setIsPaused] = useState(false);
+  const [seconds, setSeconds] = useState(15);
   const [problem, setProblem] = useState(null);
   const [chosen, setChosen] = useState(null);
-  const paused = useRef(false);
-  paused.current = isPaused;
-
-  useEffect(() => {
-    const controller = new AbortController();
-    const redraw = oncePerFrame(() => void (paused.current || changed()));
-    follow(controller.signal, setProblem, (event) => {
-      feed.current.timeline.add(event);
-      feed.current.rates.add(event);
-      redraw();
-    });
-    return () => {
-      controller.abort();
-      redraw.cancel();
-    };
-  }, []);
-
-  const { timeline, rates } = feed.current;
+  const { timeline, rates } = useFeed(isPaused, setProblem);
   const found = timeline.lanesSince(timeline.now - seconds);
   const lanes = found.slice(0, MAX_LANES);
-  useEffect(() => drawLanes(canvas.current, timeline, lanes, seconds, chosen));
   return html`
     <div class="live">
       <h2 class="hidden">Live</h2>
@@ -65,10 +43,7 @@ export function Live() {
             onClick=${() => setIsPaused(!isPaused)}>Pause</button>
           <button type="button" class="quiet" onClick=${() => exportTrace(setProblem)}>Trace for Perfetto</button>
         </div>
-        <div class="lanes-frame" tabindex="0" role="region" aria-label="Lanes">
-          <canvas ref=${canvas} aria-hidden="true"
-            onClick=${(event) => setChosen(laneAt(lanes, event.offsetY)?.id ?? null)}></canvas>
-        </div>
+        <${Lanes} timeline=${timeline} lanes=${lanes} seconds=${seconds} chosen=${chosen} onChoose=${setChosen} />
         ${found.length === 0 && html`<p class="caption">No request in the last ${seconds} seconds.</p>`}
         ${found.length > MAX_LANES && html`<p class="caption">${found.length - MAX_LANES} more are not shown.</p>`}
       </section>
@@ -76,6 +51,38 @@ export function Live() {
       ${chosen && html`<${WhyPanel} key=${chosen} id=${chosen} onClose=${() => setChosen(null)} />`}
     </div>
   `;
+}
+
+/** The events of the server as lanes and rates; renders with each event, unless it is paused. */
+function useFeed(isPaused, onProblem) {
+  const feed = useRef(null);
+  feed.current ??= { timeline: new Timeline(), rates: new Rates() };
+  const [, changed] = useReducer((count) => count + 1, 0);
+  const paused = useRef(false);
+  paused.current = isPaused;
+  useEffect(() => {
+    const controller = new AbortController();
+    const redraw = oncePerFrame(() => void (paused.current || changed()));
+    follow(controller.signal, onProblem, (event) => {
+      feed.current.timeline.add(event);
+      feed.current.rates.add(event);
+      redraw();
+    });
+    return () => {
+      controller.abort();
+      redraw.cancel();
+    };
+  }, []);
+  return feed.current;
+}
+
+function Lanes({ timeline, lanes, seconds, chosen, onChoose }) {
+  const canvas = useRef(null);
+  useEffect(() => drawLanes(canvas.current, timeline, lanes, seconds, chosen));
+  return html`<div class="lanes-frame" tabindex="0" role="region" aria-label="Lanes">
+    <canvas ref=${canvas} aria-hidden="true"
+      onClick=${(event) => onChoose(laneAt(lanes, event.offsetY)?.id ?? null)}></canvas>
+  </div>`;
 }
 
 /** Reads events until `signal` aborts, and connects again if the server ends them. */
