@@ -190,7 +190,10 @@ def test_think_sets_the_variables_of_the_template(template, think, variables, ig
         ({"options": {"mirostat": 2}}, "options.mirostat is not supported here"),
         ({"options": {"temperature": -1}}, "options.temperature must be"),
         ({"options": {"temprature": 1}}, "did you mean 'temperature'"),
-        ({"messages": [{"role": "user", "content": "", "images": ["iVBO"]}]}, "messages[0].images is not supported"),
+        (
+            {"messages": [{"role": "user", "content": "", "images": ["iVBO"]}]},
+            "messages[0].images: an image is not supported here: this checkpoint takes text",
+        ),
         ({"messages": [{"role": "user", "content": "x" * 20_000}]}, "the prompt is too long"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"template": "{{ .Prompt }}"}, "template is not supported here"),
