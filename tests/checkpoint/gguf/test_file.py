@@ -221,6 +221,7 @@ def test_without_the_hub_what_was_downloaded_before_is_used(tmp_path: Path, monk
     hub_of(monkeypatch, tmp_path, NAMES)
     resolve_path("some/repo:Q4_K_M")
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(checkpoint, "cached_folder", lambda repository, revision: tmp_path)
     checkpoint._download_once.cache_clear()
     assert resolve_path("some/repo:Q4_K_M") == resolve_path("some/repo") == tmp_path / "m-Q4_K_M.gguf"
     with pytest.raises(CheckpointError, match=r"has no GGUF file Q4_K_S; it has m-Q4_K_M\.gguf"):
