@@ -13,6 +13,7 @@ from penstock.config.model_facts import KVSpec, SharedKV, Working
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
+from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
@@ -85,6 +86,10 @@ class AttentionSpec:
     """Attention sinks: each head has a learned score that takes part in the softmax without a key."""
     bidirectional: bool = False
     """Whether queries also attend to later keys, `window` to each side; only for texts computed whole."""
+    clipped: bool = False
+    """Whether the inputs and outputs of the projections are limited; see `ClippedLinear`."""
+    joins_images: bool = False
+    """Whether an image's tokens attend to each other, also to later ones."""
     qkv_by_head: bool = False
     """Whether the fused matrix has each head's query, key and value together, instead of all queries first."""
     output_gate: bool = False
@@ -150,10 +155,16 @@ class Attention:
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.shard(factory.ranks.size), factory.ops
         names, hidden = spec.names, spec.hidden_size
-        self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        if spec.qkv_by_head:
-            factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
-        self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
+        self.qkv: Linear | ClippedLinear
+        self.output: Linear | ClippedLinear
+        if spec.clipped:
+            self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
+            self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
+        else:
+            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+            if spec.qkv_by_head:
+                factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
+            self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
         self._gates = None
         if spec.head_gates:
             self._gates = Linear((names.gates,), hidden, (spec.num_heads,), factory, bias=False)
@@ -176,6 +187,7 @@ class Attention:
             sinks=factory.float32(names.sinks, spec.num_heads) if spec.sinks else None,
             gated=spec.output_gate,
             bidirectional=spec.bidirectional,
+            takes_ends=spec.joins_images,
         )
 
     def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:

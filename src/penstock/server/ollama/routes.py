@@ -63,10 +63,10 @@ async def chat(body: ChatBody, call: CallOf) -> Response:
     with param_names("messages"):
         params = _params(body, call)
         asked = await prepare(call, partial(conversation, body), params)
-        params = within_context(asked.params, body.options, len(asked.token_ids), "messages")
+        params = within_context(asked.params, body.options, len(asked.prompt.token_ids), "messages")
         id = f"chat-{uuid.uuid4().hex}"
         with renamed_params({"structured": "tools"} if asked.guarded else {}):
-            accepted = await call.accept_prompt(asked.token_ids, params, request_id=id)
+            accepted = await call.accept_prompt(asked.prompt.token_ids, params, request_id=id)
         tokenizer = call.engine.prompts.need_tokenizer()
         answer = ChatAnswer(Question(id, model, received, tokenizer, asked.parsers))
         return await call.answer([accepted], answer, stream=body.stream)
@@ -130,7 +130,7 @@ async def _prompt(
             token_ids = await call.engine.prompts.encode(prompt, call.tenant)
         return [*(body.context or ()), *token_ids], params, None
     asked = await prepare(call, partial(prompt_conversation, body), params)
-    return [*(body.context or ()), *asked.token_ids], asked.params, asked.parsers
+    return [*(body.context or ()), *asked.prompt.token_ids], asked.params, asked.parsers
 
 
 @router.post("/embed", response_class=Response, responses={200: {"model": Embedded}, **ERRORS})
