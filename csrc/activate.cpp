@@ -1,5 +1,5 @@
 // Activations of the elements of rows, and, between a division and a product, the soft cap of logits (tanh) and limits
-// (clip).
+// (clip); limits of columns.
 #include "activations.h"
 #include "ops.h"
 #include "rows.h"
@@ -68,6 +68,22 @@ void activate(const ActivateArgs& args) {
             }
         },
         args.rows * args.columns * 4);
+}
+
+void limit(const LimitArgs& args) {
+    const f32x16 low = set_f32(*args.low), high = set_f32(*args.high);
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t count = args.columns, end = args.rows * (thread + 1) / threads;
+            for (int64_t row = args.rows * thread / threads; row < end; row++) {
+                for (int64_t i = 0; i < count; i += kLanes) {
+                    const int64_t at = row * args.stride + i;
+                    const f32x16 x = load_some_as_f32(args.x, args.dtype, at, count - i);
+                    write_row(args.x, args.dtype, at, count - i, min(high, max(low, x)));
+                }
+            }
+        },
+        args.rows * args.columns);
 }
 
 }  // namespace PENSTOCK_ISA

@@ -41,7 +41,7 @@ def test_no_row_stands_twice(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+    for target in re.findall(r"\]\((?!https?:|data:)([^)\s]+)\)", page.read_text()):
         file, _, anchor = target.partition("#")
         linked = (page.parent / file).resolve() if file else page
         assert linked.exists(), target

@@ -116,6 +116,8 @@ class ChatFormat:
     """Names under which the template reads the reasoning of earlier turns."""
     shows_tools: bool = True
     """Whether the template renders tools, calls and results; if not, `described_tools` does."""
+    takes_images: bool = False
+    """Whether the model takes images beside text."""
 
     @property
     def marks(self) -> tuple[str, ...]:

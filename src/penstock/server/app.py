@@ -75,7 +75,9 @@ def create_app(
     engine.metrics.model_info.set(1, model_names[0])
     processes = process_collectors(lambda: engine.pids)
     app.add_middleware(HeadRequests)
-    app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits)
+    app.add_middleware(
+        CallLimits, keys=keys or KeyRing([]), limits=config.call_limits, takes_images=engine.images is not None
+    )
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)

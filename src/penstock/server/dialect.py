@@ -12,17 +12,17 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
+from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.input_processor import check_generates
+from penstock.frontend.input_processor import ImagePrompt, check_generates
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
@@ -34,6 +34,10 @@ from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.streams import Answer, EventStream, Frame, stream_answer
+from penstock.text.content import ImageSource, take_images
+
+if TYPE_CHECKING:
+    from penstock.frontend.images.reader import Picture
 
 T = TypeVar("T")
 
@@ -103,7 +107,8 @@ class Serving:
     def chat_format(self) -> ChatFormat:
         """The format of the model's answers."""
         tokenizer = self.engine.tokenizer
-        return format_of("" if tokenizer is None else tokenizer.chat_template_source)
+        known = format_of("" if tokenizer is None else tokenizer.chat_template_source)
+        return known if self.engine.images is None else replace(known, takes_images=True)
 
 
 class Call:
@@ -214,6 +219,60 @@ class Call:
         """
         self._context.hold_bytes(size)
 
+    async def read_images(self, sources: Sequence[ImageSource], *, wants_pixels: bool = True) -> "list[Picture]":
+        """Read the call's images, whose pixels count as its bytes; `wants_pixels`: see `ImagePrompts.read`.
+
+        Raises:
+            InvalidRequestError: there are too many, or one is refused.
+            OverloadedError: there is no room for the pixels.
+            ClientGoneError: the client has disconnected.
+        """
+        if not sources:
+            return []
+        images, namespace = self.engine.images, self._context.caller.namespace
+        assert images is not None, "the model takes text only"
+        with self.connected():
+            return await images.read(sources, self.tenant, namespace, wants_pixels=wants_pixels, hold=self.hold_bytes)
+
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        pictures: "Sequence[Picture]",
+        tools: list[dict[str, Any]] | None,
+        conversation: Conversation,
+    ) -> str:
+        """The text of a conversation's prompt, with one placeholder for each image.
+
+        Raises:
+            InvalidRequestError: the chat template rejects it, or does not render an image.
+        """
+        prompts, images = self.engine.prompts, self.engine.images
+
+        render = functools.partial(
+            prompts.render_chat, tools=tools, variables=conversation.variables, tenant=self.tenant
+        )
+
+        if images is None or not pictures:
+            return await render(messages) + conversation.prefill
+        return await images.render(messages, len(pictures), render) + conversation.prefill
+
+    async def encode_images(
+        self,
+        messages: list[dict[str, Any]],
+        sources: Sequence[ImageSource],
+        tools: list[dict[str, Any]] | None,
+        conversation: Conversation,
+        *,
+        wants_pixels: bool = True,
+    ) -> ImagePrompt:
+        """The prompt of a conversation with images. Raises as `read_images` and `render`."""
+        assert self.engine.images is not None, "the model takes text only"
+        pictures = await self.read_images(sources, wants_pixels=wants_pixels)
+        with self.connected():
+            text = await self.render(messages, pictures, tools, conversation)
+            token_ids = await self.engine.prompts.encode_rendered(text, self.tenant)
+        return self.engine.images.tokens.place(token_ids, pictures, "messages")
+
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """Cancel the block when the client disconnects.
 
@@ -230,6 +289,7 @@ class Call:
         request_id: str,
         prompt: str | None = None,
         priority: int | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Accepted:
         """Validate one prompt of the call without running it.
 
@@ -247,6 +307,7 @@ class Call:
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
             adapter=self.adapter,
+            images=images,
         )
         if params.structured is not None:
             with self.connected():
@@ -321,7 +382,7 @@ class Call:
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
         """The error for an answer that cannot be completed."""
         if part.finish_reason is FinishReason.ERROR:
-            refused = part.error_reason is ErrorReason.NO_TOKEN_ALLOWED
+            refused = part.error_reason in (ErrorReason.NO_TOKEN_ALLOWED, ErrorReason.IMAGE_NOT_ENCODED)
             return (InvalidRequestError if refused else EngineError)(part.error or "the request failed")
         if part.finish_reason is FinishReason.ABORT:  # the server's drain ended; it says when to retry
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
@@ -409,7 +470,7 @@ CallOf = Annotated[Call, Depends(_call)]
 class Prepared:
     """A prepared conversation: its prompt, parameters and answer format."""
 
-    token_ids: list[int]
+    prompt: ImagePrompt
     params: SamplingParams
     parsers: Parsers
     guarded: bool
@@ -434,15 +495,24 @@ async def accept_conversation(
     """
     asked = await prepare(call, read, params)
     with renamed_params({"structured": "tools"} if asked.guarded else {}):
-        accepted = await call.accept_prompt(asked.token_ids, asked.params, request_id=request_id, priority=priority)
+        accepted = await call.accept_prompt(
+            asked.prompt.token_ids,
+            asked.params,
+            request_id=request_id,
+            priority=priority,
+            images=asked.prompt.images,
+        )
     return accepted, asked.parsers
 
 
-async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
+async def prepare(
+    call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams, *, wants_pixels: bool = True
+) -> Prepared:
     """Render a conversation's prompt, and choose the format of its answers.
 
     Args:
         read: extracts the conversation from the call's body.
+        wants_pixels: False: only the prompt's length is of interest, so images are not decoded.
 
     Raises:
         ClientGoneError: the client has disconnected.
@@ -456,15 +526,22 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     messages, template_tools = await call.off_loop_if_large(
         lambda: (conversation.template_messages(known), conversation.template_tools(known))
     )
-    with call.connected():
-        token_ids = await call.engine.prompts.encode_chat(
-            messages,
-            template_tools,
-            conversation.variables,
-            prefill=conversation.prefill,
-            tenant=call.tenant,
-        )
+    messages, sources = take_images(messages) if known.takes_images else (messages, [])
+    if sources:
+        prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
+    else:
+        with call.connected():
+            prompt = ImagePrompt(
+                await call.engine.prompts.encode_chat(
+                    messages,
+                    template_tools,
+                    conversation.variables,
+                    prefill=conversation.prefill,
+                    tenant=call.tenant,
+                )
+            )
+    token_ids = prompt.token_ids
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):
         params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
-    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)
+    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -19,7 +19,9 @@ from penstock.native.structs import (
     ColumnsArgs,
     GateArgs,
     GatherArgs,
+    GatherAxesArgs,
     HeadGatesArgs,
+    LimitArgs,
     NormArgs,
     ScaleArgs,
     ScatterArgs,
@@ -54,6 +56,21 @@ class ElementwiseKernels:
             table_stride=stride,
             row_bytes=row_bytes,
             row_ids=row_ids.data_ptr(),
+            y=out.data_ptr(),
+        )
+        call(self._library, row_ids, arguments)
+        return out
+
+    def gather_axes(self, table: Array, row_ids: Array, axes: Array) -> Array:
+        assert (dtype_name(row_ids.dtype), dtype_name(axes.dtype)) == ("int64", "int32")
+        assert (row_ids.shape[1:], table.shape[2:]) == ((3,), axes.shape)
+        assert row_ids.is_contiguous()
+        out = empty_rows(row_ids, tuple(table.shape[1:]), table.dtype)
+        arguments = GatherAxesArgs(
+            table=table.data_ptr(),
+            row_ids=row_ids.data_ptr(),
+            axes=axes.data_ptr(),
+            columns=table.shape[2],
             y=out.data_ptr(),
         )
         call(self._library, row_ids, arguments)
@@ -134,6 +151,19 @@ class ElementwiseKernels:
             arguments.alpha_p, arguments.alpha_n = (alpha.data_ptr() for alpha in alphas)
         call(self._library, x, arguments)
         return x
+
+    def limit(self, x: Array, first: int, count: int, low: Array, high: Array) -> None:
+        assert x.stride(1) == 1
+        assert first + count <= x.shape[1]
+        arguments = LimitArgs(
+            x=x.data_ptr() + first * x.dtype.itemsize,
+            stride=x.stride(0),
+            dtype=dtype_code(x.dtype),
+            columns=count,
+            low=low.data_ptr(),
+            high=high.data_ptr(),
+        )
+        call(self._library, x, arguments)
 
     def add_rows(self, x: Array, residual: Array, factor: float, *, total: Array | None = None) -> Array:
         assert x.dim() == 2

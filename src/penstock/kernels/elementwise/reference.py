@@ -18,6 +18,15 @@ def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     return table.index_select(0, row_ids)
 
 
+def gather_axes(table: Tensor, row_ids: Tensor, axes: Tensor) -> Tensor:
+    """`table` [rows, 2, columns], `row_ids` [count, 3] int64 -> [count, 2, columns]: each column from its axis's row.
+
+    `axes` [columns] int32: which of a row's three ids each column has (M-RoPE; Wang et al., 2024, arXiv:2409.12191).
+    """
+    rows = row_ids[:, axes.long()].unsqueeze(1).expand(-1, 2, -1)
+    return table.gather(0, rows)
+
+
 def scatter(x: Tensor, row_ids: Tensor, table: Tensor) -> None:
     """Copy the rows of `x` [count, ...] to the rows `row_ids` [count] int64, all different, of `table` [rows, ...]."""
     table.index_copy_(0, row_ids, x)
@@ -72,6 +81,11 @@ def _xielu(x: Tensor, alphas: tuple[Tensor, Tensor]) -> Tensor:
     positive, negative = (F.softplus(alpha) for alpha in alphas)
     below = (x.clamp(max=-1e-6).expm1() - x) * (negative + 0.5)
     return torch.where(x > 0, positive * x * x, below) + 0.5 * x
+
+
+def limit(x: Tensor, first: int, count: int, low: Tensor, high: Tensor) -> None:
+    """Limit `count` columns of `x` [rows, any] from `first` on to `low` up to `high`, each [1] float32, in place."""
+    x[:, first : first + count].clamp_(low.to(x.dtype), high.to(x.dtype))
 
 
 def add_rows(x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:

@@ -46,8 +46,8 @@ async def count_tokens(body: CountTokensBody, call: CallOf) -> TokenCount:
     """Number of tokens of a conversation's prompt."""
     call.choose_model(body.model)
     with renamed_params(_NAMES):
-        asked = await prepare(call, partial(conversation, body), SamplingParams())
-        return {"input_tokens": len(asked.token_ids)}
+        asked = await prepare(call, partial(conversation, body), SamplingParams(), wants_pixels=False)
+        return {"input_tokens": len(asked.prompt.token_ids)}
 
 
 def _params(body: MessagesBody) -> SamplingParams:

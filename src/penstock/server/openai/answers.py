@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.api.tools import call_id
@@ -25,6 +26,7 @@ from penstock.server.openai.schema import (
     FinishedBy,
     PromptLogprobs,
     PromptToken,
+    TokenDetails,
     TopLogprob,
     Usage,
 )
@@ -33,6 +35,7 @@ from penstock.server.openai_errors import shape
 from penstock.server.streams import COMMENT, DONE, Frame, encode, event
 from penstock.text.tokenizer import Tokenizer
 
+_CACHED, _IMAGES = attrgetter("num_cached_tokens"), attrgetter("num_image_tokens")
 _SLOT = "text"
 """Stands for the text in an event that is encoded once; the last thing of its kind in it."""
 
@@ -58,8 +61,16 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+        "prompt_tokens_details": token_details(outputs),
     }
+
+
+def token_details(outputs: Sequence[RequestOutput]) -> TokenDetails:
+    """What the tokens of the call's prompts are."""
+    details: TokenDetails = {"cached_tokens": sum(map(_CACHED, outputs))}
+    if image_tokens := sum(map(_IMAGES, outputs)):
+        details["image_tokens"] = image_tokens
+    return details
 
 
 class StreamUsage:

@@ -17,7 +17,7 @@ from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
 from penstock.server.body import Body
 from penstock.server.errors import ErrorReply
-from penstock.server.openai.answers import Head, chat_logprobs
+from penstock.server.openai.answers import Head, chat_logprobs, token_details
 from penstock.server.openai.custom_input import CustomInput, custom_input
 from penstock.server.openai.responses_items import OutputItems, output_text, reasoning_text
 from penstock.server.openai.responses_schema import (
@@ -184,7 +184,7 @@ class ResponsesAnswer:
         reasoning = self._parsers.reasoning_tokens(answer)
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {**token_details([output]), "cache_write_tokens": 0},
             "output_tokens": generated,
             "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": prompt + generated,
