@@ -150,7 +150,7 @@ def prompt_conversation(body: GenerateBody, known: ChatFormat) -> Conversation:
     """The conversation of a prompt. Raises as `conversation`."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     content = _with_images(body.prompt, body.images, "images", known)
-    messages = [*system, {"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
     variables, ignored = _reasoning(body, known)
     return Conversation(messages, Tools(()), variables, "", ignored)
 
