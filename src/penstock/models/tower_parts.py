@@ -152,11 +152,9 @@ def _part(part: ConnectorPart, tower: TowerSpec, factory: WeightFactory) -> Call
     if isinstance(part, RootMeanSpec):
         ones = factory.constant(np.ones(part.size, np.float32))
         return partial(_normed, weight=ones, eps=part.eps, norm=factory.ops.rms_norm)
-    return (
-        _Mean(part, tower.merge, tower.hidden_size, factory)
-        if part.mean
-        else partial(_side_by_side, count=tower.merge**2)
-    )
+    if part.mean:
+        return _Mean(part, tower.merge, tower.hidden_size, factory)
+    return partial(_side_by_side, count=tower.merge**2)
 
 
 def _side_by_side(x: AnyArray, count: int) -> AnyArray:
