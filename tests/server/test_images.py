@@ -8,6 +8,7 @@ import time
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 
@@ -190,6 +191,22 @@ def test_tgi_takes_images_in_its_inputs(served):
     tokenized = served.post("/chat_tokenize", **body).json()
     assert [one["text"] for one in tokenized["tokenize_response"]].count("<|image_pad|>") == 4
     assert "truncate would cut" in served.post("/generate", inputs=inputs, parameters={"truncate": 5}).text
+
+
+def test_ollamas_images_precede_their_text(served):
+    with ollama.Client(served.url) as client:
+        asked = {"role": "user", "content": "What?", "images": [square(RED), square(BLUE, 32)]}
+        messages = [
+            {"role": "user", "content": "", "images": [square(BLUE)]},
+            {"role": "assistant", "content": "Blue."},
+        ]
+        told = json.loads(client.chat("rule", [*messages, asked]).message.content)
+        assert colours(told) == [BLUE, RED, BLUE]
+        generated = client.generate("rule", "What?", images=[square(RED)])
+        assert (colours(json.loads(generated.response)), generated.context) == ([RED], None)
+        assert "vision" in client.show("rule").capabilities
+        with pytest.raises(ollama.ResponseError, match="images do not go with context"):
+            client.generate("rule", "What?", images=[square(RED)], context=[1])
 
 
 def refusal(served, *parts):

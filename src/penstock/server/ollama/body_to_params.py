@@ -11,7 +11,9 @@ from penstock.errors import InvalidRequestError, PromptTooLongError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
 from penstock.server.body import check_text, renamed_params
+from penstock.server.image_parts import not_supported
 from penstock.server.ollama.schema import CallMade, ChatBody, GenerateBody, GenerationBody, Message, Options, Tool
+from penstock.text.content import Content, ImageSource, content_of
 
 _DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.9)
 """Ollama's, where neither the checkpoint nor the server controls sampling."""
@@ -123,12 +125,12 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
     """Convert a chat's body. A last message of the assistant's is the beginning of the answer.
 
     Raises:
-        InvalidRequestError: a message is not text, or `think` asks for reasoning of a model that has none.
+        InvalidRequestError: the model cannot read a message, or `think` asks for reasoning of a model that has none.
     """
     asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
     calls = _Calls()
     messages = [
-        _message(message, f"messages[{index}]", calls, is_history=index < asked_from)
+        _message(message, f"messages[{index}]", calls, known, is_history=index < asked_from)
         for index, message in enumerate(body.messages)
     ]
     prefill = ""
@@ -146,9 +148,9 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
 
 def prompt_conversation(body: GenerateBody, known: ChatFormat) -> Conversation:
     """The conversation of a prompt. Raises as `conversation`."""
-    refuse_images(body.images, "images")
     system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = [*system, {"role": "user", "content": body.prompt}]
+    content = _with_images(body.prompt, body.images, "images", known)
+    messages: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
     variables, ignored = _reasoning(body, known)
     return Conversation(messages, Tools(()), variables, "", ignored)
 
@@ -163,13 +165,19 @@ def tools_of(given: Sequence[Tool] | None) -> Tools:
     return Tools(tuple(Function(one.name, one.description, one.parameters, bool(one.strict)) for one in functions))
 
 
-def refuse_images(images: Sequence[str] | None, field: str) -> None:
-    """
+def _with_images(text: str, images: Sequence[str] | None, field: str, known: ChatFormat) -> Content:
+    """A text after its images, which are in base64.
+
     Raises:
-        InvalidRequestError: there are images.
+        InvalidRequestError: there are images, and the model reads text only.
     """
-    if images:
-        raise InvalidRequestError(f"{field} is not supported here: this model reads text", field)
+    if images and not known.takes_images:
+        raise not_supported("an image", field, known)
+    sources = [
+        ImageSource(f"{field}[{index}]", data, is_url=data.startswith("data:"))
+        for index, data in enumerate(images or ())
+    ]
+    return content_of([*sources, text], "")
 
 
 class _Calls:
@@ -198,8 +206,8 @@ class _Calls:
         return wanted[0]
 
 
-def _message(message: Message, field: str, calls: _Calls, *, is_history: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": message.role, "content": _content(message, field, is_history=is_history)}
+def _message(message: Message, field: str, calls: _Calls, known: ChatFormat, *, is_history: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": _content(message, field, known, is_history=is_history)}
     if message.role == "assistant":
         if message.thinking:
             made["reasoning_content"] = check_text(message.thinking, f"{field}.thinking")
@@ -214,14 +222,15 @@ def _message(message: Message, field: str, calls: _Calls, *, is_history: bool) -
     return made
 
 
-def _content(message: Message, field: str, *, is_history: bool) -> str:
-    """A message's text; in earlier turns, a placeholder stands for each image."""
-    text = check_text(message.content, f"{field}.content")
-    if not message.images:
-        return text
-    if not is_history:
-        refuse_images(message.images, f"{field}.images")
-    return "\n".join([text, *(placeholder("image") for _ in message.images)])
+def _content(message: Message, field: str, known: ChatFormat, *, is_history: bool) -> Content:
+    """A message's text and images; in earlier turns, a placeholder stands for each image that cannot be read."""
+    text, images = check_text(message.content, f"{field}.content"), message.images or ()
+    may_have_images = message.role in ("user", "tool")
+    if is_history and not (known.takes_images and may_have_images):
+        return "\n".join([text, *(placeholder("image") for _ in images)])
+    if images and not may_have_images:
+        raise InvalidRequestError(f"{field}.images goes with the roles user and tool only", f"{field}.images")
+    return _with_images(text, images, f"{field}.images", known)
 
 
 def _call_made(call: CallMade, calls: _Calls, field: str) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def _capabilities(call: Call) -> list[str]:
     able = {
         "completion": True,
         "tools": has_template,
+        "vision": call.engine.images is not None,
         "insert": tokenizer is not None and infill_marks(tokenizer) is not None,
         "thinking": has_template and call.chat_format.reasons,
     }

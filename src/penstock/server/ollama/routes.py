@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError
-from penstock.frontend.input_processor import check_generates
+from penstock.frontend.input_processor import ImagePrompt, check_generates
 from penstock.frontend.text_encoding import check_dimensions, vector_of
 from penstock.parsers.conversation import Parsers
 from penstock.server.body import check_text, renamed_params
@@ -24,7 +25,6 @@ from penstock.server.ollama.body_to_params import (
     conversation,
     param_names,
     prompt_conversation,
-    refuse_images,
     sampling_params,
     within_context,
 )
@@ -66,7 +66,9 @@ async def chat(body: ChatBody, call: CallOf) -> Response:
         params = within_context(asked.params, body.options, len(asked.prompt.token_ids), "messages")
         id = f"chat-{uuid.uuid4().hex}"
         with renamed_params({"structured": "tools"} if asked.guarded else {}):
-            accepted = await call.accept_prompt(asked.prompt.token_ids, params, request_id=id)
+            accepted = await call.accept_prompt(
+                asked.prompt.token_ids, params, request_id=id, images=asked.prompt.images
+            )
         tokenizer = call.engine.prompts.need_tokenizer()
         answer = ChatAnswer(Question(id, model, received, tokenizer, asked.parsers))
         return await call.answer([accepted], answer, stream=body.stream)
@@ -79,12 +81,12 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
     if not body.prompt:
         return _loaded(body, model, {"response": ""})
     with param_names("prompt"):
-        token_ids, params, parsers = await _prompt(body, call, _params(body, call))
-        params = within_context(params, body.options, len(token_ids), "prompt")
+        prompt, params, parsers = await _prompt(body, call, _params(body, call))
+        params = within_context(params, body.options, len(prompt.token_ids), "prompt")
         id = f"generate-{uuid.uuid4().hex}"
-        accepted = await call.accept_prompt(token_ids, params, request_id=id)
+        accepted = await call.accept_prompt(prompt.token_ids, params, request_id=id, images=prompt.images)
         question = Question(id, model, received, call.engine.prompts.need_tokenizer(), parsers)
-        answer = GenerateAnswer(question, with_context=not body.raw)
+        answer = GenerateAnswer(question, with_context=not (body.raw or body.images))
         return await call.answer([accepted], answer, stream=body.stream)
 
 
@@ -111,26 +113,28 @@ def _loaded(body: GenerationBody, model: str, content: dict[str, Any]) -> Respon
 
 async def _prompt(
     body: GenerateBody, call: Call, params: SamplingParams
-) -> tuple[list[int], SamplingParams, Parsers | None]:
-    """The token ids of a prompt, its parameters, and the parsers of its answer, if it has the chat template's form."""
-    refuse_images(body.images, "images")
+) -> tuple[ImagePrompt, SamplingParams, Parsers | None]:
+    """A prompt, its parameters, and the parsers of its answer, if it has the chat template's form."""
     prompt, tokenizer = check_text(body.prompt, "prompt"), call.engine.prompts.need_tokenizer()
     has_template = tokenizer.has_chat_template or bool(body.system)
-    for name in ("system", "context", "think"):
+    for name in ("system", "context", "think", "images"):
         if getattr(body, name) and (body.raw or body.suffix):
             raise InvalidRequestError(f"{name} does not go with raw or suffix: leave one of them out", name)
+    if body.images and (body.context or not has_template):
+        raise InvalidRequestError("images do not go with context, and need a chat template: leave them out", "images")
     if body.think and not has_template:
         raise InvalidRequestError("think: this model does not reason: leave it out, or send false", "think")
     if body.suffix:
         suffix = check_text(body.suffix, "suffix")
         token_ids = await call.off_loop_if_large(partial(infill_prompt, tokenizer, prompt, suffix))
-        return token_ids, params, None
+        return ImagePrompt(token_ids), params, None
     if body.raw or not has_template:
         with call.connected():
             token_ids = await call.engine.prompts.encode(prompt, call.tenant)
-        return [*(body.context or ()), *token_ids], params, None
+        return ImagePrompt([*(body.context or ()), *token_ids]), params, None
     asked = await prepare(call, partial(prompt_conversation, body), params)
-    return [*(body.context or ()), *asked.prompt.token_ids], asked.params, asked.parsers
+    whole = replace(asked.prompt, token_ids=[*(body.context or ()), *asked.prompt.token_ids])
+    return whole, asked.params, asked.parsers
 
 
 @router.post("/embed", response_class=Response, responses={200: {"model": Embedded}, **ERRORS})
