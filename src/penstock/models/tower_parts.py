@@ -204,12 +204,13 @@ class _Projection:
 def _add_reordered(spec: ProjectionSpec, merge: int, weight: Any, factory: WeightFactory) -> None:
     store = factory.ops.store
     if spec.layout == "transposed":
-        gathered = np.empty((spec.in_size, spec.out_size), np.float32)
+        gathered: list[NDArray[Any]] = []
 
         def load(first: int, rows: NDArray[Any]) -> None:
-            gathered[first : first + len(rows)] = rows
+            gathered.append(rows.copy())
             if first + len(rows) == spec.in_size:  # rows are loaded in order
-                store(weight, 0, np.ascontiguousarray(gathered.T))
+                store(weight, 0, np.ascontiguousarray(np.concatenate(gathered).T))
+                gathered.clear()
 
         factory.parameters[spec.name] = _TakenRows((spec.in_size, spec.out_size), load)
         return
