@@ -182,6 +182,8 @@ struct Batch {
     const int32_t* slots;        // [num_tokens]: block * block_size + offset, for each token's key and value
     const int32_t* branches;     // [2, num_seqs]: the block that a sequence's state continues in, or -1, and after how
                                  // many of its tokens of the step; null: each is -1
+    const int32_t* seen_ends;    // [num_tokens]: the position after the last key that each token sees, ascending in a
+                                 // sequence; null: each sees keys up to its own
 };
 
 struct AttentionArgs {
@@ -195,6 +197,7 @@ struct AttentionArgs {
     int64_t num_heads;
     int64_t window;  // keys that a query attends to, its own included; 0: all
     int32_t bidirectional;  // a query also attends to as many keys after it as before it; all keys are stored before
+    int32_t takes_ends;     // a query attends to keys up to its end in `batch->seen_ends`, if there are any
     int64_t chunk;   // tokens of a chunk: a query attends to keys of its own chunk alone; 0: no chunks
     float scale;
     float soft_cap;    // 0: none
@@ -251,6 +254,16 @@ struct GatherArgs {
     const int64_t* row_ids;  // [num_rows]
     int64_t num_rows;
     uint8_t* y;  // [num_rows, row_bytes]
+};
+
+// Gathers from a table by three row ids: each column is taken from the row of its axis.
+struct GatherAxesArgs {
+    const float* table;      // [any, 2, columns]
+    const int64_t* row_ids;  // [rows, 3]
+    const int32_t* axes;     // [columns]: 0 to 2
+    int64_t rows;
+    int64_t columns;
+    float* y;  // [rows, 2, columns]
 };
 
 struct ScatterArgs {
@@ -472,6 +485,7 @@ struct ExpertsArgs {
     OP(rope_and_cache, RopeArgs)            \
     OP(rms_norm, NormArgs)                  \
     OP(gather, GatherArgs)                  \
+    OP(gather_axes, GatherAxesArgs)         \
     OP(scatter, ScatterArgs)                \
     OP(scale, ScaleArgs)                    \
     OP(activate, ActivateArgs)              \

@@ -50,6 +50,18 @@ def test_rows_are_gathered_in_any_order_and_repeated(ops: Ops, shape: tuple[int,
 
 
 @pytest.mark.parametrize("ops", VERSIONS)
+def test_each_column_is_gathered_from_the_row_of_its_axis(ops: Ops) -> None:
+    table = torch.randn(50, 2, 7)
+    axes = torch.tensor([0, 1, 2, 0, 2, 2, 1], dtype=torch.int32)
+    for count in (1, 33):
+        row_ids = torch.randint(50, (count, 3))
+        expected = torch.stack([table[row_ids[:, axis], :, column] for column, axis in enumerate(axes.tolist())], -1)
+        assert torch.equal(ops.gather_axes(table, row_ids, axes), expected)
+        alike = row_ids[:, :1].repeat(1, 3)
+        assert torch.equal(ops.gather_axes(table, alike, axes), ops.gather(table, row_ids[:, 0].contiguous()))
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
 def test_rows_are_scattered_and_moved_within_rows_that_lie_apart(ops: Ops) -> None:
     pool = torch.randn(40, 3, 7, 5)
     expected, part = pool.clone(), pool[:, 1]

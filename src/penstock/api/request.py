@@ -29,6 +29,8 @@ class ErrorReason(str, Enum):
     """Its time in the queue exceeded the limit."""
     NO_TOKEN_ALLOWED = "no_token_allowed"
     """Its grammar or its other controls allow no next token."""
+    IMAGE_NOT_ENCODED = "image_not_encoded"
+    """The vision tower cannot encode one of its images."""
 
 
 EXPIRED = "the request exceeded its time limit in the queue"

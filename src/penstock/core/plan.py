@@ -132,7 +132,8 @@ class ForwardPlan:
     """Layers of the vision tower to compute first. A step may have some and no tokens."""
     image_rows: list[ImageRows] = field(default_factory=list)
     freed_images: list[bytes] = field(default_factory=list)
-    """Digests of images whose features, or partly computed streams, the runner frees before anything else."""
+    """Digests of images whose features, or partly computed streams, the runner frees before anything else. One may be
+    unknown to it after a failed step, or be encoded again in the same step."""
     rope_positions: "array[int] | None" = None
     """int32 [3 * tokens], axis by axis (time, height, width), for models with multi-axis rotary positions; None: each
     axis has the token's plain position."""
@@ -249,6 +250,8 @@ class StepTrace:
 
     num_tokens: int = 0
     num_sequences: int = 0
+    encoded_tokens: int = 0
+    """Cost of the vision tower's layers, in tokens."""
     num_drafted: int = 0
     """Drafted tokens that were verified, and how many were accepted."""
     num_accepted: int = 0

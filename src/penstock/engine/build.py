@@ -14,7 +14,7 @@ from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import AdapterConfig, EngineConfig
 from penstock.config.image_input import ImageInput
 from penstock.config.memory import Machine
-from penstock.config.model_facts import BYTES_OF, ModelFacts
+from penstock.config.model_facts import BYTES_OF, ModelFacts, TowerFacts
 from penstock.config.settings import Settings, resolve
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
@@ -94,6 +94,8 @@ def _build_engine(
     facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
+    image_input = _image_input(config, checkpoint, facts)
+    facts = replace(facts, tower=_limited(facts.tower, image_input))
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     make_runner = make_runner or partial(start_runner, start=start)
     if config.speculation.speculation == "mtp":
@@ -120,7 +122,7 @@ def _build_engine(
         most = settings.memory.adapters // BYTES_OF[settings.dtype]
         adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
-    info = replace(_describe(checkpoint, facts, settings, takes), image_input=_image_input(config, checkpoint, facts))
+    info = replace(_describe(checkpoint, facts, settings, takes), image_input=image_input)
     make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
         info,
@@ -192,6 +194,18 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
     if found is None or most is None:
         return found
     return replace(found, max_tokens=min(most, found.max_tokens) if found.max_tokens else most)
+
+
+def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerFacts | None:
+    """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose; None:
+    no picture is taken.
+    """
+    if tower is None or image_input is None:
+        return None
+    most = image_input.max_tokens
+    if not most or most >= tower.max_tokens or image_input.processor not in ("qwen2_vl", "pixtral"):
+        return tower
+    return replace(tower, max_tokens=most, max_patches=most * image_input.merge_size**2)
 
 
 def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable | None) -> EngineInfo:

@@ -90,6 +90,8 @@ class EngineStats:
     drafted_tokens: int = 0
     """Drafted tokens that were verified, and how many were accepted."""
     accepted_tokens: int = 0
+    encoded_images: int = 0
+    """Images that the vision tower has encoded."""
     adapters_loaded: int = 0
     """Adapters in memory."""
     tier: TierStats | None = None

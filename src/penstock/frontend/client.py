@@ -457,7 +457,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: there is no such call, or its requests were different.
         """
-        asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
+        asked = [(one.request, one.params) for one in accepted]
         found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
         request_stream = RequestStream(self.open_requests.leave, found, True, self._limits.max_unread_tokens, deltas)
         for position, output_processor in enumerate(found):

@@ -36,7 +36,7 @@ TOO_LONG_NOW = "the engine was restarted with less memory, and a request of this
 ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of those that are left computes as it did"
 
 
-_Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None]
+_Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None, tuple[bytes, ...]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -330,4 +330,5 @@ def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
 
 def _signature(request: Request) -> _Signature:
     """A key that is equal for retries of one request, even if their random seeds differ."""
-    return request.prompt_token_ids, replace(request.params, seed=0), request.adapter
+    digests = tuple(image.digest for image in request.images)
+    return request.prompt_token_ids, replace(request.params, seed=0), request.adapter, digests

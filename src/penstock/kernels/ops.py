@@ -103,6 +103,9 @@ class Ops:
     """Makes the experts of a mixture, not yet filled."""
     gather: Callable[[AnyArray, AnyArray], AnyArray]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]; each row of the table is contiguous."""
+    gather_axes: Callable[[AnyArray, AnyArray, AnyArray], AnyArray]
+    """(table [rows, 2, columns] float32, row_ids [count, 3] int64, axes [columns] int32) -> [count, 2, columns]: each
+    column from the row that its axis names."""
     scatter: Callable[[AnyArray, AnyArray, AnyArray], None]
     """(x [count, ...], row_ids [count] int64, table [rows, ...]): copies the rows of `x` to these rows of the table,
     all different."""
@@ -188,6 +191,7 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         route=mixture.route,
         new_experts=mixture.new_experts,
         gather=elementwise.gather,
+        gather_axes=elementwise.gather_axes,
         scatter=elementwise.scatter,
         copy_rows=elementwise.copy_rows,
         copy_columns=elementwise.copy_columns,

@@ -78,6 +78,8 @@ class AttentionSpec:
     """Attention sinks: each head has a learned score that takes part in the softmax without a key."""
     bidirectional: bool = False
     """Whether queries also attend to later keys, `window` to each side; only for texts computed whole."""
+    joins_images: bool = False
+    """Whether an image's tokens attend to each other, also to later ones."""
     output_gate: bool = False
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
     names: AttentionNames = field(default_factory=AttentionNames)
@@ -159,6 +161,7 @@ class Attention:
             sinks=factory.float32(names.sinks, spec.num_heads) if spec.sinks else None,
             gated=spec.output_gate,
             bidirectional=spec.bidirectional,
+            takes_ends=spec.joins_images,
         )
 
     def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:

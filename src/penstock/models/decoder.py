@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.kernels.ops import Ops
     from penstock.layers.rope import RopeConfig, TemperatureConfig
+    from penstock.models.tower import Tower
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -181,14 +182,37 @@ class PositionTables:
                     rotary.compute_page(page)
                 self._is_computed[page] = True
 
-    def inputs(self, positions: AnyArray, adapters: AdapterRows | None = None) -> StepInputs:
-        """The inputs at `positions` [num_tokens] int64, with the tokens' adapters."""
+    def inputs(
+        self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None
+    ) -> StepInputs:
+        """The inputs at `positions` [num_tokens] int64, with the tokens' adapters.
+
+        Args:
+            by_axis: [num_tokens, 3] int64, the positions of multi-axis rotary embeddings; None: `positions`.
+        """
         return StepInputs(
             positions,
-            {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()},
+            {rope: _angles(rotary, positions, by_axis) for rope, rotary in self._rotaries.items()},
             {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
             adapters,
         )
+
+
+def _angles(rotary: Rotary, positions: AnyArray, by_axis: AnyArray | None) -> AnyArray:
+    found = None if by_axis is None else rotary.angles_by_axis(by_axis)
+    return rotary.angles(positions) if found is None else found
+
+
+class ImagePoints(Protocol):
+    """What a step has of images. A recorded pass only notes where `place` is called."""
+
+    positions: AnyArray | None
+    """[num_tokens, 3] int64, for rotary embeddings with several axes; None: the model has none."""
+
+    def place(self, x: AnyArray, depth: int) -> None:
+        """Replace rows of the embeddings `x` [num_tokens, hidden_size] by features (depth 0), or add the features of
+        tap `depth` - 1 to the output of that layer."""
+        ...
 
 
 class Decoder:
@@ -220,6 +244,9 @@ class Decoder:
         ]
         self.final_norm = Norm(spec.final_norm, factory)
         self.adapted = factory.adapted
+        self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
+        self.tower: Tower | None = None
+        """The vision tower, once loaded; None: the model takes text only."""
 
     def forward(
         self,
@@ -230,6 +257,7 @@ class Decoder:
         adapters: AdapterRows | None = None,
         *,
         whole: bool = False,
+        images: ImagePoints | None = None,
     ) -> tuple[AnyArray, ...]:
         """Run a step's tokens through the layers, and write the caches.
 
@@ -243,14 +271,20 @@ class Decoder:
             caches: one per layer.
             adapters: the tokens' LoRA adapters.
             whole: return the hidden states of all tokens after the final norm instead.
+            images: None: the model takes text only.
         """
         x = self.embed(token_ids)
+        if images is not None:
+            images.place(x, 0)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
-        step = self.positions.inputs(positions, adapters)
+        step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
-        for layer, batch, cache in layers:
+        for index, (layer, batch, cache) in enumerate(layers):
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)
+            if images is not None and index < self._num_taps:
+                assert stream.after is stream.total is None, "such layers add their output as it is"
+                images.place(stream.x, index + 1)
         layer, batch, cache = last
         mixed, residual = layer.mix_tokens(stream, step, batch, cache)
         assert residual is not None, "a model of one layer has a mixer"

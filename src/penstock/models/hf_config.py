@@ -129,6 +129,17 @@ _LARGEST = {
     "moe_layer_end_index": 10_000,
     "moe_layer_interval": 10_000,
     "rotary_dim": 2**16,
+    "depth": 10_000,
+    "num_heads": 2**16,
+    "image_size": 2**14,
+    "patch_size": 2**10,
+    "spatial_merge_size": 2**6,
+    "temporal_patch_size": 2**6,
+    "out_hidden_size": 2**24,
+    "num_position_embeddings": 2**20,
+    "scale_factor": 2**6,
+    "mm_tokens_per_image": 2**16,
+    "window_size": 2**14,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)
@@ -172,6 +183,7 @@ class HFConfig:
         self._values = checkpoint.config
         self._read: set[str] = set()
         self._sections: list[tuple[str, HFConfig]] = []
+        self._notes: list[str] = []
 
     def section(self, values: dict[str, Any], name: str | None = None) -> "HFConfig":
         """A nested object of the file, with the same checks.
@@ -200,6 +212,14 @@ class HFConfig:
         text = self.section(_given(values) | outer, "text_config")
         text.ignore("quantization_config")  # read where it matters
         return text
+
+    def include(self, name: str, section: "HFConfig") -> None:
+        """Report a section's unread keys with this config's."""
+        self._sections.append((name, section))
+
+    def note(self, text: str) -> None:
+        """Add a warning, to be logged when the model is loaded."""
+        self._notes.append(text)
 
     def read_section(self, name: str) -> "HFConfig | None":
         """The section of this name, if it has been read."""
@@ -442,6 +462,8 @@ class HFConfig:
 
     def warn_of_unread(self) -> None:
         """Log a warning that lists the unread keys."""
+        for note in self._notes:
+            logger.warning("%s", note)
         if unread := self.unread():
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 

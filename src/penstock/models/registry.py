@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.gguf.file import GGUFFile
+from penstock.checkpoint.image_input import read_image_input
 from penstock.config.model_facts import ModelFacts, Working
 from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
+from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
 from penstock.models.decoder import Decoder
@@ -37,6 +39,7 @@ from penstock.models.families.gpt_oss import gpt_oss_spec
 from penstock.models.families.granite import granite_spec
 from penstock.models.families.granite_moe import granite_moe_shared_spec, granite_moe_spec
 from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
+from penstock.models.families.idefics3 import idefics3_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
 from penstock.models.families.llama import llama_spec
@@ -52,11 +55,13 @@ from penstock.models.families.olmoe import olmoe_spec
 from penstock.models.families.phi3 import phi3_spec
 from penstock.models.families.phimoe import phimoe_spec
 from penstock.models.families.qwen2 import qwen2_spec
+from penstock.models.families.qwen2_5_vl import qwen2_5_vl_spec
 from penstock.models.families.qwen2_moe import qwen2_moe_spec
 from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.families.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
 from penstock.models.families.qwen3_moe import qwen3_moe_spec
 from penstock.models.families.qwen3_next import qwen3_next_spec
+from penstock.models.families.qwen3_vl import qwen3_vl_moe_spec, qwen3_vl_spec
 from penstock.models.families.seed_oss import seed_oss_spec
 from penstock.models.families.smollm3 import smollm3_spec
 from penstock.models.families.starcoder2 import starcoder2_spec
@@ -68,6 +73,8 @@ from penstock.models.loading.stored_head import has_own_head
 from penstock.models.mtp import MTPHead
 from penstock.models.sizes import adapted_rows, head_sizes, model_sizes, stored_matrices
 from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.tower import Tower
+from penstock.models.tower_facts import read_tower_facts
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
 from penstock.system.start import Start
 
@@ -99,6 +106,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GraniteMoeHybridForCausalLM": granite_moe_hybrid_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
+    "Idefics3ForConditionalGeneration": idefics3_spec,
     "LlamaForCausalLM": llama_spec,
     "Llama4ForCausalLM": llama4_spec,
     "Llama4ForConditionalGeneration": llama4_spec,
@@ -112,8 +120,10 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Phi3ForCausalLM": phi3_spec,
     "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
+    "SmolVLMForConditionalGeneration": idefics3_spec,
     "MixtralForCausalLM": mixtral_spec,
     "Qwen3MoeForCausalLM": qwen3_moe_spec,
     "Qwen3NextForCausalLM": qwen3_next_spec,
@@ -121,6 +131,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5ForConditionalGeneration": qwen3_5_spec,
     "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
+    "Qwen3VLForConditionalGeneration": qwen3_vl_spec,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_vl_moe_spec,
     "ArceeForCausalLM": arcee_spec,
     "Dots1ForCausalLM": dots1_spec,
     "ExaoneMoeForCausalLM": exaone_moe_spec,
@@ -240,7 +252,12 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     if with_weights:
         _check_files(spec, checkpoint)
     facts = _facts(checkpoint.name, spec, ranks)
-    return replace(facts, adapted_rows=adapted_rows(spec, ranks), is_encoder=spec.encoder is not None)
+    return replace(
+        facts,
+        adapted_rows=adapted_rows(spec, ranks),
+        is_encoder=spec.encoder is not None,
+        tower=read_tower_facts(checkpoint, spec),
+    )
 
 
 def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = None) -> ModelFacts:
@@ -366,10 +383,26 @@ def _make_model(
 
     factory = _new_factory(spec, settings, ops, lookup=lookup, takes_adapters=settings.memory.adapters > 0)
     model = make(spec, settings.max_model_len, factory)
+    if settings.tower is not None and isinstance(model, Decoder):
+        model.tower = _make_tower(checkpoint, spec, settings, factory, lookup)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
     return model, factory
+
+
+def _make_tower(
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
+) -> Tower:
+    """Build the vision tower, whole in each rank and unquantized; `factory` gets its parameters."""
+    from penstock.quantization.base import Unquantized, WeightFactory
+
+    assert spec.tower is not None, "its facts were read"
+    ops = replace(factory.ops, collective=Alone())
+    own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
+    tower = Tower(spec.tower, read_image_input(checkpoint), own)
+    factory.include(own)
+    return tower
 
 
 def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":

@@ -7,9 +7,9 @@ residual stream, and its output is added to the stream. `penstock.layers` has th
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from penstock.checkpoint.encoder_config import Pooling
+from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.config.model_facts import DType, LayerFacts
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
@@ -153,6 +153,98 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchSpec:
+    """A tower's linear map of a patch's pixels."""
+
+    name: str
+    size: int
+    """Height and width of a patch, in pixels."""
+    bias: bool
+    frames: int | None = None
+    """Frames of a three-dimensional convolution, whose weights are added, as a still is that many equal frames; None:
+    the convolution has two dimensions."""
+    flat: bool = False
+    """Whether the checkpoint has a matrix of pixels with their channels side by side, instead of a convolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchPositions:
+    """Learned vectors that are added to patches by their places."""
+
+    name: str
+    """Complete name of the tensor."""
+    side: int
+    """Rows and columns of the grid that was learned."""
+    kind: Literal["nearest", "bilinear", "axes"] = "nearest"
+    """How a picture's patches take vectors from the grid: of the nearest place; resampled bilinearly, corners on
+    corners; or the sum of a vector of the column and one of the row, from tensors [2, side]."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSpec:
+    """Each square of patches becomes one vector: its patches side by side, or `factor` times their mean."""
+
+    mean: bool = False
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionSpec:
+    """A linear map of a tower's connector."""
+
+    name: str
+    """Complete name in the checkpoint, without `.weight`."""
+    in_size: int
+    out_size: int
+    bias: bool = False
+    activation: HeadActivation | None = None
+    """Of its result."""
+    layout: Literal["usual", "by_channel", "transposed"] = "usual"
+    """How the checkpoint orders the matrix: `by_channel` has the merged patches of each channel side by side;
+    `transposed` is [in, out], and its name has no `.weight`."""
+
+
+ConnectorPart = NormSpec | MergeSpec | ProjectionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSpec:
+    """A vision tower, which turns a picture into features: vectors in place of the embeddings of image tokens.
+
+        patches -> linear map + positions -> norm -> layers, each patch sees all -> norm -> connector -> features
+
+    Patches are computed in squares of `merge` rows and columns. A tap is a connector on the output of a layer; its
+    features are added to the text model's stream at the image's tokens, after the first, second ... layer (DeepStack;
+    Meng et al., 2024, arXiv:2406.04334).
+    """
+
+    hidden_size: int
+    patch: PatchSpec
+    merge: int
+    """Patches of a feature along each axis."""
+    layers: tuple[LayerSpec, ...]
+    connector: tuple[ConnectorPart, ...]
+    positions: PatchPositions | None = None
+    rope: RopeConfig | None = None
+    """Rotary embedding of the layers; its angles are those of two axes."""
+    alternating: bool = False
+    """Whether even frequencies rotate by the row and odd ones by the column; else half of them by each, the frequencies
+    of the half beginning anew."""
+    columns_first: bool = False
+    """Whether the first half rotates by the column."""
+    first_norm: NormSpec | None = None
+    last_norm: NormSpec | None = None
+    taps: tuple[tuple[int, tuple[ConnectorPart, ...]], ...] = ()
+    """Index of a layer, with the connector on its output."""
+    window: int | None = None
+    """Side, in patches, of the windows within which patches see each other; None: all do."""
+    whole_layers: tuple[int, ...] = ()
+    """Indices of the layers without windows."""
+    side: int | None = None
+    """Height and width of all pictures, in pixels; None: they differ."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder (embedding, layers, final norm, output projection), or an encoder."""
 
@@ -182,6 +274,8 @@ class ModelSpec:
     """The storage format of the layers' matrices; None: floating point."""
     encoder: EncoderSpec | None = None
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
+    tower: TowerSpec | None = None
+    """The vision tower, if Penstock knows the checkpoint's."""
 
     def shard(self, tp_size: int) -> "ModelSpec":
         """The spec of one rank's shard of the layers, which determines its caches and working memory.

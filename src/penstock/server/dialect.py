@@ -444,7 +444,7 @@ class Call:
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
         """The error for an answer that cannot be completed."""
         if part.finish_reason is FinishReason.ERROR:
-            refused = part.error_reason is ErrorReason.NO_TOKEN_ALLOWED
+            refused = part.error_reason in (ErrorReason.NO_TOKEN_ALLOWED, ErrorReason.IMAGE_NOT_ENCODED)
             return (InvalidRequestError if refused else EngineError)(part.error or "the request failed")
         if part.finish_reason is FinishReason.ABORT:  # the server's drain ended; it says when to retry
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")

@@ -67,6 +67,8 @@ class AttentionOptions:
     """As in `RopeOptions`."""
     bidirectional: bool = False
     """Queries also attend to later keys, k < p + window; for texts computed whole."""
+    takes_ends: bool = False
+    """Queries attend to the keys up to their `Batch.seen_ends`, if the batch has them."""
 
 
 @dataclass(frozen=True, slots=True)

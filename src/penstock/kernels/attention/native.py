@@ -99,6 +99,7 @@ class PackedCache:
             num_heads=options.num_heads,
             window=options.window or 0,
             bidirectional=options.bidirectional,
+            takes_ends=options.takes_ends,
             chunk=options.chunk or 0,
             scale=options.scale,
             soft_cap=options.soft_cap or 0.0,

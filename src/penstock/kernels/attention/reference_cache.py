@@ -87,7 +87,10 @@ class ReferenceCache:
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
         gates, head_dim = 1 + options.gated, self.key.shape[3]
         queries = query[:, : options.num_heads * gates * head_dim].view(len(query), -1, head_dim)[:, ::gates]
-        return reference.paged_attention(queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks)
+        ends = batch.seen_ends if options.takes_ends else None
+        return reference.paged_attention(
+            queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks, ends
+        )
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the cache, each [num_blocks, ...]."""

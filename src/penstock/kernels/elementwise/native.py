@@ -20,6 +20,7 @@ from penstock.native.structs import (
     ColumnsArgs,
     GateArgs,
     GatherArgs,
+    GatherAxesArgs,
     HeadGatesArgs,
     NormArgs,
     ScaleArgs,
@@ -46,6 +47,21 @@ class ElementwiseKernels:
             table_stride=stride,
             row_bytes=row_bytes,
             row_ids=row_ids.data_ptr(),
+            y=out.data_ptr(),
+        )
+        call(self._library, row_ids, arguments)
+        return out
+
+    def gather_axes(self, table: Array, row_ids: Array, axes: Array) -> Array:
+        assert (dtype_name(row_ids.dtype), dtype_name(axes.dtype)) == ("int64", "int32")
+        assert (row_ids.shape[1:], table.shape[2:]) == ((3,), axes.shape)
+        assert row_ids.is_contiguous()
+        out = empty_rows(row_ids, tuple(table.shape[1:]), table.dtype)
+        arguments = GatherAxesArgs(
+            table=table.data_ptr(),
+            row_ids=row_ids.data_ptr(),
+            axes=axes.data_ptr(),
+            columns=table.shape[2],
             y=out.data_ptr(),
         )
         call(self._library, row_ids, arguments)

@@ -18,6 +18,15 @@ def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     return table.index_select(0, row_ids)
 
 
+def gather_axes(table: Tensor, row_ids: Tensor, axes: Tensor) -> Tensor:
+    """`table` [rows, 2, columns], `row_ids` [count, 3] int64 -> [count, 2, columns]: each column from its axis's row.
+
+    `axes` [columns] int32: which of a row's three ids each column has (M-RoPE; Wang et al., 2024, arXiv:2409.12191).
+    """
+    rows = row_ids[:, axes.long()].unsqueeze(1).expand(-1, 2, -1)
+    return table.gather(0, rows)
+
+
 def scatter(x: Tensor, row_ids: Tensor, table: Tensor) -> None:
     """Copy the rows of `x` [count, ...] to the rows `row_ids` [count] int64, all different, of `table` [rows, ...]."""
     table.index_copy_(0, row_ids, x)
