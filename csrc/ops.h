@@ -60,6 +60,8 @@ enum Activation : int32_t {
     kRelu = 6,
     kLogistic = 7,  // the sigmoid
     kTanh = 8,
+    kClip = 9,  // to -1 to 1
+    kXielu = 10,
 };
 
 // The rows of a pass grouped into runs by adapter: a run's rows are contiguous in `rows`.
@@ -224,6 +226,7 @@ struct RopeArgs {
     const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
     int32_t norm_dtype;
+    int32_t norm_last;  // the norms' weights multiply queries and keys after their rotation
     float eps;
 };
 
@@ -292,6 +295,19 @@ struct ActivateArgs {
     int64_t columns;
     float divisor;
     float factor;
+    const float* alpha_p;  // [1], of xielu; so is alpha_n
+    const float* alpha_n;
+};
+
+// Limits columns of each row to `low` up to `high`; NaN stays.
+struct LimitArgs {
+    void* x;  // [rows, columns], rows `stride` elements apart
+    int64_t stride;
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    const float* low;
+    const float* high;
 };
 
 // Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns
@@ -489,6 +505,7 @@ struct ExpertsArgs {
     OP(scatter, ScatterArgs)                \
     OP(scale, ScaleArgs)                    \
     OP(activate, ActivateArgs)              \
+    OP(limit, LimitArgs)                    \
     OP(copy_columns, ColumnsArgs)           \
     OP(add_rows, AddArgs)                   \
     OP(head_gates, HeadGatesArgs)           \

@@ -15,6 +15,9 @@ from penstock.models.spec import ModelSpec
 from tests.support.families import CASES, LONGROPE, SHAPE
 
 WITHOUT_EFFECT: dict[str, set[str]] = {
+    "Bamba": {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
+    "DeepseekV32": {"index_head_dim", "index_n_heads"},  # of the indexer, which chooses all keys
+    "GlmMoeDsa": {"index_head_dim", "index_n_heads"},
     "Llama4": {"router_jitter_noise"},
     "Mixtral": {"router_jitter_noise"},
     "MiniMaxM2": {"router_jitter_noise"},
@@ -49,6 +52,7 @@ LONG = {key: value for key, value in LONGROPE["rope_parameters"].items() if key 
 SCALINGS: dict[str, dict[str, Any]] = {
     "Phi3": LONG,
     "Phimoe": {**LONG, "short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 64},
+    "Mistral4": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
     "Ministral3": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
 }
 """`rope_scaling` by family where it is not `linear`."""

@@ -58,6 +58,19 @@ UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
         "Dots1",
         TWO | SHARED_EXPERTS | {"norm_topk_prob": True, "sliding_window": None, "routed_scaling_factor": 1.5},
     ),
+    "ernie 4.5 moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "use_bias": True, "moe_layer_end_index": 1},
+    ),
+    "hunyuan": ("HunYuanDenseV1", TWO | {"head_dim": 16}),
+    "hunyuan moe": (
+        "HunYuanMoEV1",
+        TWO | {"head_dim": 16, "num_experts": 6, "moe_topk": 2, "intermediate_size": 40},
+    ),
+    "cohere": ("Cohere", TWO | {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": ("Cohere2", {"sliding_window": 9, "num_hidden_layers": 4}),
+    "gpt-neox": ("GPTNeoX", TWO | {"num_attention_heads": 2}),
+    "phi": ("Phi", TWO),
     "exaone moe": (
         "ExaoneMoe",
         {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "sliding_window": 9}

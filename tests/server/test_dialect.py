@@ -298,7 +298,7 @@ class SlowCore(RuleCore):
     ],
 )
 def test_a_silent_stream_gets_a_sign_of_life(tiny_llama, monkeypatch, path, sign):
-    monkeypatch.setattr("penstock.server.dialect.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.server.streams.SILENCE_SECONDS", 0.1)
 
     async def talk(http, engine, app):
         slow, quick = [(await http.post(path, json=CALLS[path] | {"stream": True})).text for _ in range(2)]

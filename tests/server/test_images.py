@@ -192,6 +192,25 @@ def test_tgi_takes_images_in_its_inputs(served):
     assert "truncate would cut" in served.post("/generate", inputs=inputs, parameters={"truncate": 5}).text
 
 
+def test_ollama_takes_images_beside_messages_and_prompts(served):
+    red, blue = base64_of(square(RED)), base64_of(square(BLUE))
+    turns = [{"role": "user", "content": "a", "images": [red]}, {"role": "assistant", "content": "b"}]
+    asked = {"role": "user", "content": "c", "images": [blue]}
+    answer = served.post("/api/chat", messages=[*turns, asked], stream=False).json()
+    assert colours(json.loads(answer["message"]["content"])) == [RED, BLUE]
+    before = [20, 21, 22]
+    answers = [
+        served.post("/api/generate", prompt="a", images=[red, blue], stream=False, context=context).json()
+        for context in ([], before)
+    ]
+    told, later = (json.loads(answer["response"]) for answer in answers)
+    assert colours(told) == colours(later) == [RED, BLUE]
+    assert [one[0] + len(before) for one in told["images"]] == [one[0] for one in later["images"]]
+    assert "context" not in answers[0]
+    assert "images does not go with raw" in served.post("/api/generate", prompt="a", images=[red], raw=True).text
+    assert "vision" in served.post("/api/show", model="rule").json()["capabilities"]
+
+
 def refusal(served, *parts):
     reply = served.post("/v1/chat/completions", messages=[user(*parts)])
     assert reply.status_code == 400, reply.text

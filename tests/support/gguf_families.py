@@ -27,6 +27,7 @@ from tests.support.gguf_tensors import (
     lfm2_tensors,
     llama4_tensors,
     nemotron_h_tensors,
+    neox_tensors,
     norms_plus_one,
     stacked,
 )
@@ -123,7 +124,7 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
         writer.add_value_length(config["head_dim"])
     if eps := config.get("rms_norm_eps", config.get("norm_eps")):
         writer.add_layer_norm_rms_eps(eps)
-    if eps := config.get("layer_norm_epsilon", config.get("norm_epsilon")):
+    if eps := config.get("layer_norm_epsilon", config.get("norm_epsilon", config.get("layer_norm_eps"))):
         writer.add_layer_norm_eps(eps)
     if "rope_theta" in rope:
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -226,6 +227,17 @@ def _add_partial_rope(writer: GGUFWriter, config: Config) -> None:
     writer.add_rope_dimension_count(int(head_dim * _rope(config)["partial_rotary_factor"]))
 
 
+def _add_cohere(writer: GGUFWriter, config: Config) -> None:
+    writer.add_logit_scale(config["logit_scale"])
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
+
+
+def _add_gpt_neox(writer: GGUFWriter, config: Config) -> None:
+    _add_partial_rope(writer, config)
+    writer.add_parallel_residual(config["use_parallel_residual"])
+
+
 def _add_sigmoids(writer: GGUFWriter, config: Config) -> None:
     writer.add_uint32(f"{writer.arch}.expert_gating_func", 2)
     writer.add_expert_weights_norm(config["norm_topk_prob"])
@@ -235,6 +247,18 @@ def _add_exaone_moe(writer: GGUFWriter, config: Config) -> None:
     _add_exaone4(writer, config)
     _add_sigmoids(writer, config)
     writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+
+
+def _add_ernie_moe(writer: GGUFWriter, config: Config) -> None:
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+
+
+def _add_hunyuan_moe(writer: GGUFWriter, config: Config) -> None:
+    writer.add_expert_used_count(config["moe_topk"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_shared_count(1)
 
 
 def _add_minimax(writer: GGUFWriter, config: Config) -> None:
@@ -357,7 +381,14 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "ArceeForCausalLM": ("arcee", add_nothing, interleaved),
+    "CohereForCausalLM": ("command-r", _add_cohere, None),
+    "Cohere2ForCausalLM": ("cohere2", _add_cohere, None),
+    "GPTNeoXForCausalLM": ("gptneox", _add_gpt_neox, neox_tensors),
+    "PhiForCausalLM": ("phi2", _add_partial_rope, None),
     "Dots1ForCausalLM": ("dots1", _add_sigmoids, correction_biases),
+    "Ernie4_5_MoeForCausalLM": ("ernie4_5-moe", _add_ernie_moe, correction_biases),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan-dense", add_nothing, None),
+    "HunYuanMoEV1ForCausalLM": ("hunyuan-moe", _add_hunyuan_moe, None),
     "ExaoneMoeForCausalLM": ("exaone-moe", _add_exaone_moe, correction_biases),
     "GemmaForCausalLM": ("gemma", add_nothing, norms_plus_one),
     "GraniteMoeForCausalLM": ("granitemoe", _add_granite_moe, granite_hybrid_tensors),

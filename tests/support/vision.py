@@ -21,7 +21,7 @@ from penstock.core.plan import EncodePart, ForwardPlan, ImageRows, NewBlocks, St
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
 from penstock.runner.torch_runner import TorchRunner
-from tests.support.families import DELTA
+from tests.support.families import DELTA, GEMMA4
 from tests.support.stepping import plan_of, settings_for
 
 Pixels = NDArray[np.uint8]
@@ -79,6 +79,22 @@ def _padded(pictures: list[Any]) -> dict[str, Any]:
     for place, one in zip(pixels, pictures, strict=True):
         place[:, : one.shape[1], : one.shape[2]] = one
     return {"pixel_values": pixels, "image_sizes": torch.tensor(sizes)}
+
+
+def _positioned(pictures: list[Any], size: int) -> dict[str, Any]:
+    """The arguments of Gemma 4: patches of pixels from 0 to 1, with their columns and rows."""
+    cut, places = [], []
+    for picture in pictures:
+        height, width = (side // size for side in picture.shape[1:])
+        parts = ((picture + 1) / 2).reshape(3, height, size, width, size)
+        cut.append(parts.permute(1, 3, 2, 4, 0).reshape(height * width, -1))
+        places.append(torch.tensor([(column, row) for row in range(height) for column in range(width)]))
+    most = max(map(len, cut))
+    pad = torch.nn.functional.pad
+    return {
+        "pixel_values": torch.stack([pad(one, (0, 0, 0, most - len(one))) for one in cut]),
+        "image_position_ids": torch.stack([pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]),
+    }
 
 
 _TOKENS = {
@@ -194,6 +210,37 @@ FAMILIES: dict[str, Family] = {
         lambda pictures: {"pixel_values": torch.stack(pictures)},
         joined=True,
     ),
+    "Gemma 4": Family(
+        {
+            "text_config": _TEXT
+            | GEMMA4
+            | {"hidden_size": 64, "head_dim": 16, "use_bidirectional_attention": "vision", "pad_token_id": 3},
+            "vision_config": {
+                "hidden_size": 48,
+                "intermediate_size": 72,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "patch_size": 4,
+                "pooling_kernel_size": 2,
+                "position_embedding_size": 32,
+                "use_clipped_linears": True,
+                "standardize": True,
+            },
+            "image_token_id": PLACEHOLDER,
+            "boi_token_id": 152,
+            "eoi_token_id": 153,
+            "audio_token_id": 155,
+            "video_token_id": 156,
+        },
+        "Gemma4ForConditionalGeneration",
+        ((24, 40), (16, 24)),
+        8,
+        partial(_positioned, size=4),
+        processor={"max_soft_tokens": 70, "pooling_kernel_size": 2, "image_mean": [0.0] * 3, "image_std": [1.0] * 3},
+        joined=True,
+    ),
     "Mistral 3": Family(
         {
             "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
@@ -228,21 +275,21 @@ class Seen:
     pictures: list[Pixels]
     images: list[Image]
 
-    def arguments(self, count: int) -> dict[str, Any]:
-        """The reference's arguments for the first `count` tokens, which have all pictures."""
+    def arguments(self, tokens: list[int]) -> dict[str, Any]:
+        """The reference's arguments for these tokens, which have all pictures."""
         floats = [torch.from_numpy(one).permute(2, 0, 1).float() / 255 * 2 - 1 for one in self.pictures]
-        ids = torch.tensor([self.tokens[:count]])
+        ids = torch.tensor([tokens])
         given = {"input_ids": ids, **self.family.inputs(floats)}
-        if self.family.mrope:
+        if self.family.mrope or "image_position_ids" in given:
             given["mm_token_type_ids"] = (ids == PLACEHOLDER).int()
-        if self.family.joined:
+        elif self.family.joined:
             given["token_type_ids"] = (ids == PLACEHOLDER).int()
         return given
 
     def features(self) -> list[list[torch.Tensor]]:
         """The reference's features of each picture, and of each tap."""
-        given = self.arguments(len(self.tokens))
-        known = {key: value for key, value in given.items() if key in ("pixel_values", "image_sizes", "image_grid_thw")}
+        given = self.arguments(self.tokens)
+        known = {key: value for key, value in given.items() if key.startswith(("pixel_values", "image_"))}
         with torch.no_grad():
             out = self.model.model.get_image_features(**known)
         found = out if isinstance(out, (tuple, list)) else (out.pooler_output, *getattr(out, "deepstack_features", ()))
@@ -253,7 +300,15 @@ class Seen:
     def logits(self) -> torch.Tensor:
         """The reference's logits of all tokens."""
         with torch.no_grad():
-            return self.model(**self.arguments(len(self.tokens))).logits[0].float()
+            return self.model(**self.arguments(self.tokens)).logits[0].float()
+
+    def greedy(self, count: int) -> list[int]:
+        """The reference's likeliest tokens after the prompt."""
+        tokens = list(self.tokens)
+        with torch.no_grad():
+            for _ in range(count):
+                tokens.append(int(self.model(**self.arguments(tokens)).logits[0, -1].argmax()))
+        return tokens[-count:]
 
 
 def make(name: str, folder: Path, dtype: str = "float32") -> Seen:
@@ -267,6 +322,11 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Seen:
             torch.nn.init.normal_(parameter, std=0.06)
         else:
             parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    for index, (name, buffer) in enumerate(model.named_buffers()):
+        if name.endswith(("_min", "_max")):  # of Gemma 4
+            buffer.fill_((-1.5 if name.endswith("_min") else 1.6) * (1 + index % 5 / 10))
+        elif name.endswith(("std_bias", "std_scale")):
+            buffer.copy_(name.endswith("scale") + torch.randn_like(buffer) * 0.1)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 4, "merge_size": 2}
     processor |= {"size": {"longest_edge": 4096, "shortest_edge": 64, "height": 32, "width": 32}} | family.processor

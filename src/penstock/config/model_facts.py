@@ -156,6 +156,8 @@ class ModelFacts:
     """Whether it is an encoder: it embeds or scores texts, and caches nothing between steps."""
     tower: TowerFacts | None = None
     """Its vision tower; None: it takes text only."""
+    limit: str = "the model's own"
+    """What sets `max_position`, for messages."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:

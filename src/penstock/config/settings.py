@@ -100,10 +100,10 @@ class Settings:
     """Whether floating-point matrices are float16, though `dtype` is float32."""
     widened_weights: bool = False
     """Whether the reference kernels keep quantized and float16 matrices in float32."""
-    images: ImageSettings | None = None
-    """None: the model takes text only."""
     gap: str = ""
     """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
+    images: ImageSettings | None = None
+    """None: the model takes text only."""
 
     @property
     def tower(self) -> TowerFacts | None:
@@ -533,7 +533,7 @@ def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
     if wanted is None:
         return facts.max_position
     if not 1 <= wanted <= facts.max_position:
-        raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, the model's own; not {wanted}")
+        raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, {facts.limit}; not {wanted}")
     return wanted
 
 

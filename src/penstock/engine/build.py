@@ -106,13 +106,7 @@ def _build_engine(
     listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
     elements = sum(adapter.num_elements for adapter in listed)
     settings = resolve(config, facts, machine, draft_facts, elements)
-    runner = make_runner(checkpoint, settings)
-    draft_runner: ModelRunner | MTPRunner | None = None
-    if settings.speculation is not None and settings.speculation.draft is not None:
-        if settings.speculation.mtp:
-            draft_runner = start_head(runner, checkpoint, settings.speculation.draft)
-        elif draft is not None:
-            draft_runner = make_runner(draft, settings.speculation.draft)
+    runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
@@ -135,6 +129,22 @@ def _build_engine(
         draft_runner=draft_runner,
         adapters=adapters,
     )
+
+
+def _load_runners(
+    checkpoint: Checkpoint, draft: Checkpoint | None, settings: Settings, make_runner: MakeRunner
+) -> tuple[ModelRunner, ModelRunner | MTPRunner | None]:
+    """The model's runner, and that of its draft model or head, if there is one."""
+    runner, speculation = make_runner(checkpoint, settings), settings.speculation
+    if speculation is None or speculation.draft is None:
+        return runner, None
+    try:
+        if speculation.mtp:
+            return runner, start_head(runner, checkpoint, speculation.draft)
+        return runner, None if draft is None else make_runner(draft, speculation.draft)
+    except BaseException:
+        runner.close()  # its ranks are processes
+        raise
 
 
 def build_encoder(

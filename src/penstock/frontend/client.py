@@ -190,6 +190,11 @@ class AsyncEngine:
         """Process ids of the current engines."""
         return [replica.pid for replica in self.fleet.replicas.values()]
 
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """The server's or checkpoint's values of parameters that a request leaves unset."""
+        return self._input_processor.defaults
+
     def adapter_use(self) -> AdapterUse:
         """The adapters of open requests."""
         return self.open_requests.adapter_use()

@@ -147,7 +147,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.refuse_long_max_tokens = refuse_long_max_tokens
         self._info = info
-        self._defaults = replace(_check_defaults(info), **default_sampling)
+        self.defaults = replace(_check_defaults(info), **default_sampling)
+        """What a request leaves unset: by the server, or else by the checkpoint."""
         ends = list(info.defaults.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             ends.append(tokenizer.eos_token_id)  # fine-tunes may name their end of turn only there
@@ -332,7 +333,7 @@ class InputProcessor:
                 )
 
     def _resolve(self, params: SamplingParams, max_tokens: int) -> ResolvedParams:
-        defaults = self._defaults
+        defaults = self.defaults
         eos = () if params.ignore_eos else self._eos
         stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         min_tokens, banned, bias = params.min_tokens, self._banned(params), params.logit_bias

@@ -232,7 +232,7 @@ class OpenRequests:
             if self._journal is not None and not output.is_sign_of_life:
                 self._journal.emitted(output, finished)
             if one.record is not None and (delta.token_ids or delta.finish_reason is not None):
-                one.record.progressed(now, delta.finish_reason)
+                one.record.progressed(now, len(delta.token_ids), delta.finish_reason)
         self._meter.output(one.request, one.progress, output, delta, now)
         if one.admitted is not None:
             self._admission.output(one.admitted, len(output.token_ids))

@@ -116,6 +116,8 @@ class Ops:
     scale: Callable[[AnyArray, float], AnyArray]
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
     activate: ActivateOp
+    limit: Callable[[AnyArray, int, int, AnyArray, AnyArray], None]
+    """(x [rows, any], first, count, low [1], high [1] float32): limits `count` columns from `first` on, in place."""
 
     empty_rows: Callable[[AnyArray, tuple[int, ...], AnyDtype], AnyArray]
     """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
@@ -197,6 +199,7 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         copy_columns=elementwise.copy_columns,
         scale=elementwise.scale,
         activate=elementwise.activate,
+        limit=elementwise.limit,
         empty_rows=empty_rows,
         from_host=from_host,
         on_host=on_host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ from penstock.config.model_facts import KVSpec, SharedKV, Working
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
+from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
+from penstock.quantization.rows import RowRun
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
@@ -62,6 +65,10 @@ class AttentionSpec:
     """The norms' `NormSpec.offset`."""
     qk_norm_weight: bool = True
     """Whether the norms have weights."""
+    qk_norm_last: bool = False
+    """Whether the norms of heads are applied after RoPE."""
+    qkv_clip: float | None = None
+    """Limit on the size of the elements of queries, keys and values, after norms over all heads and before RoPE."""
     value_norm: bool = False
     """Whether each value head is normalized by its root mean square, too; needs `qk_norm_eps`."""
     value_is_key: bool = False
@@ -78,8 +85,12 @@ class AttentionSpec:
     """Attention sinks: each head has a learned score that takes part in the softmax without a key."""
     bidirectional: bool = False
     """Whether queries also attend to later keys, `window` to each side; only for texts computed whole."""
+    clipped: bool = False
+    """Whether the inputs and outputs of the projections are limited; see `ClippedLinear`."""
     joins_images: bool = False
     """Whether an image's tokens attend to each other, also to later ones."""
+    qkv_by_head: bool = False
+    """Whether the fused matrix has each head's query, key and value together, instead of all queries first."""
     output_gate: bool = False
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
     names: AttentionNames = field(default_factory=AttentionNames)
@@ -140,8 +151,16 @@ class Attention:
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.shard(factory.ranks.size), factory.ops
         names, hidden = spec.names, spec.hidden_size
-        self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
+        self.qkv: Linear | ClippedLinear
+        self.output: Linear | ClippedLinear
+        if spec.clipped:
+            self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
+            self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
+        else:
+            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+            if spec.qkv_by_head:
+                factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
+            self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         own, whole = self._spec, spec.qk_norm_whole
         self._rope = RopeOptions(
@@ -173,6 +192,8 @@ class Attention:
             assert norms.key is not None, "such a layer has keys of its own"
             self._norm_whole(qkv, 0, self._all.sizes[0], norms.query, norms.eps)
             self._norm_whole(qkv, spec.sizes[0], self._all.sizes[1], norms.key, norms.eps)
+        if spec.qkv_clip is not None:
+            qkv = self._ops.activate(qkv, "clip", divisor=spec.qkv_clip, factor=spec.qkv_clip)
         query = cache.rope_and_cache(
             qkv,
             self._rope,
@@ -202,6 +223,14 @@ class Attention:
         ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
 
 
+def _by_part(spec: AttentionSpec) -> Iterator[RowRun]:
+    """Moves of rows from the checkpoint's order, by head, to all queries, keys and values."""
+    size = spec.head_dim
+    for head in range(spec.num_heads):
+        for part in range(3):
+            yield RowRun((3 * head + part) * size, (part * spec.num_heads + head) * size, size)
+
+
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
     """The norms of queries and keys, or of queries only if the layer shares the keys of another."""
     names = (spec.names.query_norm, spec.names.key_norm)
@@ -211,4 +240,4 @@ def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> Head
         else factory.constant(np.ones(size, np.float32))
         for name, size in zip(names, spec.norm_sizes, strict=False)
     ]
-    return HeadNorms(weights[0], weights[1] if spec.parts > 1 else None, eps)
+    return HeadNorms(weights[0], weights[1] if spec.parts > 1 else None, eps, spec.qk_norm_last)

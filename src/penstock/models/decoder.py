@@ -107,6 +107,7 @@ class DecoderLayer:
             self._per_layer_norms = SubLayerNorms(spec.per_layer, factory)
             self._per_layer = spec.per_layer.part.build(factory)
         self._scale = None if spec.scale is None else factory.float32(spec.scale, Piece(1, whole=True))
+        self._parallel, self._add_rows = spec.parallel, factory.ops.add_rows
 
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
@@ -139,6 +140,8 @@ class DecoderLayer:
             inputs: the per-layer inputs, if the model has per-layer embeddings.
             adapters: the tokens' LoRA adapters.
         """
+        if self._parallel:
+            return self._side_by_side(mixed, residual, adapters)
         stream = Stream(mixed, residual)
         if self._mixer is not None:
             assert residual is not None
@@ -151,6 +154,16 @@ class DecoderLayer:
             taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
             stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
         return replace(stream, total=self._scale)
+
+    def _side_by_side(self, mixed: AnyArray, residual: AnyArray | None, adapters: AdapterRows | None) -> Stream:
+        """`feed_forward` of a layer whose parts take the same stream."""
+        norm = self._feed_forward_norms.before or self._mixer_norms.before
+        assert self._mixer is not None
+        assert self._feed_forward is not None
+        assert residual is not None
+        assert norm is not None
+        mixed = self._mixer.output(mixed, adapters)
+        return Stream(self._add_rows(self._feed_forward(norm(residual), adapters), mixed, 1.0), residual)
 
 
 class PositionTables:

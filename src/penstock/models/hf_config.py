@@ -28,7 +28,7 @@ _BOOKKEEPING = {
 }
 _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
-    *("residual_dropout", "embedding_dropout"),
+    *("residual_dropout", "embedding_dropout", "classifier_dropout"),
     *("finetuning_task", "problem_type", "task_specific_params"),
     *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
@@ -43,6 +43,7 @@ _OUTPUTS = {
 }
 _TOKENS = {  # the tokenizer's settings
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
+    "eod_token_id",
     "prefix",
 }
 _ONLY_WITH_OTHERS = {  # have an effect only together with another key
@@ -140,6 +141,10 @@ _LARGEST = {
     "scale_factor": 2**6,
     "mm_tokens_per_image": 2**16,
     "window_size": 2**14,
+    "pooling_kernel_size": 2**6,
+    "position_embedding_size": 2**20,
+    "moe_topk": 2**16,
+    "index_topk": 2**30,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)
@@ -415,6 +420,20 @@ class HFConfig:
         strange = sorted(self._values.keys() - set(known))
         if strange:
             raise self.unsupported(what, ", ".join(strange), tuple(sorted(known)))
+
+    def by_layer(self, key: str, num_layers: int) -> list[Any]:
+        """The unchecked value of `key` for each layer: a list has one per layer, any other value is that of all.
+
+        Raises:
+            CheckpointError: the list has another length.
+        """
+        self._read.add(key)
+        value = self._values.get(key)
+        if not isinstance(value, list):
+            return [value] * num_layers
+        if len(value) != num_layers:
+            raise CheckpointError(f"{key} in {self.file} has {len(value)} entries for {num_layers} layers")
+        return value
 
     def layer_windows(
         self, num_layers: int, window: int | None, slides: Callable[[int], bool]

@@ -23,10 +23,20 @@ from penstock.layers.sizes import WeightSizes
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
+from penstock.models.families.apertus import apertus_spec
 from penstock.models.families.arcee import arcee_spec
-from penstock.models.families.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.families.bamba import bamba_spec
+from penstock.models.families.cohere import cohere2_spec, cohere_spec
+from penstock.models.families.deepseek import (
+    deepseek_v2_spec,
+    deepseek_v3_spec,
+    deepseek_v32_spec,
+    glm4_moe_lite_spec,
+    glm_moe_dsa_spec,
+)
 from penstock.models.families.dots1 import dots1_spec
 from penstock.models.families.ernie4_5 import ernie4_5_spec
+from penstock.models.families.ernie4_5_moe import ernie4_5_moe_spec
 from penstock.models.families.exaone4 import exaone4_spec
 from penstock.models.families.exaone_moe import exaone_moe_spec
 from penstock.models.families.gemma import gemma_spec
@@ -35,10 +45,13 @@ from penstock.models.families.gemma3 import gemma3_spec
 from penstock.models.families.gemma4 import gemma4_spec
 from penstock.models.families.glm4 import glm4_spec
 from penstock.models.families.glm4_moe import glm4_moe_spec
+from penstock.models.families.gpt_neox import gpt_neox_spec
 from penstock.models.families.gpt_oss import gpt_oss_spec
 from penstock.models.families.granite import granite_spec
 from penstock.models.families.granite_moe import granite_moe_shared_spec, granite_moe_spec
 from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
+from penstock.models.families.granite_swa import granite_moe_swa_spec, granite_swa_spec
+from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
 from penstock.models.families.idefics3 import idefics3_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
@@ -47,11 +60,13 @@ from penstock.models.families.llama4 import llama4_spec
 from penstock.models.families.minimax_m2 import minimax_m2_spec
 from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.mistral4 import mistral4_spec
 from penstock.models.families.mixtral import mixtral_spec
 from penstock.models.families.nemotron import nemotron_spec
 from penstock.models.families.nemotron_h import nemotron_h_spec
 from penstock.models.families.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.families.olmoe import olmoe_spec
+from penstock.models.families.phi import phi_spec
 from penstock.models.families.phi3 import phi3_spec
 from penstock.models.families.phimoe import phimoe_spec
 from penstock.models.families.qwen2 import qwen2_spec
@@ -134,6 +149,20 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3VLForConditionalGeneration": qwen3_vl_spec,
     "Qwen3VLMoeForConditionalGeneration": qwen3_vl_moe_spec,
     "ArceeForCausalLM": arcee_spec,
+    "ApertusForCausalLM": apertus_spec,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe_spec,
+    "HunYuanDenseV1ForCausalLM": hunyuan_dense_spec,
+    "HunYuanMoEV1ForCausalLM": hunyuan_moe_spec,
+    "CohereForCausalLM": cohere_spec,
+    "Cohere2ForCausalLM": cohere2_spec,
+    "GPTNeoXForCausalLM": gpt_neox_spec,
+    "PhiForCausalLM": phi_spec,
+    "DeepseekV32ForCausalLM": deepseek_v32_spec,
+    "GlmMoeDsaForCausalLM": glm_moe_dsa_spec,
+    "Mistral4ForCausalLM": mistral4_spec,
+    "BambaForCausalLM": bamba_spec,
+    "GraniteSWAForCausalLM": granite_swa_spec,
+    "GraniteMoeSWAForCausalLM": granite_moe_swa_spec,
     "Dots1ForCausalLM": dots1_spec,
     "ExaoneMoeForCausalLM": exaone_moe_spec,
     "GemmaForCausalLM": gemma_spec,
@@ -273,6 +302,7 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
         dtype=spec.dtype,
         num_parameters=sizes.num_parameters,
         max_position=spec.max_position,
+        limit=spec.limit,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         layers=layers,

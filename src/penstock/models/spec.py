@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
-from penstock.config.model_facts import DType, LayerFacts
+from penstock.config.model_facts import DType, LayerFacts, Working
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
+from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
@@ -57,6 +58,9 @@ class LayerSpec:
     """The part that applies the layer's columns of `ModelSpec.per_layer`."""
     scale: str | None = None
     """Name, within the layer, of the scalar that the residual stream is multiplied by at the end of the layer."""
+    parallel: bool = False
+    """Whether the feed-forward part takes the same stream as the mixer, and both outputs are added to it together;
+    without a norm of its own it takes the mixer's normalized input."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
@@ -81,7 +85,12 @@ class LayerSpec:
     def facts(self) -> LayerFacts:
         """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
-        return LayerFacts(cache, tuple(part.working for part in self.parts))
+        working = tuple(part.working for part in self.parts)
+        if self.parallel:  # the mixer's output is kept during the feed-forward part
+            assert self.mixer is not None
+            beside = max(norm.size for norm in self.mixer.norms)
+            working = (*working, Working(working[1].native + beside, working[1].reference + beside, working[1].widest))
+        return LayerFacts(cache, working)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,10 @@ class MergeSpec:
 
     mean: bool = False
     factor: float = 1.0
+    bias: str | None = None
+    """Complete name of a vector that is then subtracted; None: none."""
+    scale: str | None = None
+    """Complete name of a vector of factors that come last; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +217,15 @@ class ProjectionSpec:
     `transposed` is [in, out], and its name has no `.weight`."""
 
 
-ConnectorPart = NormSpec | MergeSpec | ProjectionSpec
+@dataclass(frozen=True, slots=True)
+class RootMeanSpec:
+    """An RMS norm without a weight."""
+
+    size: int
+    eps: float
+
+
+ConnectorPart = NormSpec | RootMeanSpec | MergeSpec | ProjectionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +253,11 @@ class TowerSpec:
     of the half beginning anew."""
     columns_first: bool = False
     """Whether the first half rotates by the column."""
+    by_halves: bool = False
+    """Whether the checkpoint's heads rotate each half within itself, the first by one axis, the second by the other.
+    Rows of queries and keys are reordered on loading."""
+    from_minus_one: bool = False
+    """Whether the tower takes pixels from -1 to 1, though its processor makes them from 0 to 1."""
     first_norm: NormSpec | None = None
     last_norm: NormSpec | None = None
     taps: tuple[tuple[int, tuple[ConnectorPart, ...]], ...] = ()
@@ -242,6 +268,8 @@ class TowerSpec:
     """Indices of the layers without windows."""
     side: int | None = None
     """Height and width of all pictures, in pixels; None: they differ."""
+    stand_in: int | None = None
+    """The token whose per-layer embedding an image's tokens have; None: their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +304,8 @@ class ModelSpec:
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
     tower: TowerSpec | None = None
     """The vision tower, if Penstock knows the checkpoint's."""
+    limit: str = "the model's own"
+    """What sets `max_position`, for messages."""
 
     def shard(self, tp_size: int) -> "ModelSpec":
         """The spec of one rank's shard of the layers, which determines its caches and working memory.
@@ -298,7 +328,8 @@ class ModelSpec:
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
         """The distinct query scalings of the layers."""
-        found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
+        scaled = (mixer for mixer in self.mixers if isinstance(mixer, (AttentionSpec, LatentAttentionSpec)))
+        found = (mixer.temperature for mixer in scaled)
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property

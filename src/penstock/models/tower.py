@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.layers.attention import AttentionSpec
 from penstock.layers.norm import Norm
 from penstock.layers.portable_math import cosines_and_sines
 from penstock.layers.rotary import rope_frequencies
@@ -21,6 +22,7 @@ from penstock.models.decoder import DecoderLayer, Residual, Stream
 from penstock.models.patches import PatchGrid, cut_patches, pixel_floats
 from penstock.models.spec import TowerSpec
 from penstock.models.tower_parts import Connector, PatchEmbedding, Places
+from penstock.quantization.rows import RowRun
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,10 +46,14 @@ class Tower:
         self.spec, self._ops, self._dtype = spec, factory.ops, factory.dtype
         self._constant = factory.constant
         self._floats = None if pixels is None else pixel_floats(pixels)
+        if self._floats is not None and spec.from_minus_one:
+            self._floats = 2 * (self._floats - np.float32(0.5))
         self._patches = PatchEmbedding(spec.patch, spec.hidden_size, factory)
         self._places = Places(spec, factory)
         self._first_norm = None if spec.first_norm is None else Norm(spec.first_norm, factory)
         self._layers = [DecoderLayer(layer, 1.0, factory) for layer in spec.layers]
+        if spec.by_halves:
+            _reorder_heads(spec, factory)
         self._residual = Residual(1.0, factory.ops)
         self._last_norm = None if spec.last_norm is None else Norm(spec.last_norm, factory)
         self._connector = Connector(spec.connector, spec, factory)
@@ -102,6 +108,29 @@ class Tower:
     def end(self, x: AnyArray, grid: PatchGrid) -> AnyArray:
         """The features [merged patches, size] in reading order, of the last layer's output."""
         return self._connector(x if self._last_norm is None else self._last_norm(x), grid)
+
+
+def _reorder_heads(spec: TowerSpec, factory: WeightFactory) -> None:
+    """Load the rows of queries and keys so that halves of a head rotate with each other: see `TowerSpec.by_halves`."""
+    for layer in spec.layers:
+        assert layer.mixer is not None
+        attention = layer.mixer.part
+        assert isinstance(attention, AttentionSpec)
+        below, names, size = factory.at(layer.name), attention.names, attention.head_dim
+        for name, heads in zip(names.qkv, (attention.num_heads, attention.num_kv_heads), strict=False):
+            below.reorder_rows(name, _halved_rows(heads, size))
+        for name in (names.query_norm, names.key_norm):
+            below.reorder_rows(name, _halved_rows(1, size))
+
+
+def _halved_rows(heads: int, size: int) -> tuple[RowRun, ...]:
+    """Each head's quarters, of which the second and the third change places."""
+    quarter = size // 4
+    runs = []
+    for head in range(heads):
+        for given, first in enumerate((0, 2, 1, 3)):
+            runs.append(RowRun(head * size + given * quarter, head * size + first * quarter, quarter))
+    return tuple(runs)
 
 
 def _axial_angles(spec: TowerSpec, grid: PatchGrid) -> NDArray[np.float32] | None:

@@ -30,6 +30,8 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     side = tower.side or pixels.size
     area = pixels.max_pixels if tower.side is None and pixels.max_pixels else side**2
     most = max(area // tower.patch.size**2, tower.merge**2)
+    if tower.side is None and pixels.max_tokens:
+        most = pixels.max_tokens * tower.merge**2
     layer = sum(one.rows * one.columns for one in _layer_sizes(tower).matrices)
     working = [part.working for part in tower.layers[0].parts]
     hidden = tower.hidden_size

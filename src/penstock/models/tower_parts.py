@@ -13,11 +13,12 @@ from penstock.layers.encoder_head import wide
 from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
 from penstock.models.patches import PatchGrid, bilinear_places, nearest_places
-from penstock.models.spec import ConnectorPart, MergeSpec, PatchSpec, ProjectionSpec, TowerSpec
+from penstock.models.spec import ConnectorPart, MergeSpec, PatchSpec, ProjectionSpec, RootMeanSpec, TowerSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.kernels.elementwise import RMSNormOp
     from penstock.kernels.memory import Store
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
@@ -133,7 +134,7 @@ class Connector:
     """The parts after a layer, or after the last: norms, merges and linear maps."""
 
     def __init__(self, parts: Sequence[ConnectorPart], tower: TowerSpec, factory: WeightFactory) -> None:
-        self._parts = [_part(part, tower.merge, factory) for part in parts]
+        self._parts = [_part(part, tower, factory) for part in parts]
         self._ops, self._constant = factory.ops, factory.constant
 
     def __call__(self, x: AnyArray, grid: PatchGrid) -> AnyArray:
@@ -143,29 +144,46 @@ class Connector:
         return x if grid.restore is None else self._ops.gather(x, self._constant(grid.restore))
 
 
-def _part(part: ConnectorPart, merge: int, factory: WeightFactory) -> Callable[[AnyArray], AnyArray]:
+def _part(part: ConnectorPart, tower: TowerSpec, factory: WeightFactory) -> Callable[[AnyArray], AnyArray]:
     if isinstance(part, NormSpec):
         return Norm(part, factory)
     if isinstance(part, ProjectionSpec):
-        return _Projection(part, merge, factory)
-    return _Mean(part, merge, factory) if part.mean else partial(_side_by_side, count=merge**2)
+        return _Projection(part, tower.merge, factory)
+    if isinstance(part, RootMeanSpec):
+        ones = factory.constant(np.ones(part.size, np.float32))
+        return partial(_normed, weight=ones, eps=part.eps, norm=factory.ops.rms_norm)
+    return (
+        _Mean(part, tower.merge, tower.hidden_size, factory)
+        if part.mean
+        else partial(_side_by_side, count=tower.merge**2)
+    )
 
 
 def _side_by_side(x: AnyArray, count: int) -> AnyArray:
     return x.view(-1, count * x.shape[1])
 
 
-class _Mean:
-    """The mean of merged patches, times a factor."""
+def _normed(x: AnyArray, weight: AnyArray, eps: float, norm: RMSNormOp) -> AnyArray:
+    return norm(x, weight, eps)
 
-    def __init__(self, spec: MergeSpec, merge: int, factory: WeightFactory) -> None:
+
+class _Mean:
+    """The mean of merged patches, times a factor, optionally standardised."""
+
+    def __init__(self, spec: MergeSpec, merge: int, size: int, factory: WeightFactory) -> None:
         self._factor, self._count = np.float32(spec.factor), merge**2
         self._ops, self._dtype, self._constant = factory.ops, factory.dtype, factory.constant
+        names = (spec.bias, spec.scale)
+        self._bias, self._scale = (None if name is None else factory.float32(name, size) for name in names)
 
     def __call__(self, x: AnyArray) -> AnyArray:
         rows = self._ops.on_host(wide(x, self._ops))
-        mean = rows.reshape(-1, self._count, rows.shape[1]).mean(1, dtype=np.float32)
-        return self._constant(mean * self._factor, self._dtype)
+        made = rows.reshape(-1, self._count, rows.shape[1]).mean(1, dtype=np.float32) * self._factor
+        if self._bias is not None:
+            made = made - self._ops.on_host(self._bias)
+        if self._scale is not None:
+            made = made * self._ops.on_host(self._scale)
+        return self._constant(made, self._dtype)
 
 
 class _Projection:

@@ -167,6 +167,11 @@ class ChatFormat:
         return self.tools.grammar.documents is not None
 
     @property
+    def reasons(self) -> bool:
+        """Whether the model can reason before it answers."""
+        return self.thinks is not None or self.messages is not None
+
+    @property
     def messages(self) -> Messages | None:
         """The format of answers as messages; None if they are text after reasoning."""
         return self.tools.messages

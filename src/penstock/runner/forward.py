@@ -26,7 +26,7 @@ from penstock.native.program import Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
-from penstock.runner.image_points import EagerImages, RecordedImages, has_axes
+from penstock.runner.image_points import EagerImages, RecordedImages, has_axes, stand_ins
 from penstock.runner.image_runner import ImageRunner
 
 _CPU_GATHER_BYTES = 2 * 2**20
@@ -190,6 +190,7 @@ class EagerForward:
     ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._kept, self._adapters = kept, PassAdapters(loaded)
+        self._stand_in = None if model.spec.tower is None else model.spec.tower.stand_in
         self._images = None if images is None else EagerImages(images, ops, device, has_axes=has_axes(model.spec))
         self._hidden: Sequence[AnyArray] = ()
 
@@ -200,7 +201,8 @@ class EagerForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         self._model.positions.prepare(batches[0].positions)
-        token_ids, positions = (self._on_device(column) for column in (batches[0].token_ids, batches[0].positions))
+        columns = (stand_ins(plan, batches[0].token_ids, self._stand_in), batches[0].positions)
+        token_ids, positions = (self._on_device(column) for column in columns)
         self._adapters.begin_step(plan)
         if self._images is not None:
             self._images.begin_step(plan, batches[0].positions, self._model.positions)
@@ -284,6 +286,7 @@ class RecordedForward:
         self._token_ids, self._positions = (self._layers.array((), INT64) for _ in range(2))
         self._slots = None if kept is None else self._layers.array((), INT64)
         self._adapters = PassAdapters(loaded)
+        self._stand_in = None if model.spec.tower is None else model.spec.tower.stand_in
         self._images = None if images is None else RecordedImages(images, self._layers, has_axes=has_axes(model.spec))
         hidden = model.forward(
             self._token_ids,
@@ -308,7 +311,7 @@ class RecordedForward:
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
         self._model.positions.prepare(batch.positions)
-        self._token_ids.fill(batch.token_ids, batch.num_tokens)
+        self._token_ids.fill(stand_ins(plan, batch.token_ids, self._stand_in), batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)

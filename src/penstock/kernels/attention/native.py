@@ -78,6 +78,7 @@ class PackedCache:
         if (norms := options.norms) is not None:
             arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), native.address(norms.key)
             arguments.norm_dtype, arguments.eps = native.dtype_code(norms.query.dtype), norms.eps
+            arguments.norm_last = norms.last
         call(self._library, qkv, arguments)
         return qkv
 

@@ -1,4 +1,4 @@
-"""Ministral 3 and Mistral Small 3, with vision: Mistral with an optional query scale by position.
+"""Ministral 3, and Mistral Small 3 and 4 with vision: Mistral with a query scale by position.
 
 x += attention(norm(x))      Llama's with q *= 1 + beta * log(1 + floor(position / original context))
 x += mlp(norm(x))
@@ -11,6 +11,7 @@ from penstock.layers.spec import NormSpec
 from penstock.models.families.dense import check_rotation, read_dense
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.mistral4 import mistral4_spec
 from penstock.models.families.towers.pixtral import pixtral_tower
 from penstock.models.families.towers.reading import read_tower
 from penstock.models.hf_config import HFConfig
@@ -64,7 +65,7 @@ def mistral3_spec(config: HFConfig) -> ModelSpec:
     """Read a `Mistral3ForConditionalGeneration`."""
     text = config.text(*_TOWERS)
     kind = text.get("model_type", "mistral")
-    families = {"mistral": mistral_spec, "ministral3": ministral3_spec}
+    families = {"mistral": mistral_spec, "ministral3": ministral3_spec, "mistral4": mistral4_spec}
     if kind not in families:
         raise text.unsupported("model_type of text_config", kind, tuple(families))
     model = replace(families[kind](text), names=multimodal_names("vision_tower", "multi_modal_projector"))

@@ -16,7 +16,6 @@ from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
 from penstock.server.body import Body
-from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
 from penstock.server.openai.answers import Head, chat_logprobs, token_details
 from penstock.server.openai.custom_input import CustomInput, custom_input
@@ -31,11 +30,14 @@ from penstock.server.openai.responses_schema import (
     Status,
 )
 from penstock.server.openai.schema import ChatTokenLogprob
+from penstock.server.streams import Frame, event
 from penstock.text.tokenizer import Tokenizer
 
 
 class ResponsesAnswer:
     """One response: items of reasoning, text and calls, in the order the model wrote them; one at least."""
+
+    frame = Frame.SERVER_SENT_EVENTS
 
     def __init__(
         self,

@@ -17,11 +17,12 @@ from penstock.errors import InvalidRequestError
 from penstock.frontend.input_processor import ImagePrompt
 from penstock.server.body import check_text, renamed_params
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import EVENTS, Call, CallOf
+from penstock.server.dialect import Call, CallOf
 from penstock.server.huggingface_errors import ERRORS
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
+from penstock.server.streams import EVENTS
 from penstock.server.tei.routes import EmbedBody, Rank, TeiRerankBody, embed, encoder_info, rerank
 from penstock.server.tgi.answers import GenerateAnswer, Question
 from penstock.server.tgi.inputs import split_images

@@ -67,8 +67,8 @@ def tower_layers(
     )
 
 
-def read_axial_theta(vision: HFConfig) -> float:
-    """The base of the rotary frequencies of two axes.
+def read_axial_theta(vision: HFConfig, theta: float = 10000.0) -> float:
+    """The base of the rotary frequencies of two axes; `theta` by default.
 
     Raises:
         CheckpointError: the embedding has another type.
@@ -77,7 +77,7 @@ def read_axial_theta(vision: HFConfig) -> float:
     given.expect("rope_type", "axial", "default", None)
     given.ignore("rope_theta")
     given.refuse_others("rope_parameters", {"rope_type", "rope_theta"})
-    return given.positive("rope_theta", vision.positive("rope_theta", 10000.0))
+    return given.positive("rope_theta", vision.positive("rope_theta", theta))
 
 
 def with_axes(model: ModelSpec, text: HFConfig, sections: list[int], *, interleaved: bool = True) -> ModelSpec:
