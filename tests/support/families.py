@@ -134,6 +134,13 @@ GRANITE: dict[str, Any] = {
     "residual_multiplier": 0.3,
     "logits_scaling": 5.0,
 }
+
+
+def class_name(family: str) -> str:
+    """The name of a family's causal language model in `transformers`."""
+    return {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -660,6 +667,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | GRANITE
         | {"sliding_window": 9, "num_local_experts": 4, "shared_intermediate_size": 56, "intermediate_size": 40},
     ),
+    "gpt2": ("GPT2", TWO | {"n_inner": 80, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2, scores as they are, not tied": (
+        "GPT2",
+        TWO | {"scale_attn_weights": False, "tie_word_embeddings": False, "activation_function": "gelu"},
+    ),
+    "lfm3": (
+        "Lfm3",
+        {"layer_types": ["conv", "full_attention", "sliding_attention"], "head_dim": 16, "sliding_window": 9},
+    ),
+    "lfm3, biases, no gates, norms before alone": (
+        "Lfm3",
+        {"layer_types": ["sliding_attention", "full_attention", "conv"], "head_dim": 12, "sliding_window": 7}
+        | {"conv_bias": True, "conv_L_cache": 4, "attention_bias": True, "tie_word_embeddings": False}
+        | {"use_sandwich_norm": False, "use_attention_gate": False},
+    ),
     "exaone moe": (
         "ExaoneMoe",
         {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4}
@@ -761,6 +783,13 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3ForConditionalGeneration",
         {
             "text_config": SHAPE | MINISTRAL | {"head_dim": 16, "model_type": "ministral3"},
+            "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
+        },
+    ),
+    "mistral4": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": SHAPE | TWO | LATENTS | MINISTRAL_LATENTS | {"model_type": "mistral4"},
             "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
         },
     ),

@@ -20,6 +20,7 @@ from tests.support.gguf_tensors import (
     correction_biases,
     delta_tensors,
     gemma4_tensors,
+    gpt2_tensors,
     gpt_oss_tensors,
     granite_hybrid_tensors,
     interleaved,
@@ -45,6 +46,7 @@ def write_family(
     config = json.loads((folder / "config.json").read_text())
     architecture, add_config, convert = FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
+    config |= {_OF_GPT2[key]: value for key, value in config.items() if key in _OF_GPT2}
     writer = GGUFWriter(None, architecture, use_temp_file=False)
     add_common(writer, config)
     add_config(writer, config)
@@ -73,6 +75,13 @@ def write_family(
     finish(writer, path)
 
 
+_OF_GPT2 = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+}
 _HEADS = {
     "mtp.fc": "eh_proj",
     "mtp.pre_fc_norm_embedding": "enorm",
@@ -118,7 +127,7 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(heads if writer.arch == "gpt2" else config["num_key_value_heads"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -384,6 +393,7 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "CohereForCausalLM": ("command-r", _add_cohere, None),
     "Cohere2ForCausalLM": ("cohere2", _add_cohere, None),
     "GPTNeoXForCausalLM": ("gptneox", _add_gpt_neox, neox_tensors),
+    "GPT2LMHeadModel": ("gpt2", add_nothing, gpt2_tensors),
     "PhiForCausalLM": ("phi2", _add_partial_rope, None),
     "Dots1ForCausalLM": ("dots1", _add_sigmoids, correction_biases),
     "Ernie4_5_MoeForCausalLM": ("ernie4_5-moe", _add_ernie_moe, correction_biases),

@@ -147,6 +147,11 @@ def neox_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield name, tensor
 
 
+def gpt2_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    transposed = re.search(r"(c_attn|c_proj|c_fc)\.weight$", name)
+    yield name, tensor.T.contiguous() if transposed else tensor
+
+
 def granite_hybrid_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     kinds = "_exps" if "block_sparse_moe" in name else "_shexp" if config["num_local_experts"] else ""
     block = _block(name)

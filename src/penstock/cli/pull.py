@@ -54,4 +54,4 @@ def _begin(model: str, revision: str | None) -> None:
     except CheckpointError:
         raise
     except Exception as error:  # no network, or a bad id: what follows finds the model in the cache, or says so
-        print(f"the hub does not answer: {type(error).__name__}", file=sys.stderr, flush=True)
+        print(f"the hub gives no list of its files: {type(error).__name__}", file=sys.stderr, flush=True)

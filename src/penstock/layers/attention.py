@@ -37,6 +37,7 @@ class AttentionNames:
     key_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     """The complete name of the tensor within the layer."""
+    gates: str = "self_attn.gate_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class AttentionSpec:
     """Whether the fused matrix has each head's query, key and value together, instead of all queries first."""
     output_gate: bool = False
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
+    head_gates: bool = False
+    """Whether a projection yields one number a head, whose sigmoid scales the head's output."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
     @property
@@ -132,6 +135,7 @@ class AttentionSpec:
     @property
     def working(self) -> Working:
         columns = 2 * sum(self.sizes)  # queries, keys and values, and the attention output, which is no wider
+        columns += 3 * self.query_size if self.head_gates else 0
         return Working(columns, columns, self.query_size)
 
     @property
@@ -161,6 +165,9 @@ class Attention:
             if spec.qkv_by_head:
                 factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
             self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
+        self._gates = None
+        if spec.head_gates:
+            self._gates = Linear((names.gates,), hidden, (spec.num_heads,), factory, bias=False)
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         own, whole = self._spec, spec.qk_norm_whole
         self._rope = RopeOptions(
@@ -202,7 +209,22 @@ class Attention:
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
         )
         seen = cache.attend(query, self._attention, batch)
-        return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
+        if self._gates is not None:
+            query = self._spread(self._gates(x, step.adapters))
+        elif not spec.output_gate:
+            return seen
+        return self._ops.head_gates(seen, query, spec.num_heads)
+
+    def _spread(self, gates: AnyArray) -> AnyArray:
+        """`gates` [num_tokens, num_heads] -> [num_tokens, num_heads * 2 * head_dim], as `Ops.head_gates` takes them: in
+        the second half of each head.
+        """
+        spec, size = self._spec, self._spec.head_dim
+        spread = self._ops.empty_rows(gates, (2 * spec.query_size,), gates.dtype)
+        for head in range(spec.num_heads):
+            columns = Columns(head, (2 * head + 1) * size, 1, heads=size, step=0, to_step=1)
+            self._ops.copy_columns(gates, spread, columns)
+        return spread
 
     def _norm_whole(self, qkv: AnyArray, first: int, total: int, weight: AnyArray, eps: float) -> None:
         """Normalize the queries, or the keys, over all heads of all ranks, in place.

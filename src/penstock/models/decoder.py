@@ -247,6 +247,9 @@ class Decoder:
         output = names.embedding if tied else names.output
         self.output = OutputHead(output, *table, factory, bias=names.output if spec.output_bias else None)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
+        self._position_table = None
+        if spec.positions is not None:
+            self._position_table = Embedding(spec.positions.name, spec.positions.rows, spec.hidden_size, factory)
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self.positions = PositionTables(spec, max_positions, factory)
         """Prepared for the step's positions before `forward`."""
@@ -289,6 +292,8 @@ class Decoder:
         x = self.embed(token_ids)
         if images is not None:
             images.place(x, 0)
+        if self._position_table is not None:
+            x = self._ops.add_rows(self._position_table(positions), x, 1.0)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
         step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)

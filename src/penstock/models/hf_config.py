@@ -27,8 +27,8 @@ _BOOKKEEPING = {
     *("tokenizer_class", "torch_dtype", "dtype", "architectures", "base_model_tp_plan", "base_model_pp_plan"),
 }
 _TRAINING = {
-    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
-    *("residual_dropout", "embedding_dropout", "classifier_dropout"),
+    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
+    *("residual_dropout", "embedding_dropout", "classifier_dropout", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
     *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
@@ -144,6 +144,11 @@ _LARGEST = {
     "pooling_kernel_size": 2**6,
     "position_embedding_size": 2**20,
     "moe_topk": 2**16,
+    "n_embd": 2**24,
+    "n_head": 2**16,
+    "n_inner": 2**24,
+    "n_layer": 10_000,
+    "n_positions": 2**30,
     "index_topk": 2**30,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""

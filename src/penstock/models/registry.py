@@ -45,6 +45,7 @@ from penstock.models.families.gemma3 import gemma3_spec
 from penstock.models.families.gemma4 import gemma4_spec
 from penstock.models.families.glm4 import glm4_spec
 from penstock.models.families.glm4_moe import glm4_moe_spec
+from penstock.models.families.gpt2 import gpt2_spec
 from penstock.models.families.gpt_neox import gpt_neox_spec
 from penstock.models.families.gpt_oss import gpt_oss_spec
 from penstock.models.families.granite import granite_spec
@@ -55,6 +56,7 @@ from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spe
 from penstock.models.families.idefics3 import idefics3_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
+from penstock.models.families.lfm3 import lfm3_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.llama4 import llama4_spec
 from penstock.models.families.minimax_m2 import minimax_m2_spec
@@ -163,6 +165,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "BambaForCausalLM": bamba_spec,
     "GraniteSWAForCausalLM": granite_swa_spec,
     "GraniteMoeSWAForCausalLM": granite_moe_swa_spec,
+    "GPT2LMHeadModel": gpt2_spec,
+    "Lfm3ForCausalLM": lfm3_spec,
     "Dots1ForCausalLM": dots1_spec,
     "ExaoneMoeForCausalLM": exaone_moe_spec,
     "GemmaForCausalLM": gemma_spec,
@@ -453,6 +457,7 @@ def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The weight files of a checkpoint, with tensors named like the model's parameters."""
     from penstock.models.loading.stacked_experts import unstacked  # imported lazily, like everything that needs torch
+    from penstock.models.loading.transposed import TransposedFile
 
     if checkpoint.gguf is not None:
         from penstock.models.loading.gguf_weights import gguf_weight_files
@@ -460,6 +465,8 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
         return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
     from penstock.models.loading.safetensors_weights import SafetensorsFile
 
-    files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    files: list[WeightFile] = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    if spec.names.transposed is not None:
+        files = [TransposedFile(file, spec.names.transposed) for file in files]
     files += [SafetensorsFile(file, prefixes) for file, prefixes in module_files(checkpoint, spec)]
     return unstacked(files, spec)

@@ -103,6 +103,8 @@ class ModelNames:
     """Patterns of full tensor names that are not loaded from the checkpoint."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """Replacements of name prefixes, (in the checkpoint, here); the first one that matches is applied."""
+    transposed: str | None = None
+    """Pattern of the full names of matrices that Hugging Face folders store transposed; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,8 @@ class ModelSpec:
     """The storage format of the layers' matrices; None: floating point."""
     encoder: EncoderSpec | None = None
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
+    positions: TableSpec | None = None
+    """The decoder's table of learned positions; None: it has none."""
     tower: TowerSpec | None = None
     """The vision tower, if Penstock knows the checkpoint's."""
     limit: str = "the model's own"

@@ -165,6 +165,21 @@ def _read_gpt_neox(given: Given) -> dict[str, Any]:
     }
 
 
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+
+
+def _read_gpt2(given: Given) -> dict[str, Any]:
+    others = ("head_dim", "num_key_value_heads", "rope_theta", *_GPT2_NAMES)
+    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _GPT2_NAMES.items()}}
+
+
 def _read_nemotron(given: Given) -> dict[str, Any]:
     return {**_read_plain_mlp(given), "norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
 
@@ -260,6 +275,7 @@ ARCHITECTURES = {
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
     "glm4moe": Architecture(("Glm4MoeForCausalLM",), False, read_glm4_moe, partial_rope=True),
+    "gpt2": Architecture(("GPT2LMHeadModel",), False, _read_gpt2),
     "gptneox": Architecture(("GPTNeoXForCausalLM",), False, _read_gpt_neox, partial_rope=True),
     "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
     "granite": Architecture(("GraniteForCausalLM",), True, _read_granite),

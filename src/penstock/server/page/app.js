@@ -29,7 +29,10 @@ function App() {
   useEffect(() => keepSettings(settings), [settings]);
 
   const card = models.find((model) => model.id === settings.model) ?? models[0];
-  const toggle = (panel) => () => setPanels({ ...panels, [panel]: !panels[panel] });
+  const toggle = (panel) => () => {
+    const others = matchMedia("(max-width: 50rem)").matches ? { history: false, settings: false } : panels;
+    setPanels({ ...others, [panel]: !panels[panel] });
+  };
   const isChat = tab === "#chat";
   return html`
     <header>

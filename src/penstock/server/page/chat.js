@@ -101,7 +101,7 @@ function useKeys({ onStop, onNew }) {
   useEffect(() => {
     const onKey = (event) => {
       if (event.key === "Escape" && onStop) onStop();
-      if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+      if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
         event.preventDefault();
         onNew();
       }

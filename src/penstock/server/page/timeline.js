@@ -14,7 +14,8 @@ export class Timeline {
   /** Takes an event in. */
   add({ now, steps, requests }) {
     this.now = now;
-    for (const request of requests) this.#know(request);
+    const first = (this.steps[0] ?? steps[0])?.began ?? now;
+    for (const request of requests) this.#know(request, first);
     for (const step of steps) this.#step(step);
     const open = new Set(requests.filter(({ ended }) => ended === null).map((request) => request.request_id));
     for (const lane of this.lanes.values()) {
@@ -24,12 +25,13 @@ export class Timeline {
     this.#forget();
   }
 
-  #know(request) {
+  /** A request from before the `first` step that is known here may have been admitted in a step that is not. */
+  #know(request, first) {
     const id = request.request_id;
     const lane = this.lanes.get(id) ?? {
       id,
       segments: [],
-      state: request.first_token === null ? "queued" : "decode",
+      state: request.first_token !== null && request.arrival < first ? "decode" : "queued",
       since: request.arrival,
     };
     this.lanes.set(id, lane);
