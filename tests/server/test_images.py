@@ -8,6 +8,7 @@ import time
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 
@@ -192,23 +193,20 @@ def test_tgi_takes_images_in_its_inputs(served):
     assert "truncate would cut" in served.post("/generate", inputs=inputs, parameters={"truncate": 5}).text
 
 
-def test_ollama_takes_images_beside_messages_and_prompts(served):
-    red, blue = base64_of(square(RED)), base64_of(square(BLUE))
-    turns = [{"role": "user", "content": "a", "images": [red]}, {"role": "assistant", "content": "b"}]
-    asked = {"role": "user", "content": "c", "images": [blue]}
-    answer = served.post("/api/chat", messages=[*turns, asked], stream=False).json()
-    assert colours(json.loads(answer["message"]["content"])) == [RED, BLUE]
-    before = [20, 21, 22]
-    answers = [
-        served.post("/api/generate", prompt="a", images=[red, blue], stream=False, context=context).json()
-        for context in ([], before)
-    ]
-    told, later = (json.loads(answer["response"]) for answer in answers)
-    assert colours(told) == colours(later) == [RED, BLUE]
-    assert [one[0] + len(before) for one in told["images"]] == [one[0] for one in later["images"]]
-    assert "context" not in answers[0]
-    assert "images does not go with raw" in served.post("/api/generate", prompt="a", images=[red], raw=True).text
-    assert "vision" in served.post("/api/show", model="rule").json()["capabilities"]
+def test_ollamas_images_precede_their_text(served):
+    with ollama.Client(served.url) as client:
+        asked = {"role": "user", "content": "What?", "images": [square(RED), square(BLUE, 32)]}
+        messages = [
+            {"role": "user", "content": "", "images": [square(BLUE)]},
+            {"role": "assistant", "content": "Blue."},
+        ]
+        told = json.loads(client.chat("rule", [*messages, asked]).message.content)
+        assert colours(told) == [BLUE, RED, BLUE]
+        generated = client.generate("rule", "What?", images=[square(RED)])
+        assert (colours(json.loads(generated.response)), generated.context) == ([RED], None)
+        assert "vision" in client.show("rule").capabilities
+        with pytest.raises(ollama.ResponseError, match="images do not go with context"):
+            client.generate("rule", "What?", images=[square(RED)], context=[1])
 
 
 def refusal(served, *parts):

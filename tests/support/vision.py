@@ -241,6 +241,29 @@ FAMILIES: dict[str, Family] = {
         processor={"max_soft_tokens": 70, "pooling_kernel_size": 2, "image_mean": [0.0] * 3, "image_std": [1.0] * 3},
         joined=True,
     ),
+    "Pixtral": Family(
+        {
+            "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 64,
+                "intermediate_size": 72,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "patch_size": 8,
+                "image_size": 64,
+                "hidden_act": "silu",
+            },
+            "image_token_index": PLACEHOLDER,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+        "LlavaForConditionalGeneration",
+        ((24, 40), (16, 24)),
+        8,
+        _padded,
+        processor={"size": {"longest_edge": 64}},
+    ),
     "Mistral 3": Family(
         {
             "text_config": _TEXT | {"model_type": "mistral", "sliding_window": None},

@@ -8,7 +8,6 @@ from penstock.kernels.elementwise import Columns
 
 if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.layers.mlp import GatedMLPSpec
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -52,16 +51,3 @@ class _Limits:
     def apply(self, x: AnyArray, first: int, count: int) -> None:
         """Limit `count` columns of `x` from `first` on."""
         self._limit(x, first, count, self._low, self._high)
-
-
-class ClippedGatedMLP:
-    """down(activation(gate(x)) * up(x)), each map with limits. See `FeedForward`."""
-
-    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-        self._gate, self._up = (ClippedLinear((name,), hidden, (inner,), factory) for name in spec.gate_up)
-        self._down = ClippedLinear((spec.down,), inner, (hidden,), factory)
-        self._activation, self._ops = spec.activation, factory.ops
-
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
-        return self._down(self._ops.gate(self._gate(x), self._up(x), 0, self._activation))

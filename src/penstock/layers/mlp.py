@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import Working
-from penstock.layers.clipped import ClippedGatedMLP
+from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
 from penstock.quantization.rows import Piece
@@ -107,3 +107,16 @@ class PlainMLP:
         if self._alphas is not None:
             inner = self._activate(inner, "xielu", alphas=self._alphas)
         return self.down(inner, adapters)
+
+
+class ClippedGatedMLP:
+    """down(activation(gate(x)) * up(x)), each map with limits. See `FeedForward`."""
+
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self._gate, self._up = (ClippedLinear((name,), hidden, (inner,), factory) for name in spec.gate_up)
+        self._down = ClippedLinear((spec.down,), inner, (hidden,), factory)
+        self._activation, self._ops = spec.activation, factory.ops
+
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        return self._down(self._ops.gate(self._gate(x), self._up(x), 0, self._activation))

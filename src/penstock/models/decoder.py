@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.kernels.ops import Ops
     from penstock.layers.rope import RopeConfig, TemperatureConfig
-    from penstock.models.tower import Tower
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -261,8 +260,8 @@ class Decoder:
         self.final_norm = Norm(spec.final_norm, factory)
         self.adapted = factory.adapted
         self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
-        self.tower: Tower | None = None
-        """The vision tower, once loaded; None: the model takes text only."""
+        self.tower: Any = None
+        """The `Tower`, once loaded; None: the model takes text only."""
 
     def forward(
         self,

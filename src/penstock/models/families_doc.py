@@ -16,7 +16,7 @@ A model is a Hugging Face folder, a [GGUF file](gguf.md) or the hub id of either
 the name to look for is `architectures` in the model's `config.json` ([all of them](#architectures)), or
 `general.architecture` of a GGUF file. Many models share an architecture under other names.
 
-These take images: SmolVLM and Idefics 3, Gemma 3 and 4, Mistral Small 3 and Ministral 3 (with Pixtral's vision tower),
+These take images: SmolVLM and Idefics 3, Gemma 3 and 4, Pixtral 12B, Mistral Small 3 and Ministral 3,
 Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders. Of another multimodal checkpoint only the text model
 is loaded.
 

@@ -59,6 +59,7 @@ from penstock.models.families.lfm2_moe import lfm2_moe_spec
 from penstock.models.families.lfm3 import lfm3_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.llama4 import llama4_spec
+from penstock.models.families.llava import llava_spec
 from penstock.models.families.minimax_m2 import minimax_m2_spec
 from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.families.mistral import mistral_spec
@@ -125,6 +126,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
     "Idefics3ForConditionalGeneration": idefics3_spec,
     "LlamaForCausalLM": llama_spec,
+    "LlavaForConditionalGeneration": llava_spec,
     "Llama4ForCausalLM": llama4_spec,
     "Llama4ForConditionalGeneration": llama4_spec,
     "MistralForCausalLM": mistral_spec,

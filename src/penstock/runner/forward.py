@@ -201,8 +201,10 @@ class EagerForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         self._model.positions.prepare(batches[0].positions)
-        columns = (stand_ins(plan, batches[0].token_ids, self._stand_in), batches[0].positions)
-        token_ids, positions = (self._on_device(column) for column in columns)
+        ids = batches[0].token_ids
+        if self._stand_in is not None:
+            ids = stand_ins(plan, ids, self._stand_in)
+        token_ids, positions = (self._on_device(column) for column in (ids, batches[0].positions))
         self._adapters.begin_step(plan)
         if self._images is not None:
             self._images.begin_step(plan, batches[0].positions, self._model.positions)
@@ -311,7 +313,8 @@ class RecordedForward:
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
         self._model.positions.prepare(batch.positions)
-        self._token_ids.fill(stand_ins(plan, batch.token_ids, self._stand_in), batch.num_tokens)
+        ids = batch.token_ids if self._stand_in is None else stand_ins(plan, batch.token_ids, self._stand_in)
+        self._token_ids.fill(ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)

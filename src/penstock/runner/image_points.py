@@ -73,10 +73,8 @@ class RecordedImages:
         return done
 
 
-def stand_ins(plan: ForwardPlan, token_ids: IntArray, stand_in: int | None) -> IntArray:
+def stand_ins(plan: ForwardPlan, token_ids: IntArray, stand_in: int) -> IntArray:
     """The tokens, with `stand_in` in place of those of images, whose embeddings are replaced in any case."""
-    if stand_in is None or not plan.image_rows:
-        return token_ids
     replaced: IntArray = token_ids.copy()
     for one in plan.image_rows:
         replaced[np.frombuffer(one.rows, np.int32)] = stand_in

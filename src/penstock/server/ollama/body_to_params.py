@@ -11,6 +11,7 @@ from penstock.errors import InvalidRequestError, PromptTooLongError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
 from penstock.server.body import check_text, renamed_params
+from penstock.server.image_parts import not_supported
 from penstock.server.ollama.schema import CallMade, ChatBody, GenerateBody, GenerationBody, Message, Options, Tool
 from penstock.text.content import Content, ImageSource, content_of
 
@@ -124,7 +125,7 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
     """Convert a chat's body. A last message of the assistant's is the beginning of the answer.
 
     Raises:
-        InvalidRequestError: a message is not text, or `think` asks for reasoning of a model that has none.
+        InvalidRequestError: the model cannot read a message, or `think` asks for reasoning of a model that has none.
     """
     asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
     calls = _Calls()
@@ -147,10 +148,9 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
 
 def prompt_conversation(body: GenerateBody, known: ChatFormat) -> Conversation:
     """The conversation of a prompt. Raises as `conversation`."""
-    check_images(body.images, "images", known)
-    images = [ImageSource(f"images[{index}]", one) for index, one in enumerate(body.images or ())]
-    system: list[dict[str, Any]] = [{"role": "system", "content": body.system}] if body.system else []
-    messages = [*system, {"role": "user", "content": content_of([*images, body.prompt], "")}]
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    content = _with_images(body.prompt, body.images, "images", known)
+    messages: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
     variables, ignored = _reasoning(body, known)
     return Conversation(messages, Tools(()), variables, "", ignored)
 
@@ -165,13 +165,19 @@ def tools_of(given: Sequence[Tool] | None) -> Tools:
     return Tools(tuple(Function(one.name, one.description, one.parameters, bool(one.strict)) for one in functions))
 
 
-def check_images(images: Sequence[str] | None, field: str, known: ChatFormat) -> None:
-    """
+def _with_images(text: str, images: Sequence[str] | None, field: str, known: ChatFormat) -> Content:
+    """A text after its images, which are in base64.
+
     Raises:
-        InvalidRequestError: there are images, and the model takes text only.
+        InvalidRequestError: there are images, and the model reads text only.
     """
     if images and not known.takes_images:
-        raise InvalidRequestError(f"{field} is not supported here: this checkpoint takes text only", field)
+        raise not_supported("an image", field, known)
+    sources = [
+        ImageSource(f"{field}[{index}]", data, is_url=data.startswith("data:"))
+        for index, data in enumerate(images or ())
+    ]
+    return content_of([*sources, text], "")
 
 
 class _Calls:
@@ -217,16 +223,14 @@ def _message(message: Message, field: str, calls: _Calls, known: ChatFormat, *, 
 
 
 def _content(message: Message, field: str, known: ChatFormat, *, is_history: bool) -> Content:
-    """A message's images and text; without a tower, a placeholder stands for each image of earlier turns."""
-    text = check_text(message.content, f"{field}.content")
-    if not message.images:
-        return text
-    if known.takes_images and message.role in ("user", "tool"):
-        images = [ImageSource(f"{field}.images[{index}]", one) for index, one in enumerate(message.images)]
-        return content_of([*images, text], "")
-    if not is_history:
-        check_images(message.images, f"{field}.images", known)
-    return "\n".join([text, *(placeholder("image") for _ in message.images)])
+    """A message's text and images; in earlier turns, a placeholder stands for each image that cannot be read."""
+    text, images = check_text(message.content, f"{field}.content"), message.images or ()
+    may_have_images = message.role in ("user", "tool")
+    if is_history and not (known.takes_images and may_have_images):
+        return "\n".join([text, *(placeholder("image") for _ in images)])
+    if images and not may_have_images:
+        raise InvalidRequestError(f"{field}.images goes with the roles user and tool only", f"{field}.images")
+    return _with_images(text, images, f"{field}.images", known)
 
 
 def _call_made(call: CallMade, calls: _Calls, field: str) -> dict[str, Any]:

@@ -131,8 +131,8 @@ def _capabilities(call: Call) -> list[str]:
     has_template = tokenizer is not None and tokenizer.has_chat_template
     able = {
         "completion": True,
-        "vision": call.engine.images is not None,
         "tools": has_template,
+        "vision": call.engine.images is not None,
         "insert": tokenizer is not None and infill_marks(tokenizer) is not None,
         "thinking": has_template and call.chat_format.reasons,
     }

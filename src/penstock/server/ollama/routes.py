@@ -22,7 +22,6 @@ from penstock.server.dialect import Call, CallOf, prepare
 from penstock.server.encoding import encode_inputs, json_response, listed_inputs, usage_of
 from penstock.server.ollama.answers import ChatAnswer, GenerateAnswer, Question, nanoseconds, now
 from penstock.server.ollama.body_to_params import (
-    check_images,
     conversation,
     param_names,
     prompt_conversation,
@@ -79,7 +78,7 @@ async def chat(body: ChatBody, call: CallOf) -> Response:
 async def generate(body: GenerateBody, call: CallOf) -> Response:
     """Answer a prompt, streamed unless `stream` is false: as a user's message, or as it is if `raw` is set."""
     received, model = time.monotonic(), _begin(body, call)
-    if not body.prompt and not body.images:
+    if not body.prompt:
         return _loaded(body, model, {"response": ""})
     with param_names("prompt"):
         prompt, params, parsers = await _prompt(body, call, _params(body, call))
@@ -87,7 +86,7 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
         id = f"generate-{uuid.uuid4().hex}"
         accepted = await call.accept_prompt(prompt.token_ids, params, request_id=id, images=prompt.images)
         question = Question(id, model, received, call.engine.prompts.need_tokenizer(), parsers)
-        answer = GenerateAnswer(question, with_context=not body.raw and not prompt.images)
+        answer = GenerateAnswer(question, with_context=not (body.raw or body.images))
         return await call.answer([accepted], answer, stream=body.stream)
 
 
@@ -116,16 +115,15 @@ async def _prompt(
     body: GenerateBody, call: Call, params: SamplingParams
 ) -> tuple[ImagePrompt, SamplingParams, Parsers | None]:
     """A prompt, its parameters, and the parsers of its answer, if it has the chat template's form."""
-    check_images(body.images, "images", call.chat_format)
     prompt, tokenizer = check_text(body.prompt, "prompt"), call.engine.prompts.need_tokenizer()
     has_template = tokenizer.has_chat_template or bool(body.system)
     for name in ("system", "context", "think", "images"):
         if getattr(body, name) and (body.raw or body.suffix):
             raise InvalidRequestError(f"{name} does not go with raw or suffix: leave one of them out", name)
+    if body.images and (body.context or not has_template):
+        raise InvalidRequestError("images do not go with context, and need a chat template: leave them out", "images")
     if body.think and not has_template:
         raise InvalidRequestError("think: this model does not reason: leave it out, or send false", "think")
-    if body.images and not has_template:
-        raise InvalidRequestError("images need a chat template, and the model has none", "images")
     if body.suffix:
         suffix = check_text(body.suffix, "suffix")
         token_ids = await call.off_loop_if_large(partial(infill_prompt, tokenizer, prompt, suffix))
@@ -135,9 +133,8 @@ async def _prompt(
             token_ids = await call.engine.prompts.encode(prompt, call.tenant)
         return ImagePrompt([*(body.context or ()), *token_ids]), params, None
     asked = await prepare(call, partial(prompt_conversation, body), params)
-    before = list(body.context or ())
-    images = tuple(replace(image, start=image.start + len(before)) for image in asked.prompt.images)
-    return ImagePrompt([*before, *asked.prompt.token_ids], images), asked.params, asked.parsers
+    whole = replace(asked.prompt, token_ids=[*(body.context or ()), *asked.prompt.token_ids])
+    return whole, asked.params, asked.parsers
 
 
 @router.post("/embed", response_class=Response, responses={200: {"model": Embedded}, **ERRORS})

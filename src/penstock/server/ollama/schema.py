@@ -152,7 +152,7 @@ class GenerateBody(GenerationBody):
     context: Many[int] | None = Field(
         None, description="`context` of an earlier answer, which precedes the prompt as it is."
     )
-    images: Many[str] | None = None
+    images: Many[str] | None = Field(None, description="Images before the prompt, in base64, if the model takes them.")
 
 
 class EmbedBody(Body):

@@ -54,6 +54,7 @@ export function useChat(settings, say) {
   }
 
   const open = (next) => {
+    if (next.id === conversation.id) return; // the history's copy may be older
     stop();
     setConversation(next);
   };

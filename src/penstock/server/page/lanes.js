@@ -1,6 +1,6 @@
 // Draws lanes of requests over steps on a canvas.
 
-import { segmentsOf } from "./timeline.js";
+import { segmentsOf, shortName } from "./timeline.js";
 
 export const LANE = 22;
 export const STEPS = 34;
@@ -33,7 +33,7 @@ export function drawLanes(canvas, timeline, lanes, seconds, chosen) {
   const since = timeline.now - seconds;
   const x = (time) => NAMES + ((time - since) / seconds) * (width - NAMES);
   drawSteps(context, timeline.steps, since, x, colour);
-  lanes.forEach((lane, index) => drawLane(context, lane, index, { x, since, now: timeline.now, colour, chosen, width }));
+  lanes.forEach((lane, index) => drawLane(context, lane, index, { x, since, timeline, colour, chosen, width }));
 }
 
 function drawSteps(context, steps, since, x, colour) {
@@ -49,7 +49,7 @@ function drawSteps(context, steps, since, x, colour) {
   }
 }
 
-function drawLane(context, lane, index, { x, since, now, colour, chosen, width }) {
+function drawLane(context, lane, index, { x, since, timeline, colour, chosen, width }) {
   const top = STEPS + index * LANE;
   if (lane.id === chosen) {
     context.fillStyle = colour("--marked");
@@ -57,18 +57,18 @@ function drawLane(context, lane, index, { x, since, now, colour, chosen, width }
   }
   context.fillStyle = colour("--text");
   context.fillText(shortName(lane), 2, top + LANE / 2, NAMES - 8);
-  for (const { kind, from, to } of segmentsOf(lane, now)) {
+  for (const { kind, from, to } of segmentsOf(lane, timeline.now)) {
     if (to < since || !COLOURS[kind]) continue;
     const left = Math.max(NAMES, x(from));
     context.fillStyle = colour(COLOURS[kind]);
     context.fillRect(left, top + 4, Math.max(1, x(to) - left - (kind === "prompt" ? 0.5 : 0)), LANE - 8);
   }
-}
-
-/** The end of a request's id, which tells it from the others, and its key. */
-export function shortName({ id, key }) {
-  const end = id.replace(/^\w+?-/, "").slice(0, 8);
-  return key ? `${end} ${key}` : end;
+  const reason = timeline.waitsFor(lane);
+  if (!reason) return;
+  context.fillStyle = colour("--text");
+  context.textAlign = "end";
+  context.fillText(`waits for ${reason}`, width - 6, top + LANE / 2);
+  context.textAlign = "start";
 }
 
 /** The lane at a height on the canvas; undefined above them and below. */

@@ -3,11 +3,11 @@
 import { call } from "./api.js";
 import { download, html, useEffect, useReducer, useRef, useState } from "./dom.js";
 import { oncePerFrame } from "./frames.js";
-import { drawLanes, KINDS, laneAt, shortName } from "./lanes.js";
+import { drawLanes, KINDS, laneAt } from "./lanes.js";
 import { Meters } from "./meters.js";
 import { Rates } from "./rates.js";
 import { events } from "./sse.js";
-import { Timeline } from "./timeline.js";
+import { shortName, Timeline } from "./timeline.js";
 import { WhyPanel } from "./why-panel.js";
 
 const WINDOWS = [5, 15, 60];
@@ -15,35 +15,13 @@ const MAX_LANES = 60;
 const RETRY_SECONDS = 2;
 
 export function Live() {
-  const feed = useRef(null);
-  feed.current ??= { timeline: new Timeline(), rates: new Rates() };
-  const canvas = useRef(null);
-  const [, changed] = useReducer((count) => count + 1, 0);
-  const [seconds, setSeconds] = useState(15);
   const [isPaused, setIsPaused] = useState(false);
+  const [seconds, setSeconds] = useState(15);
   const [problem, setProblem] = useState(null);
   const [chosen, setChosen] = useState(null);
-  const paused = useRef(false);
-  paused.current = isPaused;
-
-  useEffect(() => {
-    const controller = new AbortController();
-    const redraw = oncePerFrame(() => void (paused.current || changed()));
-    follow(controller.signal, setProblem, (event) => {
-      feed.current.timeline.add(event);
-      feed.current.rates.add(event);
-      redraw();
-    });
-    return () => {
-      controller.abort();
-      redraw.cancel();
-    };
-  }, []);
-
-  const { timeline, rates } = feed.current;
+  const { timeline, rates } = useFeed(isPaused, setProblem);
   const found = timeline.lanesSince(timeline.now - seconds);
   const lanes = found.slice(0, MAX_LANES);
-  useEffect(() => drawLanes(canvas.current, timeline, lanes, seconds, chosen));
   return html`
     <div class="live">
       <h2 class="hidden">Live</h2>
@@ -65,17 +43,46 @@ export function Live() {
             onClick=${() => setIsPaused(!isPaused)}>Pause</button>
           <button type="button" class="quiet" onClick=${() => exportTrace(setProblem)}>Trace for Perfetto</button>
         </div>
-        <div class="lanes-frame" tabindex="0" role="region" aria-label="Lanes">
-          <canvas ref=${canvas} aria-hidden="true"
-            onClick=${(event) => setChosen(laneAt(lanes, event.offsetY)?.id ?? null)}></canvas>
-        </div>
+        <${Lanes} timeline=${timeline} lanes=${lanes} seconds=${seconds} chosen=${chosen} onChoose=${setChosen} />
         ${found.length === 0 && html`<p class="caption">No request in the last ${seconds} seconds.</p>`}
         ${found.length > MAX_LANES && html`<p class="caption">${found.length - MAX_LANES} more are not shown.</p>`}
       </section>
-      <${RequestTable} lanes=${lanes} chosen=${chosen} onChoose=${setChosen} />
+      <${RequestTable} timeline=${timeline} lanes=${lanes} chosen=${chosen} onChoose=${setChosen} />
       ${chosen && html`<${WhyPanel} key=${chosen} id=${chosen} onClose=${() => setChosen(null)} />`}
     </div>
   `;
+}
+
+/** The events of the server as lanes and rates; renders with each event, unless it is paused. */
+function useFeed(isPaused, onProblem) {
+  const feed = useRef(null);
+  feed.current ??= { timeline: new Timeline(), rates: new Rates() };
+  const [, changed] = useReducer((count) => count + 1, 0);
+  const paused = useRef(false);
+  paused.current = isPaused;
+  useEffect(() => {
+    const controller = new AbortController();
+    const redraw = oncePerFrame(() => void (paused.current || changed()));
+    follow(controller.signal, onProblem, (event) => {
+      feed.current.timeline.add(event);
+      feed.current.rates.add(event);
+      redraw();
+    });
+    return () => {
+      controller.abort();
+      redraw.cancel();
+    };
+  }, []);
+  return feed.current;
+}
+
+function Lanes({ timeline, lanes, seconds, chosen, onChoose }) {
+  const canvas = useRef(null);
+  useEffect(() => drawLanes(canvas.current, timeline, lanes, seconds, chosen));
+  return html`<div class="lanes-frame" tabindex="0" role="region" aria-label="Lanes">
+    <canvas ref=${canvas} aria-hidden="true"
+      onClick=${(event) => onChoose(laneAt(lanes, event.offsetY)?.id ?? null)}></canvas>
+  </div>`;
 }
 
 /** Reads events until `signal` aborts, and connects again if the server ends them. */
@@ -104,8 +111,12 @@ async function exportTrace(onProblem) {
 }
 
 /** The lanes as a table: for the keyboard and for screen readers. */
-function RequestTable({ lanes, chosen, onChoose }) {
-  const state = (lane) => (lane.ended === null ? lane.state + waiting(lane) : `ended: ${lane.finish || "error"}`);
+function RequestTable({ timeline, lanes, chosen, onChoose }) {
+  const state = (lane) => {
+    const reason = timeline.waitsFor(lane);
+    if (lane.ended !== null) return `ended: ${lane.finish || "error"}`;
+    return reason ? `${lane.state}: waits for ${reason}` : lane.state;
+  };
   return html`
     <details class="requests">
       <summary>Requests as a table (${lanes.length})</summary>
@@ -127,5 +138,3 @@ function RequestTable({ lanes, chosen, onChoose }) {
     </details>
   `;
 }
-
-const waiting = (lane) => (lane.state === "queued" && lane.waitsFor ? `: waits for ${lane.waitsFor}` : "");

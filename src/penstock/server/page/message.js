@@ -51,42 +51,9 @@ function focusOnce(element) {
   element.focus();
 }
 
-/** `listeners` notify of each change of a streaming node, so that the rest of the page is not rendered with it. */
 export function Answer({ node, results, branches, isBusy, isStreaming, isLast, listeners, onRegenerate, onResults, say }) {
   const [showTokens, setShowTokens] = useState(false);
-  const [version, changed] = useReducer((count) => count + 1, 0);
-  const body = useRef(null);
-  const view = useRef(null);
-  const kinds = useRef("");
-  const stats = useRef(null);
-  const reasoning = useRef(null);
-
-  const update = (isDone) => {
-    const now = [Boolean(node.reasoning), node.toolCalls?.length, Boolean(node.logprobs), Boolean(node.error)].join();
-    if (now !== kinds.current || node.toolCalls || (showTokens && node.logprobs)) {
-      kinds.current = now;
-      changed();
-    }
-    if (reasoning.current) growText(reasoning.current, node.reasoning ?? "");
-    if (stats.current) stats.current.textContent = isDone ? summary(node) : progress(node);
-    return view.current?.update(node.content, isDone) ?? 0;
-  };
-
-  useLayoutEffect(() => {
-    view.current ??= new MarkdownView(body.current, (text) => isStreaming && say(text));
-    update(!isStreaming);
-    if (!isStreaming) return undefined;
-    const request = oncePerFrame(() => update(false));
-    const stop = listeners.add(node.id, request);
-    return () => {
-      stop();
-      request.cancel();
-    };
-  }, [node, isStreaming, showTokens]);
-  useEffect(() => {
-    if (reasoning.current) growText(reasoning.current, node.reasoning ?? "");
-  });
-
+  const { body, reasoning, stats, version } = useGrowingAnswer({ node, isStreaming, showTokens, listeners, say });
   const isWaiting = isStreaming && !node.content && !node.reasoning && !node.toolCalls;
   return html`<article class="answer" aria-label="Answer" aria-busy=${isStreaming ? "true" : "false"}>
     ${node.reasoning &&
@@ -110,6 +77,42 @@ export function Answer({ node, results, branches, isBusy, isStreaming, isLast, l
       <span class="stats" ref=${stats}></span>
     </div>
   </article>`;
+}
+
+// Writes a node into the elements of the returned references, at most once per frame while it streams. `listeners`
+// notify of each change of the node, so that the page is not rendered with it; the answer itself is rendered again only
+// when it gets a part that it did not have.
+function useGrowingAnswer({ node, isStreaming, showTokens, listeners, say }) {
+  const [version, changed] = useReducer((count) => count + 1, 0);
+  const [body, reasoning, stats] = [useRef(null), useRef(null), useRef(null)];
+  const view = useRef(null);
+  const parts = useRef("");
+
+  const update = (isDone) => {
+    const now = [Boolean(node.reasoning), Boolean(node.logprobs), Boolean(node.error)].join();
+    if (now !== parts.current || node.toolCalls || (showTokens && node.logprobs)) {
+      parts.current = now;
+      changed();
+    }
+    if (reasoning.current) growText(reasoning.current, node.reasoning ?? "");
+    if (stats.current) stats.current.textContent = isDone ? summary(node) : progress(node);
+    return view.current.update(node.content, isDone);
+  };
+  useLayoutEffect(() => {
+    view.current ??= new MarkdownView(body.current, (text) => isStreaming && say(text));
+    update(!isStreaming);
+    if (!isStreaming) return undefined;
+    const request = oncePerFrame(() => update(false));
+    const stop = listeners.add(node.id, request);
+    return () => {
+      stop();
+      request.cancel();
+    };
+  }, [node, isStreaming, showTokens]);
+  useEffect(() => {
+    if (reasoning.current) growText(reasoning.current, node.reasoning ?? "");
+  });
+  return { body, reasoning, stats, version };
 }
 
 function progress({ stats }) {

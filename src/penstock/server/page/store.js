@@ -36,6 +36,7 @@ export async function allConversations() {
 export async function save(conversation) {
   const kept = { ...conversation, root: withoutLogprobs(conversation.root) };
   await transact("readwrite", (store) => store.put(kept));
+  if ((await transact("readonly", (store) => store.count())) <= MAX_CONVERSATIONS) return;
   const surplus = (await allConversations()).slice(MAX_CONVERSATIONS);
   for (const { id } of surplus) await remove(id);
 }

@@ -10,6 +10,8 @@ export class Timeline {
   lanes = new Map();
   steps = [];
   now = 0;
+  /** The head of the queue after the last step, and what it waits for; null if nothing waits. */
+  blocked = null;
 
   /** Takes an event in. */
   add({ now, steps, requests }) {
@@ -56,7 +58,7 @@ export class Timeline {
       lane.segments.push({ kind: "prompt", from: began, to: ended, tokens });
       lane.since = ended;
     }
-    if (trace.blocked && this.lanes.has(trace.blocked[0])) this.lanes.get(trace.blocked[0]).waitsFor = trace.blocked[1];
+    this.blocked = trace.blocked;
   }
 
   /** A lane's state changes: what it did since the last change becomes a segment. */
@@ -66,6 +68,13 @@ export class Timeline {
     close(lane, at);
     lane.state = state;
     lane.since = Math.max(at, lane.since);
+  }
+
+  /** What a queued lane waits for: "slots", or the head of the queue before it; empty if it does not wait. */
+  waitsFor(lane) {
+    if (lane.ended !== null || lane.state !== "queued" || !this.blocked) return "";
+    const [head, obstacle] = this.blocked;
+    return lane.id === head ? obstacle : shortName({ id: head });
   }
 
   #forget() {
@@ -85,6 +94,12 @@ export class Timeline {
     const isEnded = (lane) => (lane.ended === null ? 0 : 1);
     return lanes.sort((one, other) => isEnded(one) - isEnded(other) || other.arrival - one.arrival);
   }
+}
+
+/** The end of a request's id, which tells it from the others, and its key. */
+export function shortName({ id, key }) {
+  const end = id.replace(/^\w+?-/, "").slice(0, 8);
+  return key ? `${end} ${key}` : end;
 }
 
 /** What a lane did, with what it does now. */

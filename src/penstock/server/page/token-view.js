@@ -25,7 +25,7 @@ export function TokenView({ tokens, version }) {
         onMouseOver=${(event) => show(event.target.closest("span"))} onKeyDown=${move}
         onBlur=${() => setShown(null)}></div>
       <div class="token-card" role="status" hidden=${!shown}
-        style=${shown ? { left: `min(${shown.left}px, 100% - 14rem)`, top: `${shown.top}px` } : {}}>
+        style=${shown ? { left: `min(${shown.left}px, 100% - 18rem)`, top: `${shown.top}px` } : {}}>
         ${shown && html`<${TokenCard} token=${tokens[shown.index]} />`}
       </div>
     </div>
