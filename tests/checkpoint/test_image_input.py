@@ -9,8 +9,9 @@ import pytest
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import EngineConfig
-from penstock.engine.build import _image_input
+from penstock.engine.build import _image_input, _limited
 from penstock.errors import CheckpointError
+from tests.core.images import make_tower
 
 QWEN = {"model_type": "qwen2_5_vl", "image_token_id": 9}
 PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12_845_056}
@@ -61,6 +62,13 @@ def test_an_unknown_family_takes_text_only(tmp_path):
 def test_options_turn_images_off_and_bound_their_tokens(tmp_path):
     opened, facts = checkpoint(tmp_path), SimpleNamespace(tower=object())
     whole = _image_input(EngineConfig(), opened, facts)
+    assert whole == replace(read_image_input(opened), max_tokens=4096)
+    allowed = _image_input(EngineConfig.from_options(max_image_tokens=16_384), opened, facts)
+    assert allowed == replace(whole, max_tokens=16_384)
+    tower = replace(make_tower(), max_tokens=16_384, max_patches=65_536)
+    assert _limited(tower, allowed) == tower
+    assert _limited(tower, whole) == replace(tower, max_tokens=4096, max_patches=16_384), "memory is planned for less"
+    assert _limited(tower, None) is None
     bounded = EngineConfig.from_options(max_image_tokens=64)
     assert _image_input(bounded, opened, facts) == replace(whole, max_tokens=64)
     assert _image_input(EngineConfig.from_options(images=False), opened, facts) is None

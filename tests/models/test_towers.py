@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.errors import CheckpointError
 from penstock.kernels.ops import Ops
 from penstock.kernels.reference_ops import reference_ops
-from penstock.models.registry import read_spec
+from penstock.models.registry import read_facts, read_spec
 from penstock.runner.forward import RecordedForward
 from tests.kernels.versions import needs_native, recording_table
 from tests.support.stepping import settings_for
@@ -98,3 +100,23 @@ def test_a_model_without_an_image_processor_takes_text_only(tmp_path: Path) -> N
     (tmp_path / "preprocessor_config.json").unlink()
     _, settings = settings_for(tmp_path)
     assert settings.tower is None
+
+
+@pytest.mark.parametrize("name", ["Qwen3-VL", "Qwen2.5-VL", "Gemma 3", "Gemma 4", "Mistral 3"])
+def test_whatever_the_config_of_a_tower_says_the_text_is_served_or_the_model_refused(name: str, tmp_path: Path) -> None:
+    """Each setting of the tower in turn is nonsense; sizes are planned without allocating."""
+    family = FAMILIES[name]
+    maker = getattr(transformers, family.architecture)
+    config = maker.config_class(**family.config)
+    config.architectures = [family.architecture]
+    plain = json.loads(json.dumps(config.to_dict(), default=str))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"max_image_size": {"longest_edge": 32}}))
+    for key in plain["vision_config"]:
+        for nonsense in (0, 3, 2**23, 2**70, "x", [2**70], {"rope_type": "y"}):
+            changed = plain | {"vision_config": plain["vision_config"] | {key: nonsense}}
+            (tmp_path / "config.json").write_text(json.dumps(changed))
+            try:
+                facts = read_facts(open_checkpoint(str(tmp_path)), with_weights=False)
+            except CheckpointError:
+                continue
+            assert facts.tower is None or facts.tower.max_tokens > 0

@@ -196,13 +196,24 @@ def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None)
     return awaited
 
 
+MAX_IMAGE_TOKENS = 4096
+"""Default of `max_image_tokens`: with four times as many, as some checkpoints allow, the tower's memory is 5 GiB, and a
+picture takes minutes on a CPU.
+"""
+_SIZED = ("qwen2_vl", "pixtral")
+"""Processors by which the size of a picture determines its number of tokens."""
+
+
 def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
     """How the model takes images; None: it has no tower, or is to take text only."""
     if facts.tower is None or not config.images.images:
         return None
     found, most = read_image_input(checkpoint), config.images.max_image_tokens
-    if found is None or most is None:
+    if found is None:
+        return None
+    if most is None and found.processor not in _SIZED:
         return found
+    most = most or MAX_IMAGE_TOKENS
     return replace(found, max_tokens=min(most, found.max_tokens) if found.max_tokens else most)
 
 
@@ -213,7 +224,7 @@ def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerF
     if tower is None or image_input is None:
         return None
     most = image_input.max_tokens
-    if not most or most >= tower.max_tokens or image_input.processor not in ("qwen2_vl", "pixtral"):
+    if not most or most >= tower.max_tokens or image_input.processor not in _SIZED:
         return tower
     return replace(tower, max_tokens=most, max_patches=most * image_input.merge_size**2)
 

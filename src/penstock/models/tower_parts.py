@@ -152,11 +152,9 @@ def _part(part: ConnectorPart, tower: TowerSpec, factory: WeightFactory) -> Call
     if isinstance(part, RootMeanSpec):
         ones = factory.constant(np.ones(part.size, np.float32))
         return partial(_normed, weight=ones, eps=part.eps, norm=factory.ops.rms_norm)
-    return (
-        _Mean(part, tower.merge, tower.hidden_size, factory)
-        if part.mean
-        else partial(_side_by_side, count=tower.merge**2)
-    )
+    if part.mean:
+        return _Mean(part, tower.merge, tower.hidden_size, factory)
+    return partial(_side_by_side, count=tower.merge**2)
 
 
 def _side_by_side(x: AnyArray, count: int) -> AnyArray:
@@ -206,12 +204,13 @@ class _Projection:
 def _add_reordered(spec: ProjectionSpec, merge: int, weight: Any, factory: WeightFactory) -> None:
     store = factory.ops.store
     if spec.layout == "transposed":
-        gathered = np.empty((spec.in_size, spec.out_size), np.float32)
+        gathered: list[NDArray[Any]] = []
 
         def load(first: int, rows: NDArray[Any]) -> None:
-            gathered[first : first + len(rows)] = rows
+            gathered.append(rows.copy())
             if first + len(rows) == spec.in_size:  # rows are loaded in order
-                store(weight, 0, np.ascontiguousarray(gathered.T))
+                store(weight, 0, np.ascontiguousarray(np.concatenate(gathered).T))
+                gathered.clear()
 
         factory.parameters[spec.name] = _TakenRows((spec.in_size, spec.out_size), load)
         return

@@ -17,6 +17,7 @@ from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
 from penstock.models.patches import PatchGrid
@@ -69,7 +70,7 @@ class ImageRunner:
 
     def _record(self, library: Library, settings: Settings, max_patches: int) -> "_RecordedLayers | None":
         try:
-            return _RecordedLayers(self._tower, self, library, max_patches, settings.dtype)
+            return _RecordedLayers(self._tower, self._cache, library, max_patches, settings.dtype)
         except CannotRecordError as error:
             log.warning("the vision tower runs eagerly, more slowly, as no recorded step has %s", error)
             return None
@@ -77,11 +78,6 @@ class ImageRunner:
     @property
     def tower(self) -> Tower:
         return self._tower
-
-    @property
-    def cache(self) -> AnyArray:
-        """The keys and values of one layer."""
-        return self._cache
 
     def encode(self, plan: ForwardPlan) -> list[bytes]:
         """Free what the plan frees, and compute its layers; returns the digests of images with features not finite."""
@@ -144,7 +140,7 @@ class ImageRunner:
 class _RecordedLayers:
     """The tower's layers as native calls, recorded once; a part of them runs from any layer to any other."""
 
-    def __init__(self, tower: Tower, images: ImageRunner, library: Library, max_patches: int, dtype: str) -> None:
+    def __init__(self, tower: Tower, cache: AnyCache, library: Library, max_patches: int, dtype: str) -> None:
         """
         Raises:
             CannotRecordError: the tower uses an operation that the library lacks.
@@ -157,7 +153,7 @@ class _RecordedLayers:
         x = self._program.array((tower.spec.hidden_size,), dtype_of(dtype))
         self._streams, self._ends = [memory_of(x)], [0]
         for index in range(len(tower.spec.layers)):
-            x = tower.layer(index, x, self._angles, self._whole, self._windows, images.cache)
+            x = tower.layer(index, x, self._angles, self._whole, self._windows, cache)
             self._streams.append(memory_of(x))
             self._ends.append(self._program.num_calls)
 

@@ -169,12 +169,9 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
         revision: str | None = None,
         allow_patterns: list[str] | None = None,
         ignore_patterns: list[str] | None = None,
-        local_files_only: bool = False,
     ) -> str:
         assert repository == "some/repo"
-        if allow_patterns is None:
-            assert local_files_only
-            return str(snapshot)
+        assert allow_patterns is not None
         downloads.append(allow_patterns)
         for name in allow_patterns:
             if name in names:
