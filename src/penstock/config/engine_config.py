@@ -240,7 +240,7 @@ class ImageConfig:
     max_image_tokens: int | None = option(
         None,
         "maximum tokens of an image, where the family lets its size choose them: larger ones are resized to it; "
-        "default: the checkpoint's own",
+        "default: the checkpoint's own, and at most 4096",
     )
     image_cache_bytes: int = option(
         268_435_456, "memory for the latest resized images, which later turns of a conversation send again; 0: none"

@@ -95,6 +95,6 @@ class LLMOptions(TypedDict, total=False):
     """maximum pixels of an image, by its header, before it is resized"""
     max_image_tokens: int | None
     """maximum tokens of an image, where the family lets its size choose them: larger ones are resized to it;
-    default: the checkpoint's own"""
+    default: the checkpoint's own, and at most 4096"""
     image_cache_bytes: int
     """memory for the latest resized images, which later turns of a conversation send again; 0: none"""

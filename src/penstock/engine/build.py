@@ -43,6 +43,10 @@ from penstock.system.start import Start
 if TYPE_CHECKING:
     from penstock.engine.process import Core
 
+_USUAL_IMAGE_TOKENS = 4096
+"""Maximum tokens of an image by default, where its size chooses them. Checkpoints allow four times as many: the memory
+plan of a start would have gigabytes for them, and encoding one would take minutes."""
+
 MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
 T = TypeVar("T")
 
@@ -201,8 +205,12 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
     if facts.tower is None or not config.images.images:
         return None
     found, most = read_image_input(checkpoint), config.images.max_image_tokens
-    if found is None or most is None:
-        return found
+    if found is None:
+        return None
+    if most is None:
+        if found.processor != "qwen2_vl":
+            return found
+        most = _USUAL_IMAGE_TOKENS
     return replace(found, max_tokens=min(most, found.max_tokens) if found.max_tokens else most)
 
 
