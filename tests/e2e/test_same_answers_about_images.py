@@ -56,6 +56,9 @@ def test_answers_about_images_are_the_same_alone_in_company_in_chunks_and_cached
     assert core.stats().prefix_hit_tokens > 0
     (other,) = answers(core, ask(core, seen, "c", swap=True))
     assert core.stats().encoded_images == 3, "it has another picture in the first place"
+    core.restart(core.settings)
+    assert answers(core, ask(core, seen, "d")) == [alone], "the runner has freed what the new scheduler does not know"
+    assert core.stats().encoded_images == 2
     core.close()
     least = max(image.count for image in seen.images) + 5
     small = start(seen.folder, max_num_seqs=4, max_num_batched_tokens=least, speculation="ngram")

@@ -90,9 +90,15 @@ def test_what_a_model_writes_is_shown_and_never_run(page):
     assert answer.locator("pre code").text_content() == "print('<b>')"
     assert answer.locator("li").all_inner_texts() == ["one", "two"]
     assert answer.locator("h2").inner_text() == "Title"
+    answer.get_by_role("button", name="Copy").click()
+    page.wait_for_selector("text=Copied")
+    page.fill("#message", "")
+    page.press("#message", "Control+v")
+    assert page.input_value("#message") == "print('<b>')"
+    streamed = answer.inner_html().replace("Copied", "Copy")
     page.reload()
     page.locator(".history .title").click()
-    assert page.locator(".markdown").inner_html() == answer.inner_html()
+    assert page.locator(".markdown").inner_html() == streamed
 
 
 def test_controls_are_sent_and_json_is_checked_first(page):

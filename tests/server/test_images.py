@@ -204,6 +204,7 @@ def test_ollamas_images_precede_their_text(served):
         assert colours(told) == [BLUE, RED, BLUE]
         generated = client.generate("rule", "What?", images=[square(RED)])
         assert (colours(json.loads(generated.response)), generated.context) == ([RED], None)
+        assert colours(json.loads(client.generate("rule", "", images=[square(RED)]).response)) == [RED]
         assert "vision" in client.show("rule").capabilities
         with pytest.raises(ollama.ResponseError, match="images do not go with context"):
             client.generate("rule", "What?", images=[square(RED)], context=[1])

@@ -4,9 +4,10 @@ import gzip
 import re
 
 import pytest
+from starlette.requests import Request
 
 from penstock.server.keys import KeyRing, load_keys
-from penstock.server.pages import DOCS_PATHS
+from penstock.server.pages import DOCS_PATHS, encoder_page
 from tests.server.in_process import with_app
 
 FOREIGN = re.compile(r"""(?:src|href)=["'](?:https?:)?//""")
@@ -39,6 +40,15 @@ def test_files_are_sent_packed_to_those_who_take_that(tiny_llama):
         assert len(gzip.compress(plain.content)) < len(plain.content)
 
     with_app(talk, tiny_llama)
+
+
+def test_an_encoders_home_page_shows_a_request_that_it_answers():
+    scope = {"type": "http", "method": "GET", "path": "/", "root_path": "/below", "headers": [(b"host", b"here")]}
+    page = encoder_page(Request({**scope, "scheme": "http", "server": ("here", 80), "query_string": b""}), "a<b", None)
+    text = page.body.decode()
+    assert "<strong>a&lt;b</strong>:\nready" in text
+    assert '/v1/embeddings -d \'{"input": "Hello"}\'' in text
+    assert 'href="/below/docs"' in text
 
 
 @pytest.mark.parametrize(

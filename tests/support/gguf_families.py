@@ -356,6 +356,13 @@ def _add_latents(writer: GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * stretch)
 
 
+def _add_glm_dsa(writer: GGUFWriter, config: Config) -> None:
+    _add_latents(writer, config)
+    writer.add_indexer_head_count(config["index_n_heads"])
+    writer.add_indexer_key_length(config["index_head_dim"])
+    writer.add_indexer_top_k(config["index_topk"])
+
+
 def _add_llama4(writer: GGUFWriter, config: Config) -> None:
     writer.add_feed_forward_length(config["intermediate_size_mlp"])
     writer.add_expert_feed_forward_length(config["intermediate_size"])
@@ -413,6 +420,7 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, norms_plus_one),
     "Gemma3ForCausalLM": ("gemma3", _add_gemma3, norms_plus_one),
     "Gemma4ForCausalLM": ("gemma4", _add_gemma4, gemma4_tensors),
+    "GlmMoeDsaForCausalLM": ("glm-dsa", _add_glm_dsa, latent_tensors),
     "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),
     "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, correction_biases),
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, gpt_oss_tensors),

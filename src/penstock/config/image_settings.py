@@ -58,4 +58,4 @@ def largest_image_bytes(tower: TowerFacts, element_bytes: int) -> int:
 def token_elements(facts: ModelFacts) -> int:
     """Matrix elements that the layers of a model multiply for a token."""
     multiplied = (matrix for matrix in facts.matrices if matrix.multiplied and matrix.rows != facts.vocab_size)
-    return max(1, sum(matrix.rows * matrix.columns for matrix in multiplied))
+    return max(1, sum(matrix.rows * matrix.columns for matrix in multiplied) - facts.idle_elements)

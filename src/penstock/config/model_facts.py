@@ -146,6 +146,8 @@ class ModelFacts:
     rotary_dim: int
     """Rotated elements per head, summed over the model's rotary tables."""
     matrices: tuple[Matrix, ...]
+    idle_elements: int = 0
+    """Elements of the matrices of those experts that a token is not routed to, summed over layers."""
     stored_format: str | None = None
     """The checkpoint's name of its quantization; None: not quantized."""
     adapted_rows: int = 0

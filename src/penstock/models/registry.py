@@ -89,7 +89,7 @@ from penstock.models.loading.gguf_spec import as_stored
 from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
 from penstock.models.mtp import MTPHead
-from penstock.models.sizes import adapted_rows, head_sizes, model_sizes, stored_matrices
+from penstock.models.sizes import adapted_rows, head_sizes, idle_elements, model_sizes, stored_matrices
 from penstock.models.spec import ModelSpec, MTPSpec
 from penstock.models.tower import Tower
 from penstock.models.tower_facts import read_tower_facts
@@ -314,6 +314,7 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
         layers=layers,
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=stored_matrices(spec, sizes),
+        idle_elements=idle_elements(spec, ranks) if head_of is None else 0,
         stored_format=scheme.format if scheme else None,
         halves_kv=isinstance(scheme, GGUFScheme),
     )

@@ -225,6 +225,16 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
     return {**common, "architectures": ["DeepseekV2ForCausalLM"], "topk_method": grouped, "norm_topk_prob": False}
 
 
+def read_glm_dsa(given: Given) -> dict[str, Any]:
+    """GLM 5: DeepSeek V3's keys, and those of the indexer."""
+    given.keys.ignore("attention.indexer.head_count", "attention.indexer.key_length")
+    return {
+        **read_deepseek2(given),
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "index_topk": given.keys.need("attention.indexer.top_k", int),
+    }
+
+
 def _stretched(given: Given) -> dict[str, Any] | None:
     """The YaRN settings with `mscale` and `mscale_all_dim`, which are equal; files hold a tenth of their value."""
     scaling: dict[str, Any] | None = given.config["rope_scaling"]

@@ -86,7 +86,7 @@ def _indexed(config: HFConfig, dense: Dense, groups: tuple[int, int], key_dim: i
     sparse = sparse_layers(config, dense.num_layers, config.size("first_k_dense_replace", 3, least=0))
     model = _with_sigmoids(config, dense, sparse, num_experts=256, groups=groups, scaling=2.5, key_dim=key_dim)
     most = config.size("index_topk", 2048)
-    ignored = (*model.names.ignored, r".*\.self_attn\.indexer\..*")
+    ignored = (*model.names.ignored, r".*\.self_attn\.indexer\..*", r"blk\.\d+\.indexer\..*")
     model = replace(model, names=replace(model.names, ignored=ignored))
     if most >= model.max_position:
         return model

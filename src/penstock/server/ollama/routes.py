@@ -78,7 +78,7 @@ async def chat(body: ChatBody, call: CallOf) -> Response:
 async def generate(body: GenerateBody, call: CallOf) -> Response:
     """Answer a prompt, streamed unless `stream` is false: as a user's message, or as it is if `raw` is set."""
     received, model = time.monotonic(), _begin(body, call)
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return _loaded(body, model, {"response": ""})
     with param_names("prompt"):
         prompt, params, parsers = await _prompt(body, call, _params(body, call))

@@ -3,6 +3,10 @@
 import { html, useRef, useState } from "./dom.js";
 import { imageFiles, withImages } from "./images.js";
 
+const PICTURE = html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true">
+  <rect x="2" y="3" width="16" height="14" rx="2" /><path d="M2 14l5-5 5 5 2-2 4 4" /><circle cx="13" cy="7.5" r="1.3" />
+</svg>`;
+
 export function Composer({ inputRef, isBusy, takesImages, problem, onSend, onStop }) {
   const [text, setText] = useState("");
   const [images, setImages] = useState([]);
@@ -50,7 +54,7 @@ export function Composer({ inputRef, isBusy, takesImages, problem, onSend, onSto
       </ul>`}
       <div class="compose-row">
         ${takesImages &&
-        html`<button type="button" class="quiet" aria-label="Attach images" onClick=${() => picker.current.click()}>📎</button>
+        html`<button type="button" class="quiet" aria-label="Attach images" onClick=${() => picker.current.click()}>${PICTURE}</button>
           <input ref=${picker} type="file" accept="image/*" multiple hidden
             onChange=${(event) => add([...event.target.files])} />`}
         <label class="hidden" for="message">Message</label>

@@ -21,18 +21,33 @@ export function download(name, content, type) {
 /** Copies a text, and says so on the button for a moment. */
 export async function copy(text, button) {
   const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Copying is not allowed here";
-  }
+  const isCopied = await writeClipboard(text);
+  button.textContent = isCopied ? "Copied" : "Copying is not allowed here";
   setTimeout(() => {
     button.textContent = label;
   }, 1500);
 }
 
-/** A file's text, chosen by the user; null if none was chosen. */
+async function writeClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copySelection(text); // navigator.clipboard is for HTTPS and this machine alone
+  }
+}
+
+function copySelection(text) {
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  return isCopied;
+}
+
+/** A file, chosen by the user; null if none was chosen. */
 export function chooseFile(accept) {
   return new Promise((resolve) => {
     const input = document.createElement("input");
