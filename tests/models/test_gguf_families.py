@@ -1,8 +1,8 @@
 """Families whose tensors llama.cpp's converter changes, from GGUF files: the logits of their folders.
 
 `tests/support/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were
-compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`: of some of these the converter was read,
-and no file of theirs was at hand.
+compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`: of these no file was at hand, and of
+some the converter was read.
 """
 
 from pathlib import Path
