@@ -70,6 +70,7 @@ def test_options_turn_images_off_and_bound_their_tokens(tmp_path):
     assert _limited(tower, whole) == replace(tower, max_tokens=4096, max_patches=16_384), "memory is planned for less"
     assert _limited(tower, None) is None
     bounded = EngineConfig.from_options(max_image_tokens=64)
+    assert whole.max_tokens == 4096, "of more the memory plan would be large, and most pictures need fewer"
     assert _image_input(bounded, opened, facts) == replace(whole, max_tokens=64)
     assert _image_input(EngineConfig.from_options(images=False), opened, facts) is None
     assert _image_input(EngineConfig(), opened, SimpleNamespace(tower=None)) is None
