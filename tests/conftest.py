@@ -10,10 +10,18 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from penstock.system.extras import has_torch
 from tests.support.library import explain_missing_library
 
 if TYPE_CHECKING:
     from tests.support.command_line import Run
+
+if not has_torch():
+    from tests.support.without_torch import (  # noqa: F401  hooks
+        pytest_make_collect_report,
+        pytest_runtest_call,
+        pytest_runtest_setup,
+    )
 
 # No deadline for one example: the machines that run the tests are shared, and a slow moment is no failure.
 hypothesis.settings.register_profile("penstock", deadline=None)
@@ -83,6 +91,6 @@ def penstock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random float32 Llama of two layers, a context of 512, and a tokenizer with a chat template."""
-    from tests.support.checkpoints import write_tiny_llama  # here: it imports torch, which many tests do without
+    from tests.support.checkpoints import write_tiny_llama  # here: it loads the native library, and tokenizers
 
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))

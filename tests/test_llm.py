@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-import transformers
 
 from penstock import LLM, Function, SamplingParams, Tools
 from penstock.api.request import FinishReason
@@ -24,9 +23,16 @@ from penstock.engine.core import EngineCore
 from penstock.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError, PromptTooLongError
 from penstock.parsers.parts import Text, ToolCall
 from tests.support.checkpoints import write_tiny_llama
-from tests.support.encoders import config_of, write_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+def write_bert(folder: Path) -> Path:
+    import transformers
+
+    from tests.support.encoders import config_of, write_model  # here: they need torch
+
+    return write_model(folder, transformers.BertModel(config_of("bert")))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +144,7 @@ def test_logprobs_have_the_texts_of_their_tokens(llm: LLM) -> None:
 
 
 def test_refusals_of_the_offline_api_name_no_routes_of_the_server(llm: LLM, tmp_path: Path) -> None:
-    encoder = write_model(tmp_path / "encoder", transformers.BertModel(config_of("bert")))
+    encoder = write_bert(tmp_path / "encoder")
     plain = write_tiny_llama(tmp_path / "plain")
     (plain / "tokenizer_config.json").unlink()
     with (
@@ -276,7 +282,7 @@ def test_after_ctrl_c_in_a_step_the_model_answers_as_before(
 
 
 def test_after_ctrl_c_in_a_step_an_encoder_embeds_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = write_model(tmp_path, transformers.BertModel(config_of("bert")))
+    encoder = write_bert(tmp_path)
     with LLM(str(encoder), threads=1) as llm:
         expected = llm.embed("word1")
         with interrupted_in_step(llm, 1, monkeypatch):

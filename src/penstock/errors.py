@@ -3,7 +3,8 @@
     PenstockError
     ├── ConfigError              an option, or a combination of options, that cannot work
     │   ├── CheckpointError      a model folder that is incomplete, damaged or of an unknown kind
-    │   └── NativeLibraryError   a native library that was built from other sources than the package
+    │   ├── NativeLibraryError   a native library that was built from other sources than the package
+    │   └── MissingTorchError    a feature that needs PyTorch, which is not installed
     ├── InvalidRequestError      a request that is refused; `param` names the field at fault
     │   ├── PromptTooLongError   the prompt, or prompt and max_tokens together, exceed the context
     │   ├── ModelNotFoundError   the request names a model that is not served here
@@ -66,6 +67,19 @@ class AdapterError(ConfigError):
 
 class NativeLibraryError(ConfigError):
     """A native library that was built from other sources than the package that loads it."""
+
+
+class MissingTorchError(ConfigError):
+    """PyTorch is needed, and is not installed."""
+
+    def __init__(self, purpose: str, reason: str = "") -> None:
+        """
+        Args:
+            purpose: what it is needed for, a noun.
+            reason: why nothing else will do, a clause.
+        """
+        end = f"; {reason}" if reason else ""
+        super().__init__(f"PyTorch is needed for {purpose}: pip install '.[torch]' in Penstock's source folder{end}")
 
 
 class InvalidRequestError(PenstockError):

@@ -8,7 +8,7 @@ import pytest
 from penstock import LLM
 from penstock.cli import main
 from penstock.models.loading import packed_key
-from tests.kernels.versions import needs_native
+from tests.support.needs import needs_native
 
 
 def test_an_empty_cache_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

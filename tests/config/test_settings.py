@@ -176,6 +176,12 @@ def test_the_cache_is_int8_beside_weights_rounded_for_native_kernels_and_else_of
     assert settled(replace(FACTS, stored_format="gptq"), machine).kv_cache_dtype == "bfloat16"
 
 
+def test_where_native_caches_do_not_support_a_blocks_size_all_is_planned_for_the_reference() -> None:
+    chosen = settled(machine=replace(CPU, native=True), quantization="int4", block_size=5)
+    assert chosen.gap == "attention with heads of 32 elements and blocks of 5 tokens"
+    assert replace(chosen, gap="") == settled(machine=replace(CPU, native=False), quantization="int4", block_size=5)
+
+
 def test_latents_are_not_cached_in_int8_unless_told_so() -> None:
     layer = LayerFacts(KVSpec(1, 576, latent=True), LAYER.working)
     facts, machine = replace(FACTS, layers=(layer,) * 4), replace(CPU, native=True)

@@ -10,16 +10,8 @@ import pytest
 from penstock.models import registry
 from tests.e2e.engines import BLOCK_SIZE, Answer, answers_of, engine, hits_of, memory_for, request_of
 from tests.support.checkpoints import write_random
-from tests.support.hybrid import toy_hybrid_spec, write_toy_hybrid
+from tests.support.hybrid import SHAPE, toy_hybrid_spec, write_toy_hybrid
 
-SHAPE = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 512,
-}
 WRITTEN: dict[str, dict[str, Any]] = {
     "Lfm2": {"num_key_value_heads": 1, "layer_types": ["conv", "full_attention", "conv"]},
     "DeepseekV3": {

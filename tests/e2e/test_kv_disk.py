@@ -17,9 +17,9 @@ from penstock.errors import ConfigError
 from penstock.runner import rank_blocks
 from penstock.runner.block_file import PAGE
 from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
-from tests.kernels.versions import needs_native
 from tests.server.running import RunningServer, running_server
 from tests.support.checkpoints import write_random
+from tests.support.needs import needs_native
 from tests.support.waiting import wait_until
 
 PROMPT = random.Random(3).choices(range(3, 200), k=200)

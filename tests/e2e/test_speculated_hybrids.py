@@ -13,8 +13,8 @@ from penstock.core.speculation import Draft, Speculation
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from tests.core.fakes import make_request
-from tests.e2e.test_hybrids import SHAPE
 from tests.support.checkpoints import write_random
+from tests.support.hybrid import SHAPE
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3_5": {

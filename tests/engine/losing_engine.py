@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.engine_config import EngineConfig
 from penstock.config.settings import Settings
@@ -27,7 +25,7 @@ class LosingRunner(TorchRunner):
     def execute(self, plan: StepPlan) -> StepResult:
         if FATAL in plan.forward.token_ids and not self.lost.exists():
             self.lost.touch()
-            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if FAULTY in plan.forward.token_ids:
             raise RuntimeError("a kernel has a bug")
         return super().execute(plan)

@@ -2,14 +2,10 @@
 
 import pytest
 
-from penstock import native
 from penstock.kernels.ops import Ops, native_ops
 from penstock.kernels.reference_ops import over_tensors, reference_ops
+from tests.support.needs import LIBRARY, needs_native
 
-LIBRARY = native.library()
-needs_native = pytest.mark.skipif(
-    LIBRARY is None, reason="the native kernels were not built, or this processor has none"
-)
 REFERENCE = reference_ops()
 VERSIONS = [
     pytest.param(REFERENCE, id="reference"),

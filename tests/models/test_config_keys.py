@@ -17,6 +17,7 @@ from tests.support.families import CASES, LONGROPE, SHAPE
 WITHOUT_EFFECT: dict[str, set[str]] = {
     "Llama4": {"router_jitter_noise"},
     "Mixtral": {"router_jitter_noise"},
+    "MiniMaxM2": {"router_jitter_noise"},
     "Phimoe": {"input_jitter_noise"},
     "Qwen3_5Moe": {"intermediate_size"},  # which is not its own
     "GraniteMoeHybrid": {"mamba_chunk_size"},
@@ -32,6 +33,7 @@ INTERVALS = {
     "sliding_window_pattern": "layer_types",
     "no_rope_layer_interval": "no_rope_layers",
     "interleave_moe_layer_step": "moe_layers",
+    "first_k_dense_replace": "mlp_layer_types",
 }
 """Settings that a list of the layers goes before, which is taken out to try them."""
 SHOWN_BY_TENSORS = {

@@ -1,7 +1,8 @@
 """Families whose tensors llama.cpp's converter changes, from GGUF files: the logits of their folders.
 
 `tests/support/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were
-compared, but for Llama 4, Phi-3.5-MoE and Gemma 4: of these only what the converter does was read.
+compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`: of these only what the converter does
+was read.
 """
 
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.checkpoints import write_random
 from tests.support.families import (
     DELTA,
     GEMMA4,
+    GRANITE,
     LATENTS,
     LFM2_MOE,
     LLAMA3,
@@ -30,6 +32,8 @@ from tests.support.families import (
     NEMOTRON,
     QWEN_EXPERTS,
     SHAPE,
+    SHARED_EXPERTS,
+    TWO,
     rope,
 )
 from tests.support.gguf_families import FAMILIES, write_family
@@ -48,7 +52,39 @@ GLM_EXPERTS: dict[str, Any] = {
     "use_qk_norm": True,
 }
 GPT_OSS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}
+UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("Arcee", TWO | {"mlp_bias": True}),
+    "dots1": (
+        "Dots1",
+        TWO | SHARED_EXPERTS | {"norm_topk_prob": True, "sliding_window": None, "routed_scaling_factor": 1.5},
+    ),
+    "exaone moe": (
+        "ExaoneMoe",
+        {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "sliding_window": 9}
+        | {"num_shared_experts": 2, "sliding_window_pattern": 2, **LLAMA3},
+    ),
+    "gemma": ("Gemma", TWO | {"head_dim": 20, "num_key_value_heads": 1}),
+    "granite moe": (
+        "GraniteMoe",
+        TWO | GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
+    "granite moe with a shared expert": (
+        "GraniteMoeShared",
+        TWO | GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 56, "intermediate_size": 40},
+    ),
+    "minimax m2": (
+        "MiniMaxM2",
+        TWO
+        | rope("default", partial_rotary_factor=0.5)
+        | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
+    "nemotron": ("Nemotron", TWO | {"mlp_bias": True}),
+    "qwen2 moe": ("Qwen2Moe", TWO | QWEN_EXPERTS),
+    "seed-oss": ("SeedOss", TWO | {"head_dim": 16, "attention_out_bias": True}),
+    "starcoder2": ("Starcoder2", TWO),
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **UNCOMPARED,
     "deepseek v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None, "first_k_dense_replace": 1, "topk_method": "greedy"}),
     "deepseek v2, groups, yarn, biases": (
         "DeepseekV2",

@@ -15,7 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
+from penstock.config.engine_config import EngineConfig
+from penstock.config.memory import Machine
 from penstock.config.model_facts import Working
+from penstock.engine.build import build_engine
 from penstock.kernels.tables import make_ops
 from penstock.layers.linear import Linear
 from penstock.layers.rope import RopeConfig
@@ -24,9 +27,10 @@ from penstock.models import registry
 from penstock.models.families.llama import llama_parts
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
+from penstock.runner.fingerprint import arithmetic
 from penstock.runner.forward import KVCache
-from tests.kernels.versions import needs_native
 from tests.support.checkpoints import write_tiny_llama
+from tests.support.needs import needs_native
 from tests.support.stepping import Stepper, kept, settings_for
 
 # ── the family's file ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,6 +109,16 @@ def test_it_generates_what_its_model_computes_token_by_token(toy: Path) -> None:
     with LLM(str(toy), kv_cache_memory="2MiB", threads=1) as llm:
         (output,) = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
     assert output.outputs[0].token_ids == expected[len(prompt) :]
+
+
+@needs_native
+def test_memory_is_planned_for_the_reference_which_computes_it(toy: Path) -> None:
+    config = EngineConfig.from_options(model=str(toy), quantization="int4", kv_cache_memory="2MiB", threads=1)
+    machine = Machine("cpu", cores=1, memory=2**30, native=True)
+    native, reference = (build_engine(config, machine=one) for one in (machine, replace(machine, native=False)))
+    assert native.info.memory_plan == reference.info.memory_plan
+    checkpoint, settings = settings_for(toy)
+    assert arithmetic(checkpoint, settings) != arithmetic(checkpoint, replace(settings, gap="relu"))
 
 
 def test_layers_of_one_group_keep_what_each_of_them_needs(toy: Path) -> None:

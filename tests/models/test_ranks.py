@@ -11,13 +11,13 @@ from penstock import native
 from penstock.errors import ConfigError
 from penstock.kernels.ranks import Collective
 from penstock.models.registry import read_facts
-from tests.kernels.versions import needs_native
 from tests.quantization.stored import write_int4, write_layers
 from tests.quantization.test_float8 import FORMS, random_float8, random_scales
 from tests.quantization.test_stored import INT4
 from tests.support.checkpoints import write_random, write_tiny_llama
 from tests.support.families import CASES, SHAPE
 from tests.support.gguf_files import write_gguf
+from tests.support.needs import needs_native
 from tests.support.ranks import in_ranks, logits
 from tests.support.stepping import settings_for
 

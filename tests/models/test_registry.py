@@ -84,7 +84,7 @@ assert "torch" not in sys.modules
 def test_an_unknown_architecture_is_named_with_those_like_it_and_where_all_are(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="architecture LlamaForCasualLM, which is unknown; did you mean Llama"):
         read(tmp_path, LLAMA | {"architectures": ["LlamaForCasualLM"]})
-    for name in ("xyz", "FalconForCausalLM", "Lfm3ForCausalLM", "MiniMaxM2ForCausalLM", "Qwen2MoeForCausalLM"):
+    for name in ("xyz", "FalconForCausalLM", "Lfm9ForCausalLM", "MiniMaxM9ForCausalLM", "Qwen9MoeForCausalLM"):
         with pytest.raises(CheckpointError, match=rf"architecture {name}, which is unknown; docs/models\.md lists"):
             read(tmp_path, LLAMA | {"architectures": [name]})
 
@@ -160,17 +160,23 @@ def test_a_setting_that_nobody_reads_is_reported_once(tiny_llama: Path, tmp_path
     assert "_name_or_path" not in run.stderr
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "Glm4MoeForCausalLM": {"head_dim": 128},  # half of the default cannot be turned
+    "GraniteMoeHybridForCausalLM": {"num_local_experts": 0},
+}
+"""Settings without a default that works."""
+
+
 @pytest.mark.parametrize("only_changed", [True, False])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architecture: str, only_changed: bool) -> None:
     import transformers
 
-    needed = {"head_dim": 128} if architecture == "Glm4MoeForCausalLM" else {}  # half of the default cannot be turned
-    if architecture == "GraniteMoeHybridForCausalLM":
-        needed = {"num_local_experts": 0}  # as experts are refused
-    if architecture == "DeepseekV2ForCausalLM":
-        needed = {"num_experts_per_tok": 6}  # which has no default
-    config = getattr(transformers, architecture).config_class(architectures=[architecture], **needed)
+    config = getattr(transformers, architecture).config_class(
+        architectures=[architecture], **NEEDED.get(architecture, {})
+    )
     config.get_text_config().num_hidden_layers = 2
     for per_layer in ("layer_types", "mlp_layer_types"):
         if hasattr(config.get_text_config(), per_layer):

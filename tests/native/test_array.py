@@ -17,7 +17,7 @@ def test_an_array_answers_as_a_tensor_over_the_same_memory(name: str) -> None:
         assert array.data_ptr() == tensor.data_ptr() or not tensor.numel()
         assert (array.shape, len(array)) == (tuple(tensor.shape), len(tensor))
         assert [array.stride(axis) for axis in range(array.dim())] == list(tensor.stride())
-        assert (array.is_contiguous(), array.itemsize) == (tensor.is_contiguous(), tensor.itemsize)
+        assert (array.is_contiguous(), array.dtype.itemsize) == (tensor.is_contiguous(), tensor.itemsize)
         assert array.dtype == dtype_of(name)
         assert dtype_name(array.dtype) == dtype_name(tensor.dtype) == name
 

@@ -12,6 +12,7 @@ import pytest
 
 from penstock import native
 from penstock.errors import ConfigError
+from tests.support.needs import needs_torch
 
 CHOICES = """
 import json, os
@@ -49,12 +50,14 @@ def test_an_instruction_set_is_the_one_asked_for_or_refused() -> None:
         assert answers[name] == (name if name in present else refusal)
 
 
+@needs_torch
 def test_the_reference_can_be_forced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("PENSTOCK_ISA", "reference")
     assert native.library.__wrapped__() is None
     assert not caplog.records
 
 
+@needs_torch
 def test_a_missing_library_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -67,6 +70,7 @@ def test_a_missing_library_is_told_once(
     assert "4 to 15 times slower; the native ones were not built: install a C++ compiler" in caplog.text
 
 
+@needs_torch
 def test_other_platforms_are_told_which_have_the_kernels(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

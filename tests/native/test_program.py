@@ -6,7 +6,7 @@ from penstock.kernels.ops import native_ops
 from penstock.native.array import INT64, Array, CannotRecordError, dtype_of
 from penstock.native.program import Program
 from penstock.native.structs import Segment
-from tests.kernels.versions import LIBRARY, needs_native
+from tests.support.needs import LIBRARY, needs_native
 
 pytestmark = needs_native
 

@@ -9,7 +9,7 @@ from penstock import native
 from penstock.errors import NativeLibraryError
 from penstock.native import Library
 from penstock.native.structs import HEADERS, Arguments
-from tests.kernels.versions import LIBRARY, needs_native
+from tests.support.needs import LIBRARY, needs_native
 from tools import native_structs
 
 SOURCE = "".join(header.read_text() for header in native_structs.HEADERS)

@@ -1,14 +1,15 @@
 """What importing costs: time, and the libraries that come along."""
 
 import json
+import re
 import subprocess
 import sys
 
 import grimp
 import pytest
-import torch
 
-from tests.kernels.versions import needs_native
+from penstock.runner.torch_device import num_gpus
+from tests.support.needs import needs_native
 
 
 def modules_after(statement: str) -> set[str]:
@@ -52,7 +53,7 @@ def test_help_loads_neither_torch_nor_the_server() -> None:
 
 
 @needs_native
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, torch computes")
+@pytest.mark.skipif(num_gpus() > 0, reason="on a GPU, torch computes")
 def test_the_llm_answers_on_native_kernels_without_torch() -> None:
     ask = """
 import logging, sys
@@ -63,6 +64,32 @@ with LLM(threads=1, packed_cache="off") as llm:
     assert llm.generate(["2 + 2 ="], many)[0].outputs[0].token_ids
 del sys.modules["torch"]"""
     assert "torch" not in modules_after(ask)
+
+
+TORCH = re.compile(
+    r"penstock\.(kernels\.(.*reference\w*|.*triton|arrays)|runner\.torch_groups|quantization\.gptq|quantizer\.\w+)"
+)
+"""The modules that cannot be imported without torch: pyproject.toml says for each why."""
+
+
+def test_without_torch_all_other_modules_can_be_imported() -> None:
+    imports = """
+import importlib, json, pkgutil, sys
+sys.modules["torch"] = None
+import penstock
+failed = []
+for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+    if module.name.startswith("penstock.server.") or module.name.endswith("__main__"):
+        continue  # the other tests see to the server's
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        failed += [module.name] * (error.name == "torch")
+print(json.dumps(failed))"""
+    run = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True, check=True)
+    failed = json.loads(run.stdout)
+    assert "penstock.kernels.reference_ops" in failed
+    assert [name for name in failed if not TORCH.fullmatch(name)] == []
 
 
 def test_no_two_modules_import_each_other() -> None:

@@ -27,12 +27,12 @@ from penstock.runner import ranks
 from penstock.runner.mtp_forward import RecordedMTP
 from penstock.runner.torch_runner import TorchRunner
 from tests.core.fakes import make_request
-from tests.kernels.versions import needs_native
 from tests.support.checkpoints import write_random, write_tiny_llama
 from tests.support.families import DELTA
 from tests.support.families import SHAPE as FAMILY_SHAPE
 from tests.support.gguf_families import write_family
 from tests.support.mtp import FAMILIES, SHAPE, write_with_head
+from tests.support.needs import needs_native
 from tests.support.stepping import kept
 from tests.support.torch_ops import TorchOps
 

@@ -35,11 +35,11 @@ from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.ranks import RankedRunner, RankOrder, RankStep, start_runner
 from penstock.system.host import start_child
 from penstock.text.tokenizer import Tokenizer
-from tests.kernels.versions import needs_native
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_random, write_tiny_llama, write_tokenizer
 from tests.support.controls import answer, requests_of
 from tests.support.families import DELTA, MAMBA, QWEN_EXPERTS, SHAPE
+from tests.support.needs import needs_native
 from tests.support.waiting import alive, wait_until
 
 OVERRIDES = '{"rope_theta": 100.0}'

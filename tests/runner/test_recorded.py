@@ -9,9 +9,9 @@ from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.ops import native_ops
 from penstock.models.registry import load_model
 from penstock.runner.forward import EagerForward, KVCache, RecordedForward
-from tests.kernels.versions import LIBRARY, needs_native
 from tests.support.checkpoints import write_random
 from tests.support.families import CASES, SHAPE
+from tests.support.needs import LIBRARY, needs_native
 from tests.support.stepping import kept, plan_of, settings_for
 
 STEPS = (((0, 5), (0, 1), (0, 7)), ((5, 1),), ((6, 1), (1, 1), (7, 1)), ((2, 4), (8, 2)))

@@ -10,10 +10,10 @@ import torch
 
 from penstock import native
 from penstock.core.plan import BlockCopy, StepPlan
-from penstock.errors import ConfigError
+from penstock.errors import MissingTorchError
 from penstock.kernels.tables import make_ops
 from penstock.runner.torch_runner import TorchRunner
-from tests.kernels.versions import needs_native
+from tests.support.needs import needs_native
 from tests.support.stepping import Stepper, plan_of, settings_for, spying
 
 PROMPT = [5, 17, 300, 42, 8, 99, 250]
@@ -103,9 +103,8 @@ def test_a_size_without_a_native_kernel_has_the_reference_compute_the_whole_mode
 
 @needs_native
 def test_without_torch_it_says_what_to_install(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "penstock.kernels.reference_ops")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"blocks of 5 tokens; .* pip install 'penstock\[torch\]'"):
+    with pytest.raises(MissingTorchError, match=r"for this model: pip install '\.\[torch\]' .* blocks of 5 tokens"):
         TorchRunner(*settings_for(tiny_llama, block_size=5))
 
 

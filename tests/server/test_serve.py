@@ -22,9 +22,9 @@ from penstock.errors import ConfigError
 from penstock.native import library_path
 from penstock.server.config import CallLimitsConfig
 from penstock.server.serve import _allow_files
-from tests.kernels.versions import needs_native
 from tests.server.running import RunningServer, running_server
 from tests.support import fetch
+from tests.support.needs import needs_native
 from tests.support.waiting import alive, stop, wait_until
 
 LONG = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "temperature": 0}

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tests.support.checkpoints import Normals, dtype_named
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -35,22 +37,22 @@ def write_adapter(
     rank: int = 4,
     targets: Sequence[str] = ATTENTION + MLP,
     size: float = 0.15,
-    dtype: torch.dtype = torch.float32,
+    dtype: str = "float32",
     **changes: Any,
 ) -> Path:
     """A random adapter of all linear maps of these names of the checkpoint `base`; `changes` go to its config."""
     folder.mkdir(parents=True, exist_ok=True)
     config = CONFIG | {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets)} | changes
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    random = torch.Generator().manual_seed(seed)
+    normals = Normals(seed)
     tensors = {}
     for name, weight in sorted(load_file(base / "model.safetensors").items()):
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in targets:
             rows, columns = weight.shape
             for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-                values = size * torch.randn(shape, generator=random)
-                tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.to(dtype)
+                values = np.float32(size) * normals.draw(*shape)
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.astype(dtype_named(dtype))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -66,8 +68,8 @@ def write_merged(folder: Path, base: Path, adapter: Path) -> Path:
     for name in parts:
         if ".lora_A." in name:
             module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            a, b = parts[name].double(), parts[name.replace(".lora_A.", ".lora_B.")].double()
-            merged = weights[f"{module}.weight"].double() + scale * (b @ a)
-            weights[f"{module}.weight"] = merged.to(weights[f"{module}.weight"].dtype)
+            a, b = (parts[name.replace(".lora_A.", part)].astype(np.float64) for part in (".lora_A.", ".lora_B."))
+            weight = weights[f"{module}.weight"]
+            weights[f"{module}.weight"] = (weight + scale * (b @ a)).astype(weight.dtype)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

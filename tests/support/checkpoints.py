@@ -1,16 +1,20 @@
 """Random checkpoints for tests, written to disk in Hugging Face's form.
 
-`write_tiny_llama` needs no `transformers` (which takes seconds to import) and brings a tokenizer; `write_random` lets
-`transformers` itself write any of its models, as the reference that ours are held to.
+`write_tiny_llama` needs neither torch nor `transformers` (which take seconds to import) and brings a tokenizer;
+`write_random` lets `transformers` itself write any of its models, as the reference that ours are held to.
 """
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+import ml_dtypes
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock import native
@@ -59,8 +63,38 @@ def write_tiny_llama(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return folder
 
 
-def _random_llama(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+class Normals:
+    """Normally distributed numbers as `torch.randn` draws them, up to their rounding: seeds keep their meaning."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = RandomState(seed)._bit_generator
+
+    def draw(self, *shape: int) -> NDArray[np.float32]:
+        size = math.prod(shape)
+        uniform, whole = self._uniform(size), size // 16 * 16
+        drawn = np.empty(size, np.float32)
+        drawn[:whole] = _box_muller(uniform[:whole])
+        if whole < size:
+            drawn[-16:] = _box_muller(self._uniform(16))
+        return drawn.reshape(shape)
+
+    def _uniform(self, size: int) -> NDArray[np.float32]:
+        return np.ldexp((self._bits.random_raw(size) & 0xFFFFFF).astype(np.float32), -24)
+
+
+def _box_muller(uniform: NDArray[np.float32]) -> NDArray[np.float32]:
+    first, second = uniform.reshape(-1, 2, 8).swapaxes(0, 1)
+    radius, angle = np.sqrt(-2 * np.log1p(-first)), np.float32(2 * np.pi) * second
+    return np.stack((radius * np.cos(angle), radius * np.sin(angle)), 1).reshape(-1)
+
+
+def dtype_named(name: str) -> Any:
+    """numpy's dtype, or that of `ml_dtypes`."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _random_llama(config: dict[str, Any], seed: int) -> dict[str, NDArray[Any]]:
+    normals = Normals(seed)
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     query, kv = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (vocab, hidden), "model.norm": (hidden,)}
@@ -74,9 +108,9 @@ def _random_llama(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
         }
         shapes |= {layer + "self_attn.o_proj": (hidden, query), layer + "mlp.down_proj": (hidden, inner)}
         shapes |= {layer + f"mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-    dtype = getattr(torch, config["torch_dtype"])
+    dtype = dtype_named(config["torch_dtype"])
     return {
-        f"{name}.weight": (torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)).to(dtype)
+        f"{name}.weight": (normals.draw(*shape) * np.float32(0.2) + np.float32(len(shape) == 1)).astype(dtype)
         for name, shape in shapes.items()
     }
 
@@ -109,6 +143,8 @@ def write_few_tokens(folder: Path) -> Any:
     """
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    import torch
+
     model = write_random(folder, "Llama", vocab_size=48, eos_token_id=0, bos_token_id=None, **shape, **heads)
     with torch.no_grad():
         model.lm_head.weight.mul_(0.1)
@@ -123,9 +159,12 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
     The weights are larger than freshly initialised ones, and biases and norms (around what they are then, 1 or 0) are
     random, too: an overlooked one would not show otherwise.
     """
+    import torch
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         import transformers
+    native.set_num_threads(1)  # torch's
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(seed)

@@ -115,6 +115,23 @@ LFM2_MOE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
+TWO: dict[str, Any] = {"num_hidden_layers": 2}
+"""Layers of the families that have one kind of layer."""
+SHARED_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 5.0,
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -175,10 +192,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_temperature_tuning": False,
         },
     ),
-    "granite": (
-        "Granite",
-        {"embedding_multiplier": 6.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3, "logits_scaling": 5.0},
-    ),
+    "granite": ("Granite", GRANITE),
     "ernie 4.5": ("Ernie4_5", {"head_dim": 20, "tie_word_embeddings": True}),
     "ernie 4.5, biases, llama3 rope": (
         "Ernie4_5",
@@ -537,6 +551,72 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         },
+    ),
+    "arcee": ("Arcee", TWO),
+    "arcee, biases, yarn": ("Arcee", TWO | YARN | {"attention_bias": True, "mlp_bias": True}),
+    "dots1": ("Dots1", TWO | SHARED_EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "sliding_window": None}),
+    "dots1, the upper layer sliding, biases": (
+        "Dots1",
+        TWO
+        | SHARED_EXPERTS
+        | {"sliding_window": 9, "max_window_layers": 1, "attention_bias": True, "routed_scaling_factor": 1.5},
+    ),
+    "exaone moe": (
+        "ExaoneMoe",
+        {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4}
+        | {"topk_group": 2, "sliding_window": 9, "sliding_window_pattern": 2, "num_shared_experts": 2},
+    ),
+    "exaone moe, every layer sees all, not renormalised": (
+        "ExaoneMoe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": False}
+        | {"sliding_window": 9, "layer_types": ["full_attention"] * 2, "mlp_layer_types": ["sparse", "dense"], **TWO},
+    ),
+    "gemma": ("Gemma", TWO | {"head_dim": 20}),
+    "gemma, biases, not tied": (
+        "Gemma",
+        TWO | {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": False, "num_key_value_heads": 1},
+    ),
+    "granite moe": (
+        "GraniteMoe",
+        TWO | GRANITE | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
+    "granite moe with a shared expert": (
+        "GraniteMoeShared",
+        TWO
+        | GRANITE
+        | {"num_local_experts": 4, "shared_intermediate_size": 56, "intermediate_size": 40, "attention_bias": True},
+    ),
+    "minimax m2": (
+        "MiniMaxM2",
+        TWO
+        | rope("default", partial_rotary_factor=0.5)
+        | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
+    "nemotron": ("Nemotron", TWO),
+    "nemotron, biases, turned otherwise": (
+        "Nemotron",
+        TWO
+        | rope("default", partial_rotary_factor=0.25)
+        | {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "hidden_act": "gelu", "norm_eps": 1e-3},
+    ),
+    "qwen2 moe": (
+        "Qwen2Moe",
+        {**QWEN_EXPERTS, "norm_topk_prob": True, "qkv_bias": False, "mlp_only_layers": [1]},
+    ),
+    "qwen2 moe, some layers sliding, not renormalised": (
+        "Qwen2Moe",
+        {**QWEN_EXPERTS, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
+        | {"decoder_sparse_step": 2},
+    ),
+    "seed-oss": ("SeedOss", TWO | {"head_dim": 16}),
+    "seed-oss, other biases": (
+        "SeedOss",
+        TWO | {"head_dim": 12, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "starcoder2": ("Starcoder2", TWO),
+    "starcoder2, no biases, sliding, not tied": (
+        "Starcoder2",
+        TWO | {"use_bias": False, "sliding_window": 9, "tie_word_embeddings": False, "hidden_act": "gelu"},
     ),
 }
 

@@ -123,7 +123,7 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
         writer.add_value_length(config["head_dim"])
     if eps := config.get("rms_norm_eps", config.get("norm_eps")):
         writer.add_layer_norm_rms_eps(eps)
-    if eps := config.get("layer_norm_epsilon"):
+    if eps := config.get("layer_norm_epsilon", config.get("norm_epsilon")):
         writer.add_layer_norm_eps(eps)
     if "rope_theta" in rope:
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -132,11 +132,16 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if experts := next(
-        (config[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in config), 0
+        (
+            config[key]
+            for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+            if key in config
+        ),
+        0,
     ):
         writer.add_expert_count(experts)
-        if "num_experts_per_tok" in config:
-            writer.add_expert_used_count(config["num_experts_per_tok"])
+        for key in {"num_experts_per_tok", "moe_k"} & config.keys():
+            writer.add_expert_used_count(config[key])
     for key, add in {
         "n_group": writer.add_expert_group_count,
         "topk_group": writer.add_expert_group_used_count,
@@ -145,6 +150,8 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
         "num_dense_layers": writer.add_leading_dense_block_count,
         "routed_scaling_factor": writer.add_expert_weights_scale,
         "n_shared_experts": writer.add_expert_shared_count,
+        "num_shared_experts": writer.add_expert_shared_count,
+        "moe_num_shared_experts": writer.add_expert_shared_count,
         "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "moe_shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "final_logit_softcapping": writer.add_final_logit_softcapping,
@@ -215,7 +222,34 @@ def _add_gpt_oss(writer: GGUFWriter, config: Config) -> None:
 
 
 def _add_partial_rope(writer: GGUFWriter, config: Config) -> None:
-    writer.add_rope_dimension_count(int(config["head_dim"] * _rope(config)["partial_rotary_factor"]))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(int(head_dim * _rope(config)["partial_rotary_factor"]))
+
+
+def _add_sigmoids(writer: GGUFWriter, config: Config) -> None:
+    writer.add_uint32(f"{writer.arch}.expert_gating_func", 2)
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
+def _add_exaone_moe(writer: GGUFWriter, config: Config) -> None:
+    _add_exaone4(writer, config)
+    _add_sigmoids(writer, config)
+    writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+
+
+def _add_minimax(writer: GGUFWriter, config: Config) -> None:
+    _add_partial_rope(writer, config)
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_uint32(f"{writer.arch}.expert_gating_func", 2)
+
+
+def _add_granite_moe(writer: GGUFWriter, config: Config) -> None:
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+    if config.get("shared_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
 
 
 def _add_glm4_moe(writer: GGUFWriter, config: Config) -> None:
@@ -250,11 +284,7 @@ def _add_granite_hybrid(writer: GGUFWriter, config: Config) -> None:
     heads = config["num_key_value_heads"]
     writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
     writer.add_rope_scaling_finetuned(False)
-    writer.add_embedding_scale(config["embedding_multiplier"])
-    writer.add_attention_scale(config["attention_multiplier"])
-    writer.add_residual_scale(config["residual_multiplier"])
-    writer.add_logit_scale(config["logits_scaling"])
-    writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+    _add_granite_moe(writer, config)
     writer.add_ssm_conv_kernel(config["mamba_d_conv"])
     writer.add_ssm_state_size(config["mamba_d_state"])
     writer.add_ssm_group_count(config["mamba_n_groups"])
@@ -326,6 +356,17 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),
+    "ArceeForCausalLM": ("arcee", add_nothing, interleaved),
+    "Dots1ForCausalLM": ("dots1", _add_sigmoids, correction_biases),
+    "ExaoneMoeForCausalLM": ("exaone-moe", _add_exaone_moe, correction_biases),
+    "GemmaForCausalLM": ("gemma", add_nothing, norms_plus_one),
+    "GraniteMoeForCausalLM": ("granitemoe", _add_granite_moe, granite_hybrid_tensors),
+    "GraniteMoeSharedForCausalLM": ("granitemoe", _add_granite_moe, granite_hybrid_tensors),
+    "MiniMaxM2ForCausalLM": ("minimax-m2", _add_minimax, correction_biases),
+    "NemotronForCausalLM": ("nemotron", _add_partial_rope, norms_plus_one),
+    "Qwen2MoeForCausalLM": ("qwen2moe", add_nothing, None),
+    "SeedOssForCausalLM": ("seed_oss", add_nothing, None),
+    "Starcoder2ForCausalLM": ("starcoder2", add_nothing, None),
     "Ernie4_5ForCausalLM": ("ernie4_5", add_nothing, None),
     "Exaone4ForCausalLM": ("exaone4", _add_exaone4, None),
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, norms_plus_one),

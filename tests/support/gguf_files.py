@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  lets safetensors read bfloat16
 import numpy as np
-import torch
 from gguf import GGUFWriter, quants
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType, TokenType
 from gguf.tensor_mapping import get_tensor_name_map
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -173,7 +172,7 @@ def _add_tensors(
     for name, tensor in _stacked(load_file(folder / "model.safetensors")).items():
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
-        array = tensor.float().numpy()
+        array = tensor.astype(np.float32)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         permuted = architecture in _PERMUTED and heads is not None
         count = config[heads] if heads else 1
@@ -187,17 +186,17 @@ def _add_tensors(
     return values
 
 
-def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _stacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """With the experts of a layer in one tensor."""
-    experts: dict[str, list[tuple[int, Tensor]]] = {}
+    experts: dict[str, dict[int, NDArray[Any]]] = {}
     others = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name)
         if match is None:
             others[name] = tensor
         else:
-            experts.setdefault(match[1] + match[3], []).append((int(match[2]), tensor))
-    return others | {name: torch.stack([tensor for _, tensor in sorted(parts)]) for name, parts in experts.items()}
+            experts.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
+    return others | {name: np.stack([parts[expert] for expert in sorted(parts)]) for name, parts in experts.items()}
 
 
 def interleave(rows: NDArray[Any], heads: int) -> NDArray[Any]:

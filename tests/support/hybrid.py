@@ -25,6 +25,16 @@ from tests.support.checkpoints import write_tiny_llama
 HEADS, SIZE, TAPS = 2, 16, 4
 CHANNELS = 3 * HEADS * SIZE
 
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+}
+"""Sizes of the hybrids that `transformers` writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToyRecurrentSpec:

@@ -4,9 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from penstock import native
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -16,12 +14,14 @@ from penstock.config.settings import Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
 from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches
 from penstock.kernels.ops import Ops
-from penstock.kernels.reference_ops import over_tensors, reference_ops
 from penstock.kernels.tables import make_ops
 from penstock.models.registry import load_model, read_facts
 from penstock.native.array import NoNativeKernelError
 from penstock.runner.forward import KVCache, build_batch
 from tests.support.params import GREEDY
+
+if TYPE_CHECKING:
+    import torch
 
 
 def settings_for(folder: Path, **options: Any) -> tuple[Checkpoint, Settings]:
@@ -87,6 +87,10 @@ class Stepper:
     """A model and its cache, stepped over several texts that each get blocks scattered over the pool."""
 
     def __init__(self, folder: Path, num_texts: int, **options: Any) -> None:
+        import torch
+
+        from penstock.kernels.reference_ops import over_tensors, reference_ops
+
         checkpoint, settings = settings_for(folder, **options)
         self.device = torch.device(settings.device)
         try:
@@ -100,14 +104,16 @@ class Stepper:
         self.computed = [0] * num_texts
 
     def _load(self, checkpoint: Checkpoint, settings: Settings, ops: Ops) -> None:
-        with torch.inference_mode():
+        with ops.inference():
             self.ops, self.model = ops, load_model(checkpoint, settings, ops)
             self.cache = KVCache(self.model.spec, settings, ops)
 
-    def step(self, parts: dict[int, list[int]]) -> dict[int, torch.Tensor]:
+    def step(self, parts: dict[int, list[int]]) -> "dict[int, torch.Tensor]":
         """Compute the next tokens `parts[i]` of the texts i, in one step; returns logits of each token, by text."""
         tables = [self._table(index, self.computed[index] + len(tokens)) for index, tokens in parts.items()]
         plan = plan_of([(self.computed[index], tokens) for index, tokens in parts.items()], tables).forward
+        import torch
+
         with torch.inference_mode():
             batch = build_batch(plan, tables, self.cache.block_size, self.ops, self.device)
             self.model.positions.prepare(batch.positions)

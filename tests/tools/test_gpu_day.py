@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.docs.test_docs import num_cells, tables
+from tests.support.needs import needs_torch
 from tests.tools.gpu_parts import part
 from tools import gpu_day
 from tools.gpu.parts import PARTS, SECTIONS
@@ -118,6 +119,7 @@ def test_a_folder_without_wheels_fails_alone(tmp_path: Path) -> None:
     assert found["measures"]["status"] == "ok"
 
 
+@needs_torch
 def test_the_command_runs_the_parts_that_it_is_asked_for(tmp_path: Path) -> None:
     assert gpu_day.main([str(tmp_path), "--device", "cpu", "--parts", "machine"]) == 0
     (found,) = json.loads((tmp_path / "gpu_day.json").read_text())["parts"]

@@ -2,6 +2,10 @@
 
 A command's module has `add_parser`, which declares its flags, and the function that runs it. The engine's flags are the
 fields of the dataclasses in `penstock.config.engine_config`, by the same names, with their help.
+
+Tested elsewhere: `tests/cli/test_commands.py`, `tests/cli/test_interrupts.py` and `tests/cli/test_sources.py` run the
+commands; `serve` and `reload`: `tests/server/test_serve.py`, `verify`: `tests/diagnose/test_verify.py`, `quantize`:
+`tests/quantizer/test_job.py`, `topics`: `tests/cli/test_parser.py`.
 """
 
 import argparse
@@ -17,13 +21,18 @@ from penstock.cli.sources import name_sources
 from penstock.errors import ConfigError, PenstockError
 from penstock.system.host import CLOSED_PIPE, end_process, importing, keep_own_rights
 
-COMMANDS = ("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate", "cache")
+COMMANDS = (
+    *("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate", "cache"),
+    *("doctor", "config", "completion"),
+)
 """Modules of this package, in the order of the help."""
 
 
 def run() -> NoReturn:
     """Entry point of the program `penstock`; exits with the command's exit code."""
     keep_own_rights()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+        import_module("penstock.cli.completion").complete(make_parser())
     try:
         code = main()
     except SystemExit as ended:  # argparse's, after --help or a mistake

@@ -1,10 +1,11 @@
 """Flags shared by several commands, and their conversion to options and sampling parameters."""
 
 import argparse
+import functools
 import os
 import sys
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import Field, replace
 from pathlib import Path
@@ -104,7 +105,13 @@ def add_flags(group: "argparse._ActionsContainer", options: "Iterable[Field[Any]
             choices = f.metadata["choices"]
             metavar = "{" + ",".join(choices) + "}" if choices else _metavar(f)
             action = _Joined if f.metadata["repeated"] else "store"
-            group.add_argument(_flag(f.name), metavar=metavar, action=action, **shared)
+            added: Any = group.add_argument(_flag(f.name), metavar=metavar, action=action, **shared)
+            if choices:
+                added.completer = functools.partial(_choices, choices)  # argcomplete asks it
+
+
+def _choices(choices: Sequence[str], **_: object) -> Sequence[str]:
+    return choices
 
 
 def _metavar(f: "Field[Any]") -> str:

@@ -34,6 +34,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from penstock.system.extras import require_torch
+
+    require_torch("penstock quantize")
     from penstock.quantizer.command import quantize
 
     config = EngineConfig.from_options(threads=engine_options(args).get("threads"))

@@ -46,8 +46,8 @@ _DIVIDED = {
 _TITLE_OF = {name: title for title, names in _DIVIDED.items() for name in names}
 
 
-def add_options(parser: Parser, options: "Iterable[tuple[str, Field[Any]]]") -> None:
-    """Add a flag for each option, given with its section: common ones in a group, the others by topic.
+def by_topic(options: "Iterable[tuple[str, Field[Any]]]") -> "list[tuple[str, list[Field[Any]]]]":
+    """The options, given with their sections, by title: the common ones first, in the order of `COMMON`.
 
     Engine options come before those of the server, whose own are divided into several topics.
     """
@@ -58,7 +58,13 @@ def add_options(parser: Parser, options: "Iterable[tuple[str, Field[Any]]]") -> 
             common[f.name] = f
         else:
             topics.setdefault(_TITLE_OF.get(f.name, _TITLES[section]), []).append(f)
-    add_flags(parser.common, [common[name] for name in COMMON if name in common])
+    return [("common options", [common[name] for name in COMMON if name in common]), *topics.items()]
+
+
+def add_options(parser: Parser, options: "Iterable[tuple[str, Field[Any]]]") -> None:
+    """Add a flag for each option, given with its section: common ones in a group, the others by topic."""
+    (_, common), *topics = by_topic(options)
+    add_flags(parser.common, common)
     add_config_flag(parser.common)
-    for title, fields in topics.items():
+    for title, fields in topics:
         add_flags(parser.add_topic(title), fields)

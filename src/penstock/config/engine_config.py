@@ -63,7 +63,7 @@ class ModelConfig:
         "float32",
         ("auto", *BYTES_OF),
     )
-    device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda if available")
+    device: str = option("auto", "cpu, cuda or cuda:N, which need PyTorch; auto: cuda if available")
     quantization: str | None = option(
         None, "quantize the weights while loading; default: as stored in the checkpoint", tuple(RECIPES)
     )

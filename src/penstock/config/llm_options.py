@@ -22,7 +22,7 @@ class LLMOptions(TypedDict, total=False):
     """type of weights and arithmetic; auto: the checkpoint's; float16 on CPUs: of weights alone, with arithmetic in
     float32"""
     device: str
-    """cpu, cuda or cuda:N; auto: cuda if available"""
+    """cpu, cuda or cuda:N, which need PyTorch; auto: cuda if available"""
     quantization: Literal["int8", "int4"] | None
     """quantize the weights while loading; default: as stored in the checkpoint"""
     packed_cache: str

@@ -49,6 +49,12 @@ class Machine:
     """Whether `memory` is less than what is free: `max_memory`."""
     multiplies_bfloat16: bool = False
     """Whether the kernels multiply bfloat16; bfloat16 weights are then stored in 12 bits."""
+    gap: str = ""
+    """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
+
+    def without_native_kernels(self, gap: str) -> "Machine":
+        """The machine for a model with this gap."""
+        return replace(self, native=False, multiplies_bfloat16=False, gap=gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +402,7 @@ def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine:
     facts = model.facts
     positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
     logits = 4 * samples * facts.vocab_size * 4
-    native = machine.device == "cpu" and machine.native and limits.block_size % 2 == 0
+    native = machine.device == "cpu" and machine.native
     rest = _native_workspace(model, limits, samples, machine.cores) if native else _reference_workspace(model, limits)
     return positions + logits + rest
 

@@ -25,6 +25,10 @@ class Matrix:
     """Whether it is multiplied; False for a table whose rows are only looked up."""
 
 
+MAX_NATIVE_HEAD = 576
+"""Largest head in the native kernels' layout of caches."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """The keys and values that a layer caches for each token."""
@@ -40,6 +44,12 @@ class KVSpec:
     def block_bytes(self, block_size: int, dtype: KVDType) -> int:
         """Bytes of a block of the layer's pool."""
         return block_size * (2 - self.latent) * self.num_heads * head_bytes(self.head_dim, dtype)
+
+    def gap(self, block_size: int) -> str:
+        """Name of the attention that the native kernels lack, if they do not support these sizes; else empty."""
+        if block_size % 2 == self.head_dim % 4 == 0 and self.head_dim <= MAX_NATIVE_HEAD:
+            return ""
+        return f"attention with heads of {self.head_dim} elements and blocks of {block_size} tokens"
 
 
 @dataclass(frozen=True, slots=True)

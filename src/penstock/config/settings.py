@@ -4,7 +4,7 @@ EngineConfig + ModelFacts + Machine ──resolve──> Settings (nothing left 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -99,6 +99,8 @@ class Settings:
     """Whether floating-point matrices are float16, though `dtype` is float32."""
     widened_weights: bool = False
     """Whether the reference kernels keep quantized and float16 matrices in float32."""
+    gap: str = ""
+    """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
 
     @property
     def moves_blocks(self) -> bool:
@@ -114,6 +116,10 @@ class Settings:
             if is_narrow:
                 return f"; they may have exceeded the range of float16: start with {name} bfloat16 or float32"
         return ""
+
+
+_CPU_BLOCK = 32
+"""Tokens of a block on a CPU."""
 
 
 def resolve(
@@ -136,6 +142,7 @@ def resolve(
     if config.cache.max_memory is not None:
         most = parse_bytes(config.cache.max_memory)
         machine = replace(machine, memory=min(machine.memory, most), is_limited=most < machine.memory)
+    machine = _for_kernels(machine, [facts] if draft_facts is None else [facts, draft_facts], config)
     if facts.is_encoder:
         return _resolve_encoder(config, facts, machine)
     model, cache, scheduler = config.model, config.cache, config.scheduler
@@ -149,6 +156,7 @@ def resolve(
         dtype=target.dtype,
         float16_weights=target.float16_weights,
         widened_weights=target.widened_weights,
+        gap=machine.gap,
         kv_cache_dtype=target.kv_dtype,
         quantization=target.quantization,
         packed_cache=packed_cache_folder(model.packed_cache),
@@ -174,6 +182,16 @@ def resolve(
     mtp = config.speculation.speculation == "mtp"
     draft = _draft_settings(settings, drafts[0], memory.draft, ranks if mtp else 1)
     return replace(settings, speculation=Speculative(num_drafts, draft, mtp))
+
+
+def _for_kernels(machine: Machine, models: Sequence[ModelFacts], config: EngineConfig) -> Machine:
+    """The machine, without native kernels if their caches do not support the models' heads or the size of a block."""
+    if not machine.native or machine.device != "cpu":
+        return machine
+    block_size = _positive("block_size", config.cache.block_size, _CPU_BLOCK)
+    caches = (cache for facts in models for cache in facts.caches if isinstance(cache, KVSpec))
+    gap = next(filter(None, (cache.gap(block_size) for cache in caches)), "")
+    return machine.without_native_kernels(gap) if gap else machine
 
 
 def _models(
@@ -237,7 +255,6 @@ _OF_GENERATING = (
     *("speculation", "speculative_model", "num_speculative_tokens", "tensor_parallel_size"),
 )
 """Options that do not apply to an encoder."""
-_ENCODER_BLOCK = 32
 _ENCODER_SEQUENCES = 1024
 _ENCODER_TOKENS = 1024
 
@@ -257,13 +274,14 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         _max_model_len(model.max_model_len, facts),
         _positive("max_num_seqs", scheduler.max_num_seqs, _ENCODER_SEQUENCES),
         _positive("max_num_batched_tokens", scheduler.max_num_batched_tokens, _ENCODER_TOKENS),
-        _positive("block_size", config.cache.block_size, _ENCODER_BLOCK),
+        _positive("block_size", config.cache.block_size, _CPU_BLOCK),
     )
     return Settings(
         model_name=facts.name,
         dtype=precision.dtype,
         float16_weights=precision.float16_weights,
         widened_weights=precision.widened_weights,
+        gap=machine.gap,
         kv_cache_dtype=precision.kv_dtype,
         quantization=precision.quantization,
         packed_cache=packed_cache_folder(model.packed_cache),
@@ -467,7 +485,7 @@ def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> Poo
             f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({sequences}): a step could not give "
             "each running sequence its token; raise the first or lower the second"
         )
-    block_size = _positive("block_size", config.cache.block_size, 32 if on_cpu else 16)
+    block_size = _positive("block_size", config.cache.block_size, _CPU_BLOCK if on_cpu else 16)
     return PoolLimits(_max_model_len(config.model.max_model_len, facts), sequences, tokens, block_size)
 
 

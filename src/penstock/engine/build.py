@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.api.request import Request
 from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
@@ -28,6 +28,7 @@ from penstock.layers.encoder_head import TokenScoreSpec
 from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.models.sizes import adaptable
+from penstock.native.array import NoNativeKernelError
 from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.engine.process import Core
 
 MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
+T = TypeVar("T")
 
 
 def build_engine(
@@ -62,14 +64,36 @@ def build_engine(
     Raises:
         ConfigError: the options, the checkpoint and the machine are incompatible.
     """
+    build = partial(_build_engine, config, make_runner, clock, start or Start())
+    return _whole(build, machine or detect_machine(config.model.device))
+
+
+def _whole(build: Callable[[Machine], T], machine: Machine) -> T:
+    """Build with native kernels, or, if the model uses an operation that they lack, with the reference alone.
+
+    Only a family of one's own has a gap that settings do not foresee: its calls are seen when they are recorded, which
+    takes the addresses of loaded weights. The memory plan is made anew, as the reference's weights are larger.
+    """
+    try:
+        return build(machine)
+    except NoNativeKernelError as error:
+        gap = str(error)
+    return build(machine.without_native_kernels(gap))  # here, where the traceback no longer holds the model
+
+
+def _build_engine(
+    config: EngineConfig,
+    make_runner: MakeRunner | None,
+    clock: Callable[[], float],
+    start: Start,
+    machine: Machine,
+) -> EngineCore:
     checkpoint = open_model(config.model)
     facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     draft = open_draft_checkpoint(config.speculation, checkpoint)
-    start = start or Start()
     make_runner = make_runner or partial(start_runner, start=start)
-    machine = machine or detect_machine(config.model.device)
     if config.speculation.speculation == "mtp":
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
@@ -117,10 +141,14 @@ def build_encoder(
     start: Start | None = None,
 ) -> EncoderCore:
     """Build an engine for an embedding model or reranker, and load its model. See `build_engine`."""
+    build = partial(_build_encoder, config, clock, start or Start())
+    return _whole(build, machine or detect_machine(config.model.device))
+
+
+def _build_encoder(config: EngineConfig, clock: Callable[[], float], start: Start, machine: Machine) -> EncoderCore:
     checkpoint = open_model(config.model)
     facts, spec = read_facts(checkpoint), read_spec(checkpoint)
-    start = start or Start()
-    settings = resolve(config, facts, machine or detect_machine(config.model.device))
+    settings = resolve(config, facts, machine)
     about = read_encoder(checkpoint)
     assert about is not None
     assert spec.encoder is not None

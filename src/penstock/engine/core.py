@@ -22,7 +22,7 @@ from penstock.engine.adapters import AdapterRoom
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.runner.torch_runner import is_device_lost
+from penstock.runner.torch_device import is_device_lost
 from penstock.structured.masks import Grammars
 
 PAUSE = 0.02

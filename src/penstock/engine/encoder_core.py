@@ -13,7 +13,7 @@ from penstock.core.encoder import EncoderScheduler, VectorRunner
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError
-from penstock.runner.torch_runner import is_device_lost
+from penstock.runner.torch_device import is_device_lost
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from penstock.config.engine_config import EngineConfig, KVTransfer
 from penstock.errors import ConfigError
 from penstock.fleet.link import ENGINE_CORE, EngineLink
+from penstock.system.extras import has_torch, require_torch
 from penstock.system.host import ANYWHERE, Seat, free_memory, physical_cores, seats
 
 
@@ -64,10 +65,13 @@ def divide(
 
     Raises:
         ConfigError: there are fewer GPUs than engines.
+        MissingTorchError: they are to run on GPUs.
     """
+    if config.model.device.startswith("cuda"):
+        require_torch(f"device {config.model.device!r}")
     if count == 1:
         return [(config, ANYWHERE)]
-    num_gpus = len(list(devices.glob("nvidia[0-9]*")))
+    num_gpus = len(list(devices.glob("nvidia[0-9]*"))) if has_torch() else 0
     if config.model.device == "cuda" or (config.model.device == "auto" and num_gpus):
         each = config.model.tensor_parallel_size
         if count * each > num_gpus:

@@ -105,9 +105,9 @@ class Batch:
 
     @functools.cached_property
     def _on_device(self) -> AnyArray:
-        import torch
+        from penstock.kernels.arrays import tensor_of  # here: it imports torch
 
-        return torch.from_numpy(self._memory).to(self._device).long()
+        return tensor_of(self._memory).to(self._device).long()
 
     @functools.cached_property
     def _ends(self) -> dict[Column, tuple[int, int]]:

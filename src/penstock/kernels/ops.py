@@ -2,7 +2,7 @@
 
 Every operation has a version in plain torch (`reference.py` of its folder), which is the truth; `reference_ops.py` is
 their table. `native_ops` is the table in C++, on arrays of its own, without torch. A table is whole: an operation, or a
-size of one, that C++ lacks raises NoNativeKernelError, and `without_native_kernels` is the table for such a model.
+size of one, that C++ lacks raises NoNativeKernelError, and the reference's table computes such a model.
 Operations on memory in a layout of the backend's own are methods of the object that holds the memory:
 `new_weight` and `new_caches` make these.
 """

@@ -4,12 +4,11 @@ import logging
 from dataclasses import replace
 
 from penstock import native
-from penstock.errors import ConfigError
 from penstock.kernels.ops import Ops, native_ops
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.ranks import Collective
-from penstock.native.array import NoNativeKernelError
 from penstock.system.allocator import Allocator
+from penstock.system.extras import require_torch
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +17,7 @@ def make_ops(
     device: str,
     collective: Collective | None = None,
     *,
+    gap: str = "",
     widened_weights: bool = False,
     allocator: Allocator | None = None,
 ) -> Ops:
@@ -25,38 +25,21 @@ def make_ops(
 
     Args:
         collective: of a rank, if there are several.
+        gap: an operation of the model without a native kernel, so that the reference computes all of it; empty: none.
         widened_weights: see `reference_ops`; the native kernels multiply weights as they are stored.
         allocator: of host memory; None: the system's.
+
+    Raises:
+        MissingTorchError: the reference computes, and torch is not installed.
     """
     library = native.library()
     if library is not None and str(device) == "cpu":
-        return native_ops(library, collective, allocator)
-    ops = _reference_ops(collective, allocator, widened_weights=widened_weights and library is None)
+        if not gap:
+            return native_ops(library, collective, allocator)
+        reason = f"there is no native kernel for {gap}"
+        require_torch("this model", reason)
+        log.warning("reference kernels, which are slower: %s", reason)
+    from penstock.kernels.reference_ops import reference_ops
+
+    ops = reference_ops(collective, widened_weights=widened_weights, allocator=allocator)
     return ops if library is None else replace(ops, quantize=QuantizeKernels(library).quantize)
-
-
-def without_native_kernels(ops: Ops, gap: NoNativeKernelError) -> Ops:
-    """The reference's table, in place of the native one that lacks an operation.
-
-    Raises:
-        ConfigError: torch is not installed.
-    """
-    log.warning("reference kernels, which are slower: there is no native kernel for %s", gap)
-    try:
-        return _reference_ops(ops.collective, ops.allocator)
-    except ConfigError as error:
-        raise ConfigError(f"there is no native kernel for {gap}; {error}") from None
-
-
-def _reference_ops(collective: Collective | None, allocator: Allocator | None, *, widened_weights: bool = False) -> Ops:
-    """
-    Raises:
-        ConfigError: torch is not installed.
-    """
-    try:
-        from penstock.kernels.reference_ops import reference_ops
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigError("the reference kernels need torch: pip install 'penstock[torch]'") from None
-    return reference_ops(collective, widened_weights=widened_weights, allocator=allocator)

@@ -19,9 +19,10 @@ class Norm:
 
     def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
         self.weight = factory.norm(spec.name, spec.size, spec.offset)
-        self.bias = factory.tensor(f"{spec.name}.bias", spec.size) if spec.bias else None
+        dtype = self.weight.dtype
+        self.bias = factory.tensor(f"{spec.name}.bias", spec.size, dtype=dtype) if spec.bias else None
         if spec.centred and self.bias is None:
-            self.bias = factory.constant(np.zeros(spec.size, np.float32), factory.dtype)
+            self.bias = factory.constant(np.zeros(spec.size, np.float32), dtype)
         self.eps = spec.eps
         self._ops = factory.ops
 

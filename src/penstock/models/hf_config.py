@@ -28,6 +28,7 @@ _BOOKKEEPING = {
 }
 _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
+    *("residual_dropout", "embedding_dropout"),
     *("finetuning_task", "problem_type", "task_specific_params"),
     *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
@@ -120,6 +121,14 @@ _LARGEST = {
     "attention_chunk_size": 2**30,
     "interleave_moe_layer_step": 10_000,
     "floor_scale": 2**30,
+    "num_shared_experts": 2**8,
+    "moe_num_experts": 2**16,
+    "moe_k": 2**16,
+    "moe_num_shared_experts": 2**8,
+    "moe_layer_start_index": 10_000,
+    "moe_layer_end_index": 10_000,
+    "moe_layer_interval": 10_000,
+    "rotary_dim": 2**16,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)

@@ -21,9 +21,13 @@ from penstock.layers.sizes import WeightSizes
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
+from penstock.models.families.arcee import arcee_spec
 from penstock.models.families.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.families.dots1 import dots1_spec
 from penstock.models.families.ernie4_5 import ernie4_5_spec
 from penstock.models.families.exaone4 import exaone4_spec
+from penstock.models.families.exaone_moe import exaone_moe_spec
+from penstock.models.families.gemma import gemma_spec
 from penstock.models.families.gemma2 import gemma2_spec
 from penstock.models.families.gemma3 import gemma3_spec
 from penstock.models.families.gemma4 import gemma4_spec
@@ -31,25 +35,31 @@ from penstock.models.families.glm4 import glm4_spec
 from penstock.models.families.glm4_moe import glm4_moe_spec
 from penstock.models.families.gpt_oss import gpt_oss_spec
 from penstock.models.families.granite import granite_spec
+from penstock.models.families.granite_moe import granite_moe_shared_spec, granite_moe_spec
 from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.llama4 import llama4_spec
+from penstock.models.families.minimax_m2 import minimax_m2_spec
 from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.families.mistral import mistral_spec
 from penstock.models.families.mixtral import mixtral_spec
+from penstock.models.families.nemotron import nemotron_spec
 from penstock.models.families.nemotron_h import nemotron_h_spec
 from penstock.models.families.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.families.olmoe import olmoe_spec
 from penstock.models.families.phi3 import phi3_spec
 from penstock.models.families.phimoe import phimoe_spec
 from penstock.models.families.qwen2 import qwen2_spec
+from penstock.models.families.qwen2_moe import qwen2_moe_spec
 from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.families.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
 from penstock.models.families.qwen3_moe import qwen3_moe_spec
 from penstock.models.families.qwen3_next import qwen3_next_spec
+from penstock.models.families.seed_oss import seed_oss_spec
 from penstock.models.families.smollm3 import smollm3_spec
+from penstock.models.families.starcoder2 import starcoder2_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.loading.gguf_scheme import read_gguf_scheme
 from penstock.models.loading.gguf_spec import as_stored
@@ -111,6 +121,17 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5ForConditionalGeneration": qwen3_5_spec,
     "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
+    "ArceeForCausalLM": arcee_spec,
+    "Dots1ForCausalLM": dots1_spec,
+    "ExaoneMoeForCausalLM": exaone_moe_spec,
+    "GemmaForCausalLM": gemma_spec,
+    "GraniteMoeForCausalLM": granite_moe_spec,
+    "GraniteMoeSharedForCausalLM": granite_moe_shared_spec,
+    "MiniMaxM2ForCausalLM": minimax_m2_spec,
+    "NemotronForCausalLM": nemotron_spec,
+    "Qwen2MoeForCausalLM": qwen2_moe_spec,
+    "SeedOssForCausalLM": seed_oss_spec,
+    "Starcoder2ForCausalLM": starcoder2_spec,
 }
 
 KNOWN = "docs/models.md lists those that are supported"

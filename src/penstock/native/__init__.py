@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DeviceLostError, NativeLibraryError
 from penstock.native.array import Array, dtype_name
 from penstock.native.structs import HEADERS, Segment
+from penstock.system.extras import require_torch
 
 log = logging.getLogger(__name__)
 
@@ -134,17 +135,19 @@ def library() -> Library | None:
         ConfigError: PENSTOCK_ISA names an instruction set that the library or the machine lacks, or PENSTOCK_LIBRARY no
             library.
         NativeLibraryError: the library was built from other sources.
+        MissingTorchError: there are no native kernels, and no torch for the reference.
     """
     wanted = os.environ.get("PENSTOCK_ISA", "")
     path = library_path()
     if wanted == "reference":
+        require_torch("PENSTOCK_ISA=reference")
         return None
     if os.environ.get("PENSTOCK_LIBRARY"):
         found = _named_library(path)
     elif path.exists():
         found = Library(path)
     else:
-        _warn_of_reference(_why_not_built())
+        _check_reference(_why_not_built())
         return None
     if found.choose(wanted):
         return found
@@ -153,7 +156,7 @@ def library() -> Library | None:
         is_missing = wanted in INSTRUCTION_SETS and wanted not in found.built
         reason = f"the library was built without it ({_ALL_SETS})" if is_missing else "this machine does not have it"
         raise ConfigError(f"PENSTOCK_ISA={wanted}: {reason}; leave it unset, or choose from {names}")
-    _warn_of_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
+    _check_reference(f"the native ones were built for {', '.join(found.built)} alone: {_ALL_SETS}")
     return None
 
 
@@ -176,7 +179,13 @@ def set_num_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _warn_of_reference(reason: str) -> None:
+def _check_reference(reason: str) -> None:
+    """Log that the reference kernels compute.
+
+    Raises:
+        MissingTorchError: they cannot.
+    """
+    require_torch("the reference kernels", reason)
     log.warning("reference kernels: on a CPU, decoding is 4 to 15 times slower; %s", reason)  # docs/native-kernels.md
 
 

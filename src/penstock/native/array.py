@@ -50,10 +50,12 @@ class Array:
     has no content before the program runs. It has no operators: operations are those of `Ops`.
     """
 
-    __slots__ = ("__weakref__", "_address", "_array", "program")
+    __slots__ = ("__weakref__", "_address", "_array", "dtype", "program", "shape")
 
     def __init__(self, array: NDArray[Any], program: Recorder | None = None) -> None:
         self.program = program
+        self.shape: tuple[int, ...] = array.shape
+        self.dtype: np.dtype[Any] = array.dtype
         self.hold(array)
 
     def hold(self, array: NDArray[Any]) -> None:
@@ -79,18 +81,6 @@ class Array:
     def fill(self, content: ArrayLike, count: int) -> None:
         """Copy the first `count` rows of the content into the memory."""
         self._array[:count] = content
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._array.dtype
-
-    @property
-    def itemsize(self) -> int:
-        return self._array.itemsize
 
     @property
     def nbytes(self) -> int:

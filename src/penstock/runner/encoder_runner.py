@@ -18,14 +18,14 @@ from penstock.core.encoder import EncoderPlan
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
-from penstock.kernels.tables import make_ops, without_native_kernels
+from penstock.kernels.tables import make_ops
 from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
 from penstock.models.spec import TableSpec
 from penstock.native import Library, set_num_threads
-from penstock.native.array import INT64, AnyArray, CannotRecordError, NoNativeKernelError
+from penstock.native.array import INT64, AnyArray, CannotRecordError
 from penstock.native.program import Program, memory_of
-from penstock.runner.torch_runner import empty_device_cache
+from penstock.runner.torch_device import empty_device_cache
 from penstock.system.start import Start
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class EncoderRunner:
 
     Raises:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
+        NoNativeKernelError: see `TorchRunner`.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> None:
@@ -47,23 +48,15 @@ class EncoderRunner:
         """
         start = start or Start()
         self._device = settings.device
-        self._ops = make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
+        self._ops = make_ops(
+            self._device, gap=settings.gap, widened_weights=settings.widened_weights, allocator=start.allocator
+        )
         self._block_size = settings.memory.block_size
         set_num_threads(settings.threads)  # torch's, too, if the operations are torch's
-        try:
-            self._load(checkpoint, settings, start)
-        except NoNativeKernelError as gap:
-            self._ops = without_native_kernels(self._ops, gap.with_traceback(None))
-            self.__dict__.pop("_model", None)  # frees its memory, as the traceback did, before it is loaded again
-            set_num_threads(settings.threads)
-            self._load(checkpoint, settings, start)
+        self._load(checkpoint, settings, start)
 
     def _load(self, checkpoint: Checkpoint, settings: Settings, start: Start) -> None:
-        """Load the model, and make what it computes with.
-
-        Raises:
-            NoNativeKernelError: it uses an operation that the table of operations lacks.
-        """
+        """Load the model, and make what it computes with."""
         with self._ops.inference():
             self._model = load_encoder(checkpoint, settings, self._ops, start)
             types = self._model.ends.token_types

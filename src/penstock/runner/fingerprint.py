@@ -9,6 +9,7 @@ import numpy as np
 from penstock import native
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
+from penstock.runner import torch_device
 
 _DEFINITION = 2
 """Version of what is defined in Python: rotary tables, the rounding of log-probabilities, the heads of encoders."""
@@ -19,14 +20,14 @@ _WEIGHTS = (".safetensors", ".gguf", ".json")
 
 def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     """The fingerprint of a model computed with these settings and this machine's kernels."""
-    library = native.library() if settings.device == "cpu" else None
+    library = native.library() if settings.device == "cpu" and not settings.gap else None
     digest = hashlib.sha256()
     for fact in (
         "reference" if library is None else library.instruction_set,
         b"" if library is None else native.library_digest(),
         _DEFINITION,
         np.__version__,  # sums of poolings, logarithms of log-probabilities
-        *(("", "cpu", "") if library is not None else _facts_of_torch(settings.device)),
+        *(("", "cpu", "") if library is not None else torch_device.identity(settings.device)),
         f"{settings.dtype} {settings.float16_weights} {settings.widened_weights}",
         settings.kv_cache_dtype,
         settings.quantization or "",
@@ -36,14 +37,6 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())
     return digest.hexdigest()[:16]
-
-
-def _facts_of_torch(device: str) -> tuple[str, str, str]:
-    """torch's version, and the kind and name of its device."""
-    import torch
-
-    name = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else ""
-    return torch.__version__, device.partition(":")[0], name
 
 
 def checkpoint_digest(path: Path) -> bytes:

@@ -16,7 +16,8 @@ from penstock.models.registry import load_mtp
 from penstock.native.array import AnyArray
 from penstock.runner.forward import KVCache, build_batch
 from penstock.runner.mtp_forward import make_mtp_forward
-from penstock.runner.torch_runner import BlockTables, TorchRunner, is_device_lost
+from penstock.runner.torch_device import is_device_lost
+from penstock.runner.torch_runner import BlockTables, TorchRunner
 from penstock.sampling.sampler import Sampler
 
 

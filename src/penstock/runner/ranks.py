@@ -34,14 +34,15 @@ from penstock.errors import ConfigError, DeviceLostError
 from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
 from penstock.kernels.tables import make_ops
 from penstock.runner.fingerprint import arithmetic
-from penstock.runner.machine import num_gpus
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_groups import Group, SharedGroup
 from penstock.runner.rank_network import PlanSink, PlanSource
+from penstock.runner.torch_device import num_gpus
 from penstock.runner.torch_runner import TorchRunner
+from penstock.system.extras import require_torch
 from penstock.system.host import Seat, seats, start_child
 from penstock.system.start import Start
 
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 GRACE = 5.0
 """Seconds that ranks have to exit after the request to stop."""
+_SEVERAL_NODES = "an engine on several nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class RankLaunch:
         ops = make_ops(
             settings.device,
             group.collective,
+            gap=settings.gap,
             widened_weights=settings.widened_weights,
             allocator=start.allocator,
         )
@@ -227,6 +230,7 @@ class RankedRunner:
         self, checkpoint: Checkpoint, settings: Settings, rendezvous: Rendezvous
     ) -> tuple[RankLaunch, Group]:
         """Start the other ranks of this node, wait for those of all nodes, and send each its `RankOrder`."""
+        require_torch(_SEVERAL_NODES)
         size = settings.tensor_parallel_size
         own = rendezvous.of_node(0, size)
         if settings.device != "cpu":
@@ -402,7 +406,9 @@ def join_engine(join: RankJoin) -> None:
 
     Raises:
         ConfigError: this node would not compute exactly as the first one does.
+        MissingTorchError: its exchange of columns needs torch.
     """
+    require_torch(_SEVERAL_NODES)
     plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)

@@ -1,10 +1,7 @@
 """The runner: executes plans on one device, by native kernels or torch, and returns sampled tokens."""
 
-import re
-import sys
 from array import array
 from collections.abc import Iterator
-from typing import Any
 
 from penstock.api.request import Adapter, TokenLogprob
 from penstock.checkpoint.checkpoint import Checkpoint
@@ -13,39 +10,18 @@ from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, Step
 from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops
-from penstock.kernels.tables import make_ops, without_native_kernels
+from penstock.kernels.tables import make_ops
 from penstock.models.decoder import Decoder
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
 from penstock.native import set_num_threads
-from penstock.native.array import AnyArray, NoNativeKernelError
+from penstock.native.array import AnyArray
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
+from penstock.runner.torch_device import empty_device_cache, is_device_lost
 from penstock.sampling.sampler import Sampler, token_logprobs
 from penstock.system.start import Start
-
-_TEXTS = re.compile(
-    "(CUDA|CUDA driver|HIP|cuDNN|NCCL) error|CUBLAS_STATUS_|CUDNN_STATUS_|device-side assert|DefaultCPUAllocator"
-)
-"""Messages of torch's plain RuntimeErrors for a failed device library, or no memory on the CPU."""
-
-
-def is_device_lost(error: BaseException) -> bool:
-    """Whether every later step would fail, too: the device's context is broken, or memory ran out despite the plan."""
-    torch: Any = sys.modules.get("torch")  # if it was never imported, the error is not torch's
-    known = () if torch is None else (torch.AcceleratorError, torch.OutOfMemoryError)
-    return isinstance(error, (*known, MemoryError)) or (
-        isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error)))
-    )
-
-
-def empty_device_cache(device: str) -> None:
-    """Return the memory that torch holds of a GPU, but no longer uses."""
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 class BlockTables:
@@ -72,6 +48,7 @@ class TorchRunner:
 
     Raises:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
+        NoNativeKernelError: the model uses an operation that native kernels lack, and `settings.gap` does not say so.
     """
 
     def __init__(
@@ -85,24 +62,16 @@ class TorchRunner:
         start = start or Start()
         self._device = settings.device
         self._max_rows = settings.max_num_seqs
-        self._ops = ops or make_ops(self._device, widened_weights=settings.widened_weights, allocator=start.allocator)
+        self._ops = ops or make_ops(
+            self._device, gap=settings.gap, widened_weights=settings.widened_weights, allocator=start.allocator
+        )
         set_num_threads(settings.threads)  # torch's, too, if the operations are torch's
-        try:
-            self._load(checkpoint, settings, start)
-        except NoNativeKernelError as gap:
-            self._ops = without_native_kernels(self._ops, gap.with_traceback(None))
-            self.__dict__.pop("_model", None)  # frees its memory, as the traceback did, before it is loaded again
-            set_num_threads(settings.threads)
-            self._load(checkpoint, settings, start)
+        self._load(checkpoint, settings, start)
         self._block_tables = BlockTables(len(settings.memory.groups), settings.max_num_seqs)
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def _load(self, checkpoint: Checkpoint, settings: Settings, start: Start) -> None:
-        """Load the model, and make what it computes with.
-
-        Raises:
-            NoNativeKernelError: it uses an operation that the table of operations lacks.
-        """
+        """Load the model, and make what it computes with."""
         with self._ops.inference():
             self._model = load_model(checkpoint, settings, self._ops, start)
             self._adapters = None

@@ -1,1 +1,4 @@
-"""Text to tokens and back: the tokenizer, chat templates, and the processes that run what checkpoints bring."""
+"""Text to tokens and back: the tokenizer, chat templates, and the processes that run what checkpoints bring.
+
+Tested elsewhere: the workers: `tests/text/test_chat_template.py`; `tokenizer_trial`: `tests/text/test_tokenizer.py`.
+"""

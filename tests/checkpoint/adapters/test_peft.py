@@ -12,10 +12,10 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import AdapterError
 from penstock.models.registry import read_spec
 from penstock.models.sizes import adaptable
-from tests.kernels.versions import needs_native
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_random
 from tests.support.families import DELTA, LATENTS, MAMBA, NEMOTRON, QWEN_EXPERTS, SHAPE
+from tests.support.needs import needs_native
 
 PROMPT = [7, 31, 101, 58, 3, 99, 140, 22, 64, 9]
 TOKENS = 12

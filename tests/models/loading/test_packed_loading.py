@@ -15,9 +15,9 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.kernels.tables import make_ops
 from penstock.models.loading import packed_key
 from penstock.models.registry import load_model
-from tests.kernels.versions import needs_native
 from tests.support.checkpoints import write_tiny_llama
 from tests.support.gguf_files import write_gguf
+from tests.support.needs import needs_native
 from tests.support.stepping import settings_for
 
 pytestmark = needs_native

@@ -15,11 +15,15 @@ from penstock.checkpoint.gguf.hybrids import (
 from penstock.checkpoint.gguf.keys import NULL, Given
 from penstock.checkpoint.gguf.mixtures import (
     read_deepseek2,
+    read_dots1,
+    read_exaone_moe,
     read_experts,
     read_glm4_moe,
     read_gpt_oss,
     read_llama4,
+    read_minimax_m2,
     read_phimoe,
+    read_qwen2_moe,
     read_qwen3_moe,
 )
 
@@ -70,6 +74,18 @@ def read_granite_scales(given: Given) -> dict[str, Any]:
     }
 
 
+def _read_granite_moe(given: Given) -> dict[str, Any]:
+    found = {
+        **read_experts(given.keys),
+        **read_granite_scales(given),
+        "attention_bias": given.has("attn_q.bias"),
+    }
+    shared = given.keys.find("expert_shared_feed_forward_length", int)
+    if not shared:
+        return found
+    return {**found, "architectures": ["GraniteMoeSharedForCausalLM"], "shared_intermediate_size": shared}
+
+
 def _read_biases(given: Given) -> dict[str, Any]:
     return {"attention_bias": given.has("attn_q.bias")}
 
@@ -103,6 +119,35 @@ def _read_ernie4_5(given: Given) -> dict[str, Any]:
 
 def _read_smollm3(given: Given) -> dict[str, Any]:
     return {**_read_biases(given), "mlp_bias": given.has("ffn_gate.bias")}
+
+
+def _read_gemma1(given: Given) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": given.has("attn_q.bias")}
+
+
+def _read_seed_oss(given: Given) -> dict[str, Any]:
+    return {
+        **_read_biases(given),
+        "attention_out_bias": given.has("attn_output.bias"),
+        "mlp_bias": given.has("ffn_gate.bias"),
+    }
+
+
+def _read_plain_mlp(given: Given) -> dict[str, Any]:
+    return {**_read_biases(given), "mlp_bias": given.has("ffn_up.bias")}
+
+
+def _read_nemotron(given: Given) -> dict[str, Any]:
+    return {**_read_plain_mlp(given), "norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
+
+
+def _read_starcoder2(given: Given) -> dict[str, Any]:
+    return {
+        "use_bias": given.has("attn_q.bias"),
+        "sliding_window": given.keys.find("attention.sliding_window", int),
+        "norm_epsilon": given.config["rms_norm_eps"],
+        "rms_norm_eps": None,
+    }
 
 
 def _read_gemma(given: Given) -> dict[str, Any]:
@@ -164,6 +209,7 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
 
 ARCHITECTURES = {
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
+    "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
     "deepseek2": Architecture(
         ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         False,
@@ -171,8 +217,13 @@ ARCHITECTURES = {
         partial_rope=True,
         yarn_mscale=True,
     ),
+    "dots1": Architecture(("Dots1ForCausalLM",), False, read_dots1),
     "ernie4_5": Architecture(("Ernie4_5ForCausalLM",), False, _read_ernie4_5),
     "exaone4": Architecture(("Exaone4ForCausalLM",), False, _read_exaone4),
+    "exaone-moe": Architecture(
+        ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
+    ),
+    "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
@@ -186,10 +237,13 @@ ARCHITECTURES = {
         lambda given: {**read_granite_hybrid(given), **read_granite_scales(given)},
         sizes_by_layer=True,
     ),
+    "granitemoe": Architecture(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), True, _read_granite_moe),
     "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
     "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
     "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
+    "minimax-m2": Architecture(("MiniMaxM2ForCausalLM",), False, read_minimax_m2, partial_rope=True),
     "mistral3": Architecture(("Ministral3ForCausalLM", "MistralForCausalLM"), True, _read_mistral3, yarn_mscale=True),
+    "nemotron": Architecture(("NemotronForCausalLM",), False, _read_nemotron, partial_rope=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "olmo2": Architecture(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), False, _read_olmo2),
@@ -199,11 +253,14 @@ ARCHITECTURES = {
     "phi3": Architecture(("Phi3ForCausalLM",), False, _read_phi3, partial_rope=True),
     "phimoe": Architecture(("PhimoeForCausalLM",), False, read_phimoe),
     "qwen2": Architecture(("Qwen2ForCausalLM",), False, lambda given: {}),
+    "qwen2moe": Architecture(("Qwen2MoeForCausalLM",), False, read_qwen2_moe),
     "qwen3": Architecture(("Qwen3ForCausalLM",), False, _read_biases),
     "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), False, read_qwen3_moe),
     "qwen3next": Architecture(("Qwen3NextForCausalLM",), False, read_qwen3_5, partial_rope=True),
     "qwen35": Architecture(("Qwen3_5ForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
+    "seed_oss": Architecture(("SeedOssForCausalLM",), False, _read_seed_oss),
     "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
+    "starcoder2": Architecture(("Starcoder2ForCausalLM",), False, _read_starcoder2),
 }
 """By `general.architecture`. Files of Mistral models have `llama`."""

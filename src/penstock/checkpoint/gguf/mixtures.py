@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.checkpoint.gguf.keys import Given, Keys
+from penstock.checkpoint.gguf.keys import NULL, Given, Keys
 
 _SIGMOID = 2
 """`expert_gating_func`: 1 is softmax, 2 sigmoid, 3 softmax over the chosen experts."""
@@ -24,6 +24,19 @@ def read_qwen3_moe(given: Given) -> dict[str, Any]:
         "attention_bias": given.has("attn_q.bias"),
         "moe_intermediate_size": given.keys.find("expert_feed_forward_length", int),
         "norm_topk_prob": True,
+    }
+
+
+def read_qwen2_moe(given: Given) -> dict[str, Any]:
+    """Qwen2's mixtures of experts."""
+    return {
+        **read_experts(given.keys),
+        "num_local_experts": None,
+        "num_experts": given.keys.need("expert_count", int),
+        "qkv_bias": given.has("attn_q.bias"),
+        "moe_intermediate_size": given.keys.find("expert_feed_forward_length", int),
+        "shared_expert_intermediate_size": given.keys.find("expert_shared_feed_forward_length", int),
+        "norm_topk_prob": False,
     }
 
 
@@ -65,6 +78,40 @@ def read_glm4_moe(given: Given) -> dict[str, Any]:
         "attention_bias": given.has("attn_q.bias"),
         "use_qk_norm": given.has("attn_q_norm.weight"),
     }
+
+
+def read_dots1(given: Given) -> dict[str, Any]:
+    """dots.llm1."""
+    given.keys.expect("expert_gating_func", _SIGMOID)
+    given.keys.ignore("expert_shared_feed_forward_length")
+    return {
+        **read_sigmoid_experts(given),
+        "num_nextn_predict_layers": None,
+        "attention_bias": given.has("attn_q.bias"),
+        "sliding_window": given.keys.find("attention.sliding_window", int) or NULL,
+    }
+
+
+def read_exaone_moe(given: Given) -> dict[str, Any]:
+    """The experts of EXAONE's mixtures."""
+    given.keys.expect("expert_gating_func", _SIGMOID)
+    given.keys.ignore("expert_shared_feed_forward_length")
+    experts = read_sigmoid_experts(given)
+    return {
+        **experts,
+        "num_nextn_predict_layers": None,
+        "n_routed_experts": None,
+        "num_experts": experts["n_routed_experts"],
+        "n_shared_experts": None,
+        "num_shared_experts": experts["n_shared_experts"],
+    }
+
+
+def read_minimax_m2(given: Given) -> dict[str, Any]:
+    """MiniMax M2."""
+    given.keys.expect("expert_gating_func", _SIGMOID)
+    inner = given.keys.find("expert_feed_forward_length", int)
+    return {**read_experts(given.keys), "intermediate_size": inner or given.config["intermediate_size"]}
 
 
 _LLAMA4_CHUNK = 8192

@@ -5,6 +5,9 @@
          └──> commands ──────┘
 
 `terminal` draws with prompt_toolkit and rich, and only it imports them. `plain` is for pipes.
+
+Tested elsewhere: `tests/cli/chat/test_local.py`, `tests/cli/chat/test_remote.py` and `tests/cli/chat/test_commands.py`
+test sessions whole.
 """
 
 import argparse

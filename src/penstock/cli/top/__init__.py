@@ -1,4 +1,7 @@
-"""`penstock top`: a running server in the terminal: tokens/s, queue, KV cache, engines, requests."""
+"""`penstock top`: a running server in the terminal: tokens/s, queue, KV cache, engines, requests.
+
+Tested elsewhere: `tests/cli/top/test_top.py`.
+"""
 
 import argparse
 import contextlib

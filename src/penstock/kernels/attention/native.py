@@ -3,12 +3,13 @@
 import ctypes
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock import native
+from penstock.config.model_facts import KVSpec
 from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions
 from penstock.kernels.batch import Batch
 from penstock.kernels.block_bytes import BytesInPlace
@@ -24,8 +25,6 @@ _PADDING = 256
 
 class PackedCache:
     """The KV cache of one layer in the native layout. See `LayerCache` for the methods."""
-
-    MAX_HEAD_DIM: ClassVar[int] = 576
 
     def __init__(self, library: Library, blocks: NDArray[np.uint8], shape: CacheShape) -> None:
         assert can_pack(shape)
@@ -111,7 +110,11 @@ class PackedCache:
 
 def can_pack(shape: CacheShape) -> bool:
     """Whether the native layout supports a cache of this shape."""
-    return shape.block_size % 2 == shape.head_dim % 4 == 0 and shape.head_dim <= PackedCache.MAX_HEAD_DIM
+    return not _gap(shape)
+
+
+def _gap(shape: CacheShape) -> str:
+    return KVSpec(shape.num_heads, shape.head_dim).gap(shape.block_size)
 
 
 class AttentionKernels:
@@ -130,10 +133,8 @@ class AttentionKernels:
             NoNativeKernelError: the native layout does not support one of the shapes.
         """
         for shape in shapes:
-            if not can_pack(shape):
-                raise NoNativeKernelError(
-                    f"attention with heads of {shape.head_dim} elements and blocks of {shape.block_size} tokens"
-                )
+            if gap := _gap(shape):
+                raise NoNativeKernelError(gap)
         num_blocks = shapes[0].num_blocks
         ends = [0, *itertools.accumulate(map(_block_bytes, shapes))]
         memory = self._allocator.zeros(num_blocks * ends[-1] + _PADDING)

@@ -169,12 +169,12 @@ class ElementwiseKernels:
 
 def _rows(table: Array) -> tuple[int, int]:
     """The bytes of a row [...] of `table` [rows, ...], which is contiguous, and those from one to the next."""
-    size = table.itemsize
+    size = table.dtype.itemsize
     for axis in reversed(range(1, table.dim())):
-        is_next = table.stride(axis) * table.itemsize == size
+        is_next = table.stride(axis) * table.dtype.itemsize == size
         assert table.shape[axis] == 1 or is_next, "a row of the table is not contiguous"
         size *= table.shape[axis]
-    return size, table.stride(0) * table.itemsize
+    return size, table.stride(0) * table.dtype.itemsize
 
 
 def _address(array: NDArray[np.int64] | NDArray[np.uint8]) -> int:

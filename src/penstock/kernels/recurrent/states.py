@@ -58,7 +58,7 @@ class StateCache:
     @property
     def nbytes(self) -> int:
         """Size in bytes, without padding."""
-        return sum(math.prod(part.memory.shape) * part.memory.itemsize for part in self.parts)
+        return sum(math.prod(part.memory.shape) * part.memory.dtype.itemsize for part in self.parts)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks simultaneously; each pair is (source, target)."""

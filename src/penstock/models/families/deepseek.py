@@ -13,13 +13,11 @@ import math
 from dataclasses import replace
 
 from penstock.config.feed_forward import Routing
-from penstock.errors import CheckpointError
 from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.mixture import MixtureSpec
-from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.models.families.dense import Dense, nextn_head, read_dense
-from penstock.models.families.mixtures import read_routing
+from penstock.models.families.mixtures import read_routing, shared_experts, sparse_layers
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
 
@@ -61,12 +59,8 @@ def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
 def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeLiteForCausalLM`: DeepSeek V3, with the layers that have experts listed in `mlp_layer_types`."""
     dense = _dense(config, max_position=202752, norm_eps=1e-5)
-    kinds = config.get("mlp_layer_types", ["dense"] + ["sparse"] * (dense.num_layers - 1))
-    if len(kinds) != dense.num_layers or not set(kinds) <= {"dense", "sparse"}:
-        raise CheckpointError(
-            f"mlp_layer_types in {config.file} must name dense or sparse for each of the {dense.num_layers} layers"
-        )
-    return _with_sigmoids(config, dense, [kind == "sparse" for kind in kinds], 64, groups=(1, 1), scaling=1.8)
+    sparse = sparse_layers(config, dense.num_layers, first=1)
+    return _with_sigmoids(config, dense, sparse, 64, groups=(1, 1), scaling=1.8)
 
 
 def _dense(config: HFConfig, max_position: int, norm_eps: float = 1e-6) -> Dense:
@@ -98,12 +92,7 @@ def _model(
     hidden = dense.model.hidden_size
     attention = _attention(config, dense, paired=paired)
     inner = config.size("moe_intermediate_size", 1408)
-    shared = GatedMLPSpec(
-        hidden,
-        inner * config.size("n_shared_experts", 1),
-        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        down="mlp.shared_experts.down_proj",
-    )
+    shared = shared_experts(hidden, inner * config.size("n_shared_experts", 1))
     mixture = MixtureSpec(hidden, inner, routing, correction=correction, shared=shared)
     layers = tuple(dense.layer(index, attention, mixture if has else None) for index, has in enumerate(sparse))
     num_mtp_layers = config.size("num_nextn_predict_layers", 0, least=0)

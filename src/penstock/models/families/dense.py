@@ -22,10 +22,15 @@ class Dense:
     mlp: GatedMLPSpec
     model: ModelSpec
     """The `ModelSpec` without its layers."""
+    norm_offset: float = 0.0
+    """`NormSpec.offset` of the norms of the hidden states."""
+    norm_bias: bool = False
+    """Whether the norms of the hidden states are layer norms with biases."""
 
-    def norm(self, name: str, offset: float = 0.0) -> NormSpec:
-        """A norm of the hidden states."""
-        return NormSpec(name, self.model.hidden_size, self.norm_eps, offset)
+    def norm(self, name: str, offset: float | None = None) -> NormSpec:
+        """A norm of the hidden states; `offset` replaces `norm_offset`."""
+        offset = self.norm_offset if offset is None else offset
+        return NormSpec(name, self.model.hidden_size, self.norm_eps, offset, bias=self.norm_bias)
 
     def layer(
         self, index: int, mixer: MixerSpec | None = None, feed_forward: FeedForwardSpec | None = None
@@ -49,16 +54,20 @@ def read_dense(
     vocab_size: int | None = None,
     intermediate_size: int | None = None,
     norm_eps: float = 1e-6,
+    norm_eps_key: str = "rms_norm_eps",
+    norm_offset: float = 0.0,
+    norm_bias: bool = False,
     theta: float = 10000.0,
     partial_rotary: float = 1.0,
     tied: bool = False,
-    activation: Activation = "silu",
+    activation: Activation | None = "silu",
     reads_rope: bool = True,
 ) -> Dense:
     """Read sizes, norm epsilon, RoPE and tying of embeddings.
 
     The arguments are the family's defaults for absent keys. Where they are None, `head_dim` is hidden_size / num_heads,
-    `num_kv_heads` is `num_heads`, and other keys are required. Without `reads_rope`, the attention has no RoPE yet.
+    `num_kv_heads` is `num_heads`, and other keys are required; with the `activation` None, the family reads it itself.
+    Without `reads_rope`, the attention has no RoPE yet. `norm_offset` and `norm_bias` are those of `Dense`.
 
     Raises:
         CheckpointError: a key is missing, has the wrong type or an unsupported value.
@@ -71,7 +80,7 @@ def read_dense(
     if reads_rope:
         rope = config.rope(head_dim, max_position, theta=theta, partial_rotary=partial_rotary)
         check_rotation(rope, head_dim, config)
-    norm_eps = config.positive("rms_norm_eps", norm_eps, or_zero=True)
+    norm_eps = config.positive(norm_eps_key, norm_eps, or_zero=True)
     attention = AttentionSpec(
         hidden_size=hidden_size,
         num_heads=num_heads,
@@ -88,17 +97,40 @@ def read_dense(
         hidden_size=hidden_size,
         max_position=max_position if rope is None else rope.context(max_position),
         layers=(),
-        final_norm=NormSpec("model.norm", hidden_size, norm_eps),
+        final_norm=NormSpec("model.norm", hidden_size, norm_eps, norm_offset, bias=norm_bias),
         tie_embeddings=config.get("tie_word_embeddings", tied),
     )
-    mlp = GatedMLPSpec(hidden_size, config.size("intermediate_size", intermediate_size), activation=activation)
-    return Dense(config.size("num_hidden_layers", num_layers), norm_eps, attention, mlp, model)
+    inner = config.size("intermediate_size", intermediate_size)
+    mlp = GatedMLPSpec(hidden_size, inner, activation=activation or "silu")
+    num_layers = config.size("num_hidden_layers", num_layers)
+    return Dense(num_layers, norm_eps, attention, mlp, model, norm_offset, norm_bias)
 
 
-def _expect_decoder(config: HFConfig, activation: Activation) -> None:
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
+"""Activations by their names in configs."""
+
+
+def read_activation(config: HFConfig, key: str, default: str) -> Activation:
+    """The activation of an MLP without a gate.
+
+    Raises:
+        CheckpointError: it is unsupported.
+    """
+    config.expect(key, default, *ACTIVATIONS)
+    return ACTIVATIONS[config.get(key, default)]
+
+
+def _expect_decoder(config: HFConfig, activation: Activation | None) -> None:
     if activation == "silu":
         config.expect("hidden_act", "silu")
-    else:
+    elif activation is not None:
         config.expect("hidden_activation", "gelu_pytorch_tanh", None)
         config.expect("hidden_act", "gelu_pytorch_tanh", "gelu")  # which `transformers` does not read
     config.expect("is_encoder_decoder", False)

@@ -9,10 +9,8 @@ x += scaling * (sum of s[e] / sum(s) * mlp_e(n)) + shared_mlp(n)         the fir
 from dataclasses import replace
 
 from penstock.layers.attention import AttentionSpec
-from penstock.layers.mixture import MixtureSpec
-from penstock.layers.mlp import GatedMLPSpec
 from penstock.models.families.dense import Dense, nextn_head, read_dense
-from penstock.models.families.mixtures import read_routing
+from penstock.models.families.mixtures import sigmoid_mixture
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
 
@@ -21,7 +19,13 @@ def glm4_moe_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeForCausalLM`."""
     dense = read_dense(config, max_position=131072, partial_rotary=0.5, norm_eps=1e-5)
     attention = _attention(config, dense)
-    mixture = _mixture(config, dense)
+    mixture = sigmoid_mixture(
+        config,
+        dense.model.hidden_size,
+        experts=("n_routed_experts", 128),
+        shared=("n_shared_experts", 1),
+        inner=1408,
+    )
     first = config.size("first_k_dense_replace", 1, least=0)
     layers = tuple(
         dense.layer(index, attention, mixture if index >= first else None) for index in range(dense.num_layers)
@@ -40,25 +44,3 @@ def _attention(config: HFConfig, dense: Dense) -> AttentionSpec:
         qkv_bias=config.get("attention_bias", False),
         qk_norm_eps=dense.norm_eps if normed else None,
     )
-
-
-def _mixture(config: HFConfig, dense: Dense) -> MixtureSpec:
-    hidden, inner = dense.model.hidden_size, config.size("moe_intermediate_size", 1408)
-    routing = read_routing(
-        config,
-        config.size("n_routed_experts", 128),
-        score="sigmoid",
-        renormalize=config.get("norm_topk_prob", True),
-        epsilon=1e-20,
-        scaling=config.positive("routed_scaling_factor", 1.0),
-        groups=config.size("n_group", 1),
-        top_groups=config.size("topk_group", 1),
-        group_tops=2,
-    )
-    shared = GatedMLPSpec(
-        hidden,
-        inner * config.size("n_shared_experts", 1),
-        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        down="mlp.shared_experts.down_proj",
-    )
-    return MixtureSpec(hidden, inner, routing, correction=True, shared=shared)

@@ -9,6 +9,8 @@ logits = W norm(x) / logits_scaling
 
 from dataclasses import replace
 
+from penstock.layers.spec import FeedForwardSpec, MixerSpec
+from penstock.models.families.dense import Dense
 from penstock.models.families.llama import llama_parts
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
@@ -18,9 +20,14 @@ def granite_spec(config: HFConfig) -> ModelSpec:
     """Read a `GraniteForCausalLM`."""
     dense = llama_parts(config)
     attention = replace(dense.attention, scale=config.positive("attention_multiplier", 1.0))
+    return granite_model(config, dense, [attention] * dense.num_layers, dense.mlp)
+
+
+def granite_model(config: HFConfig, dense: Dense, mixers: list[MixerSpec], feed_forward: FeedForwardSpec) -> ModelSpec:
+    """A model of these mixers, all with the same feed-forward part, with Granite's scaling factors."""
     return replace(
         dense.model,
-        layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)),
+        layers=tuple(dense.layer(index, mixer, feed_forward) for index, mixer in enumerate(mixers)),
         embedding_multiplier=config.positive("embedding_multiplier", 1.0),
         residual_multiplier=config.positive("residual_multiplier", 1.0),
         logits_divisor=config.positive("logits_scaling", 1.0),

@@ -18,6 +18,7 @@ from penstock.layers.mixture import MixtureNames, MixtureSpec
 from penstock.layers.mlp import GatedMLPSpec
 from penstock.layers.spec import FeedForwardSpec, MixerSpec
 from penstock.models.families.dense import Dense, read_dense
+from penstock.models.families.granite import granite_model
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
@@ -42,30 +43,26 @@ def granite_moe_hybrid_spec(config: HFConfig) -> ModelSpec:
     dense = read_dense(config, max_position=2048, reads_rope=has_rope)
     mixers = _mixers(config, dense)
     part = _feed_forward(config, dense)
-    return replace(
-        dense.model,
-        layers=tuple(dense.layer(index, mixer, part) for index, mixer in enumerate(mixers)),
-        embedding_multiplier=config.positive("embedding_multiplier", 1.0),
-        residual_multiplier=config.positive("residual_multiplier", 1.0),
-        logits_divisor=config.positive("logits_scaling", 1.0),
-    )
+    return granite_model(config, dense, mixers, part)
 
 
 def _feed_forward(config: HFConfig, dense: Dense) -> FeedForwardSpec:
     """A mixture of experts with a shared MLP, or the MLP alone in models without experts."""
     hidden = dense.model.hidden_size
-    mlp = GatedMLPSpec(
-        hidden,
-        config.size("shared_intermediate_size", 1024),
-        gate_up=("shared_mlp.input_linear",),
-        down="shared_mlp.output_linear",
-    )
+    mlp = shared_mlp(hidden, config.size("shared_intermediate_size", 1024))
     experts = config.size("num_local_experts", 8, least=0)
     if not experts:
         config.ignore("num_experts_per_tok")
         return mlp
     routing = read_routing(config, experts, 2, score="softmax_of_top")
     return MixtureSpec(hidden, dense.mlp.intermediate_size, routing, shared=mlp, names=EXPERT_NAMES)
+
+
+def shared_mlp(hidden_size: int, intermediate_size: int) -> GatedMLPSpec:
+    """The shared expert of Granite's models, with gate and up in one matrix."""
+    return GatedMLPSpec(
+        hidden_size, intermediate_size, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"
+    )
 
 
 def _mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:

@@ -18,7 +18,7 @@ from penstock.models.families.dense import check_rotation, read_dense
 from penstock.models.families.mixtral import NAMES
 from penstock.models.families.mixtures import read_routing
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import LayerSpec, ModelSpec, PartT, SubLayer
+from penstock.models.spec import ModelSpec
 
 _MSCALES = ("short_mscale", "long_mscale")
 
@@ -26,7 +26,7 @@ _MSCALES = ("short_mscale", "long_mscale")
 def phimoe_spec(config: HFConfig) -> ModelSpec:
     """Read a `PhimoeForCausalLM` (older files: `PhiMoEForCausalLM`)."""
     config.ignore("input_jitter_noise")  # used in training only
-    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8, norm_eps=1e-5, reads_rope=False)
+    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8, norm_eps=1e-5, norm_bias=True, reads_rope=False)
     bias = config.get("attention_bias", False)
     attention = replace(
         dense.attention,
@@ -41,21 +41,9 @@ def phimoe_spec(config: HFConfig) -> ModelSpec:
     mixture = MixtureSpec(dense.model.hidden_size, dense.mlp.intermediate_size, routing, names=NAMES)
     return replace(
         dense.model,
-        layers=tuple(_with_biases(dense.layer(index, attention, mixture)) for index in range(dense.num_layers)),
-        final_norm=replace(dense.model.final_norm, bias=True),
+        layers=tuple(dense.layer(index, attention, mixture) for index in range(dense.num_layers)),
         output_bias=config.get("lm_head_bias", False),
     )
-
-
-def _with_biases(layer: LayerSpec) -> LayerSpec:
-    assert layer.mixer is not None
-    assert layer.feed_forward is not None
-    return replace(layer, mixer=_with_bias(layer.mixer), feed_forward=_with_bias(layer.feed_forward))
-
-
-def _with_bias(sub_layer: SubLayer[PartT]) -> SubLayer[PartT]:
-    assert sub_layer.norm is not None
-    return replace(sub_layer, norm=replace(sub_layer.norm, bias=True))
 
 
 def _rope(config: HFConfig, head_dim: int, max_position: int) -> RopeConfig:

@@ -128,14 +128,27 @@ def hybrid_layer(dense: Dense, index: int, mixer: MixerSpec, feed_forward: FeedF
     )
 
 
-def qwen_mixture(config: HFConfig, dense: Dense, *, experts: int, renormalize: bool) -> MixtureSpec:
-    """A mixture of experts with a gated shared expert; `experts` is the default of `num_experts`."""
+def qwen_mixture(
+    config: HFConfig,
+    dense: Dense,
+    *,
+    experts: int,
+    renormalize: bool,
+    top_k: int | None = None,
+    inner: int = 512,
+    shared_inner: int = 512,
+) -> MixtureSpec:
+    """A mixture of experts with a gated shared expert.
+
+    Args:
+        experts, top_k, inner, shared_inner: defaults of the config's keys; `top_k` None: the key is required.
+    """
     hidden = dense.model.hidden_size
     shared = GatedMLPSpec(
         hidden,
-        config.size("shared_expert_intermediate_size", 512),
+        config.size("shared_expert_intermediate_size", shared_inner),
         gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
         down="mlp.shared_expert.down_proj",
     )
-    routing = read_routing(config, config.size("num_experts", experts), renormalize=renormalize)
-    return MixtureSpec(hidden, config.size("moe_intermediate_size", 512), routing, shared=shared, shared_gate=True)
+    routing = read_routing(config, config.size("num_experts", experts), top_k, renormalize=renormalize)
+    return MixtureSpec(hidden, config.size("moe_intermediate_size", inner), routing, shared=shared, shared_gate=True)

@@ -42,7 +42,8 @@ _FLAGS = {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", 
 
 def packed_cache(settings: Settings) -> WeightCache | None:
     """The cache of packed weights; None if the user disabled it, or if weights are not packed."""
-    if settings.packed_cache is None or settings.device != "cpu" or os.environ.get("PENSTOCK_ISA") == "reference":
+    is_reference = settings.gap or os.environ.get("PENSTOCK_ISA") == "reference"
+    if settings.packed_cache is None or settings.device != "cpu" or is_reference:
         return None
     return WeightCache(Path(settings.packed_cache)) if library_path().exists() else None
 

@@ -1,0 +1,1 @@
+"""TEI's dialect: embeddings, reranking, tokens."""
