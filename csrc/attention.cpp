@@ -1,4 +1,5 @@
-// Attention of a ragged batch over the paged cache, for decodes and prompt chunks: causal, or bidirectional over texts.
+// Attention of a ragged batch over the paged cache, for decodes and prompt chunks: causal, bidirectional over texts, or
+// causal but for tokens that also see later ones, as those of an image do.
 //
 // The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows form a tile. A tile processes
 // its keys in superblocks of 512, at fixed absolute positions: scores, their maximum, powers of 2, weighted values. The
@@ -167,6 +168,10 @@ class Attention {
     int64_t end_key(const Tile& tile, int row) const {
         const int64_t seq = seq_of(tile, row);
         const int64_t next = position(tile, row) + 1;
+        if (args_.takes_ends && batch_.seen_ends) {
+            const int64_t token = batch_.query_start[seq] + index_of(tile, row) / share_;
+            return std_min(batch_.seq_lens[seq], batch_.seen_ends[token]);
+        }
         if (!args_.bidirectional) return next;
         return args_.window ? std_min(batch_.seq_lens[seq], next - 1 + args_.window) : batch_.seq_lens[seq];
     }

@@ -1,4 +1,4 @@
-// Operations of one pass over memory: rows from and to a table by index, rows times a factor, sums of rows.
+// Operations of one pass over memory: rows from and to a table by one index or three, rows times a factor, sums of rows.
 #include <cstring>
 
 #include "ops.h"
@@ -18,6 +18,21 @@ void gather(const GatherArgs& args) {
                             static_cast<size_t>(args.row_bytes));
         },
         args.num_rows * args.row_bytes);
+}
+
+void gather_axes(const GatherAxesArgs& args) {
+    const int64_t columns = args.columns;
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t end = args.rows * (thread + 1) / threads;
+            for (int64_t row = args.rows * thread / threads; row < end; row++) {
+                for (int64_t i = 0; i < 2 * columns; i++) {
+                    const int64_t from = args.row_ids[3 * row + args.axes[i % columns]];
+                    args.y[row * 2 * columns + i] = args.table[from * 2 * columns + i];
+                }
+            }
+        },
+        args.rows * 2 * columns);
 }
 
 void scatter(const ScatterArgs& args) {

@@ -60,6 +60,8 @@ enum Activation : int32_t {
     kRelu = 6,
     kLogistic = 7,  // the sigmoid
     kTanh = 8,
+    kClip = 9,  // to -1 to 1
+    kXielu = 10,
 };
 
 // The rows of a pass grouped into runs by adapter: a run's rows are contiguous in `rows`.
@@ -182,6 +184,8 @@ struct Batch {
     const int32_t* slots;        // [num_tokens]: block * block_size + offset, for each token's key and value
     const int32_t* branches;     // [2, num_seqs]: the block that a sequence's state continues in, or -1, and after how
                                  // many of its tokens of the step; null: each is -1
+    const int32_t* seen_ends;    // [num_tokens]: the position after the last key that each token sees, ascending in a
+                                 // sequence; null: each sees keys up to its own
 };
 
 struct AttentionArgs {
@@ -195,6 +199,7 @@ struct AttentionArgs {
     int64_t num_heads;
     int64_t window;  // keys that a query attends to, its own included; 0: all
     int32_t bidirectional;  // a query also attends to as many keys after it as before it; all keys are stored before
+    int32_t takes_ends;     // a query attends to keys up to its end in `batch->seen_ends`, if there are any
     int64_t chunk;   // tokens of a chunk: a query attends to keys of its own chunk alone; 0: no chunks
     float scale;
     float soft_cap;    // 0: none
@@ -221,6 +226,7 @@ struct RopeArgs {
     const void* query_norm;  // [head_dim] or null, of type `norm_dtype`; so is key_norm
     const void* key_norm;
     int32_t norm_dtype;
+    int32_t norm_last;  // the norms' weights multiply queries and keys after their rotation
     float eps;
 };
 
@@ -253,6 +259,16 @@ struct GatherArgs {
     uint8_t* y;  // [num_rows, row_bytes]
 };
 
+// Gathers from a table by three row ids: each column is taken from the row of its axis.
+struct GatherAxesArgs {
+    const float* table;      // [any, 2, columns]
+    const int64_t* row_ids;  // [rows, 3]
+    const int32_t* axes;     // [columns]: 0 to 2
+    int64_t rows;
+    int64_t columns;
+    float* y;  // [rows, 2, columns]
+};
+
 struct ScatterArgs {
     const uint8_t* x;  // [num_rows, row_bytes]
     int64_t row_bytes;
@@ -279,6 +295,19 @@ struct ActivateArgs {
     int64_t columns;
     float divisor;
     float factor;
+    const float* alpha_p;  // [1], of xielu; so is alpha_n
+    const float* alpha_n;
+};
+
+// Limits columns of each row to `low` up to `high`; NaN stays.
+struct LimitArgs {
+    void* x;  // [rows, columns], rows `stride` elements apart
+    int64_t stride;
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    const float* low;
+    const float* high;
 };
 
 // Copies columns of each row, for each of `heads`: `count` columns from `first` on, heads `step` apart, to the columns
@@ -472,9 +501,11 @@ struct ExpertsArgs {
     OP(rope_and_cache, RopeArgs)            \
     OP(rms_norm, NormArgs)                  \
     OP(gather, GatherArgs)                  \
+    OP(gather_axes, GatherAxesArgs)         \
     OP(scatter, ScatterArgs)                \
     OP(scale, ScaleArgs)                    \
     OP(activate, ActivateArgs)              \
+    OP(limit, LimitArgs)                    \
     OP(copy_columns, ColumnsArgs)           \
     OP(add_rows, AddArgs)                   \
     OP(head_gates, HeadGatesArgs)           \

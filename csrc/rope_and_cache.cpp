@@ -199,21 +199,29 @@ class HeadOfTokens {
     void turn(int64_t token, int64_t from, const void* weight, const Write& write) const {
         const int64_t pairs = args_.num_angles;
         const f32x16 factor = set_f32(weight ? factors_[token - begin_] : 1.0f);
+        const bool first_weight = weight && !args_.norm_last, last_weight = weight && args_.norm_last;
+        const auto weighted = [&](int64_t i, int64_t count, f32x16 x) {
+            return mul(x, load_some_as_f32(weight, args_.norm_dtype, i, count));
+        };
         const auto normed = [&](int64_t i, int64_t count) {
-            const f32x16 x = load(args_.qkv, from + i, count);
-            return weight ? mul(mul(x, factor), load_some_as_f32(weight, args_.norm_dtype, i, count)) : x;
+            f32x16 x = load(args_.qkv, from + i, count);
+            if (weight) x = mul(x, factor);
+            return first_weight ? weighted(i, count, x) : x;
+        };
+        const auto finish = [&](int64_t i, int64_t count, f32x16 x) {
+            write(i, count, last_weight ? weighted(i, count, x) : x);
         };
         const float* cosines = args_.angles + token * 2 * pairs;
-        if (args_.interleaved) turn_neighbours(cosines, normed, write);
+        if (args_.interleaved) turn_neighbours(cosines, normed, finish);
         for (int64_t i = 0; i < pairs && !args_.interleaved; i += kLanes) {
             const int64_t count = Usual ? kLanes : pairs - i;
             const f32x16 cosine = load_some(cosines + i, count), sine = load_some(cosines + pairs + i, count);
             const f32x16 first = normed(i, count), second = normed(pairs + i, count);
-            write(i, count, fnma(second, sine, mul(first, cosine)));
-            write(pairs + i, count, fma(first, sine, mul(second, cosine)));
+            finish(i, count, fnma(second, sine, mul(first, cosine)));
+            finish(pairs + i, count, fma(first, sine, mul(second, cosine)));
         }
         for (int64_t i = 2 * pairs; i < blocks_.head_dim; i += kLanes)
-            write(i, blocks_.head_dim - i, normed(i, blocks_.head_dim - i));
+            finish(i, blocks_.head_dim - i, normed(i, blocks_.head_dim - i));
     }
 
     // Rotates pairs of neighbouring elements.

@@ -95,9 +95,13 @@ void route_row(const RouteArgs& args, int64_t row) {
             const f32x16 x = load_some_as_f32(logits, kFloat32, i, n - i), one = set_f32(1.0f);
             store_f32(scores.value + i, div(one, add(one, exp(sub(zero_f32(), x)))));
         }
-        for (int64_t i = 0; i < n; i++)
-            choice.value[i] = args.correction ? scores.value[i] + args.correction[i] : scores.value[i];
+        std::memcpy(choice.value, scores.value, static_cast<size_t>(n) * sizeof(float));
+    } else if (args.score == kSoftmax && args.correction) {  // without, the logits have the same order
+        std::memcpy(scores.value, logits, static_cast<size_t>(n) * sizeof(float));
+        const float total = exponentials(scores.value, n, largest_of(logits, n));
+        for (int64_t i = 0; i < n; i++) choice.value[i] = scores.value[i] / total;
     }
+    for (int64_t i = 0; args.correction && i < n; i++) choice.value[i] += args.correction[i];
     if (args.groups > 1) leave_groups(args, choice.value);
     find_largest(choice.value, n, k, ids);
     if (args.score == kSoftmaxOfTop) {

@@ -70,6 +70,8 @@ CLIENTS = (
     Client("openai-node", "node", ("openai@7.57.0", "zod@4.6.7")),
     Client("anthropic-python", "python", ("anthropic==2.14.0",)),
     Client("anthropic-node", "node", ("@anthropic-ai/sdk@1.14.0", "zod@4.6.7")),
+    Client("ollama-python", "python", ("ollama==0.6.3",)),
+    Client("ollama-node", "node", ("ollama@0.6.4",)),
     Client("openai-agents-python", "python", ("openai-agents==0.24.0",)),
     Client("openai-agents-node", "node", ("@openai/agents@0.20.0", "zod@4.6.7")),
     Client(

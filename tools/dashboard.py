@@ -246,6 +246,13 @@ CACHES = [
         {"preemptions": rate("penstock_num_preemptions")},
     ),
     Panel(
+        "Images encoded per second",
+        "Images, or tiles of them, that went through the vision tower: once each, while their blocks or features are "
+        "cached.",
+        "none",
+        {"images": rate("penstock_images_encoded")},
+    ),
+    Panel(
         "KV blocks on disk",
         "Blocks in the engines' files. Empty without --kv-disk.",
         "none",
@@ -263,24 +270,28 @@ CACHES = [
         "Memory of responses kept for previous_response_id, at most --max-stored-response-bytes.",
         "bytes",
         {"memory": gauge("penstock_stored_response_bytes")},
+        width=6,
     ),
     Panel(
         "Stored responses: number",
         "Responses kept for previous_response_id.",
         "none",
         {"responses": gauge("penstock_stored_responses")},
+        width=6,
     ),
     Panel(
         "Adapters in memory",
         "LoRA adapters loaded, summed over engines.",
         "none",
         {"loaded": gauge("penstock_adapters_loaded")},
+        width=6,
     ),
     Panel(
         "Requests by adapter",
         "Accepted requests that selected a LoRA adapter.",
         "reqps",
         {"{{adapter}}": rate("penstock_adapter_requests", "adapter")},
+        width=6,
     ),
 ]
 

@@ -6,10 +6,9 @@ They are committed, so that the page works without a network, in deterministic g
 import gzip
 import io
 import re
-import subprocess
-import tarfile
-import tempfile
 from pathlib import Path
+
+from tools.npm import package_files
 
 PACKAGE = "swagger-ui-dist@5.35.0"
 FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
@@ -19,14 +18,8 @@ FOLDER = Path(__file__).parents[1] / "src" / "penstock" / "server" / "docs_page"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        (archive,) = Path(folder).glob("*.tgz")
-        with tarfile.open(archive) as members:
-            for name in FILES:
-                member = members.extractfile(f"package/{name}")
-                assert member is not None
-                (FOLDER / f"{name}.gz").write_bytes(compressed(_SOURCE_MAP.sub(b"", member.read())))
+    for name, content in zip(FILES, package_files(PACKAGE, FILES), strict=True):
+        (FOLDER / f"{name}.gz").write_bytes(compressed(_SOURCE_MAP.sub(b"", content)))
 
 
 def compressed(content: bytes) -> bytes:

@@ -45,7 +45,7 @@ def required(requirement: str, found: dict[str, importlib.metadata.Distribution]
 def chosen() -> dict[str, importlib.metadata.Distribution]:
     """The distributions of the environment."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
-    found = {"penstock": importlib.metadata.distribution("penstock")}
+    found = {name: importlib.metadata.distribution(name) for name in ("penstock", "pip")}
     for requirement in project["dependencies"]:
         required(requirement, found)
     assert "torch" not in found

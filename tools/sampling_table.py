@@ -11,6 +11,7 @@ from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.cli.flags import SAMPLING_FLAGS
 from penstock.server.anthropic.schema import MessagesBody
 from penstock.server.body import Body
+from penstock.server.ollama.schema import Options
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.server.tgi.schema import GenerateParameters
@@ -23,17 +24,20 @@ DIALECTS: dict[str, type[Body]] = {
     "completions": CompletionBody,
     "Responses": ResponsesBody,
     "Anthropic": MessagesBody,
+    "Ollama": Options,
     "TGI": GenerateParameters,
 }
 OTHER_NAMES: dict[str, dict[str, str]] = {
     "max_tokens": {
         "chat": "max_completion_tokens",
         "Responses": "max_output_tokens",
+        "Ollama": "num_predict",
         "TGI": "max_new_tokens",
     },
     "stop": {"Anthropic": "stop_sequences"},
     "logprobs": {"chat": "top_logprobs", "Responses": "top_logprobs", "TGI": "top_n_tokens"},
     "prompt_logprobs": {"TGI": "decoder_input_details"},
+    "repetition_penalty": {"Ollama": "repeat_penalty"},
     "frequency_penalty": {"TGI": ""},
     "share_penalty": {"TGI": "frequency_penalty"},
     "structured": {

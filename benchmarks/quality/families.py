@@ -21,7 +21,7 @@ from penstock.engine.build import build_engine
 from penstock.errors import PenstockError
 from penstock.models.registry import ARCHITECTURES
 from tests.support.checkpoints import write_random
-from tests.support.families import CASES, MULTIMODAL, SHAPE
+from tests.support.families import CASES, MULTIMODAL, SHAPE, class_name
 
 WEIGHTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
@@ -33,9 +33,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 def cases(architecture: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """The random checkpoints that there are of an architecture: names, and what `write_random` makes them of."""
     texts = {
-        name: (family, SHAPE | config)
-        for name, (family, config) in CASES.items()
-        if f"{family}ForCausalLM" == architecture
+        name: (family, SHAPE | config) for name, (family, config) in CASES.items() if class_name(family) == architecture
     }
     return texts | {f"{name}, its text": case for name, case in MULTIMODAL.items() if case[0] == architecture}
 

@@ -16,6 +16,7 @@ from array import array
 from benchmarks.report import report
 from penstock.api.request import Request
 from penstock.api.sampling_params import ResolvedParams
+from penstock.core.block_keys import block_keys
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.plan import StepResult
@@ -65,7 +66,7 @@ def milliseconds_to_match(num_tokens: int = 32_768) -> float:
     times = []
     for _ in range(50):
         start = time.process_time()
-        path = kv.cache.match("", tokens, num_tokens // BLOCK_SIZE)
+        path = kv.cache.match("", block_keys(tokens, (), BLOCK_SIZE, num_tokens // BLOCK_SIZE))
         times.append(time.process_time() - start)
         assert len(path) == num_tokens // BLOCK_SIZE
     return statistics.median(times) * 1e3

@@ -5,9 +5,10 @@ async with AsyncLLM() as llm:
         print(delta.text, end="")
 """
 
+import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, Unpack
@@ -20,14 +21,17 @@ from penstock.config.llm_options import LLMOptions
 from penstock.config.signatures import advises_names, lists_options
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.arguments import Message, Prompt, check_params, conversations_of, plain_prompt
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
 from penstock.parsers.parts import Part
+from penstock.text.content import ImageSource, take_images
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from penstock.frontend.client import Accepted, AsyncEngine
+    from penstock.frontend.images.prompts import ImagePrompts
 
 _NO_TOOLS = Tools(())
 _UNLIMITED = 2**62
@@ -175,15 +179,37 @@ class AsyncLLM:
         check_params(params)
         engine, params = self._engine, params or SamplingParams()
         chosen = None if adapter is None else self._adapter(engine, adapter)
-        token_ids = await engine.prompts.encode(prompt) if isinstance(prompt, str) else plain_prompt(prompt)
+        text = prompt["prompt"] if isinstance(prompt, Mapping) else prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, Mapping):
+            prompt = await self._bare_prompt(prompt)
+        elif not isinstance(prompt, ImagePrompt):
+            prompt = ImagePrompt(
+                await engine.prompts.encode(prompt) if isinstance(prompt, str) else plain_prompt(prompt)
+            )
         await engine.check_structured(params)
         return engine.accept_request(
-            token_ids,
+            prompt.token_ids,
             params,
             request_id=str(next(self._ids)),
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text,
             adapter=chosen,
+            images=prompt.images,
         )
+
+    def _need_images(self, param: str) -> "ImagePrompts":
+        engine = self._engine
+        if engine.images is None:
+            raise InvalidRequestError(f"{engine.info.model_name} takes text only: leave images out", param)
+        return engine.images
+
+    async def _bare_prompt(self, prompt: Mapping[str, Any]) -> ImagePrompt:
+        from penstock.frontend.images.arguments import sources_of_prompt
+
+        images = self._need_images("prompts")
+        text, sources = await asyncio.to_thread(sources_of_prompt, prompt)
+        pictures = await images.read(sources)
+        token_ids = await self._engine.prompts.encode(images.tokens.with_placeholders(text))
+        return images.tokens.place(token_ids, pictures, "prompts")
 
     @staticmethod
     def _adapter(engine: "AsyncEngine", name: str) -> Adapter:
@@ -198,14 +224,37 @@ class AsyncLLM:
         params: SamplingParams | None,
         tools: Tools | None,
         template: dict[str, Any],
-    ) -> tuple[list[int], SamplingParams]:
+    ) -> tuple[ImagePrompt, SamplingParams]:
         """Render the conversation to a prompt, and add the grammar of the tools to the parameters."""
         check_params(params)
         conversations = conversations_of(messages)
         if len(conversations) != 1:
             raise InvalidRequestError("messages must be one conversation: asyncio.gather answers several", "messages")
         prompts, known = self._engine.prompts, self._chat_format
-        asked = Conversation([dict(message) for message in conversations[0]], tools or _NO_TOOLS, template)
-        token_ids = await prompts.encode_chat(asked.template_messages(known), asked.template_tools(known), template)
-        settled = constrain(params or SamplingParams(), known, prompts.need_tokenizer(), token_ids, asked.tools)
-        return token_ids, settled
+        given = [dict(message) for message in conversations[0]]
+        if any(isinstance(message.get("content"), list) for message in given):
+            from penstock.frontend.images.arguments import with_sources  # here: few conversations have parts
+
+            given = await asyncio.to_thread(with_sources, given)
+        asked = Conversation(given, tools or _NO_TOOLS, template)
+        messages, sources = take_images(asked.template_messages(known))
+        template_tools = asked.template_tools(known)
+        if sources:
+            prompt = await self._image_prompt(
+                messages, sources, lambda each: prompts.render_chat(each, template_tools, template)
+            )
+        else:
+            prompt = ImagePrompt(await prompts.encode_chat(messages, template_tools, template))
+        settled = constrain(params or SamplingParams(), known, prompts.need_tokenizer(), prompt.token_ids, asked.tools)
+        return prompt, settled
+
+    async def _image_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        sources: Sequence[ImageSource],
+        render: Callable[[list[dict[str, Any]]], Awaitable[str]],
+    ) -> ImagePrompt:
+        images = self._need_images("messages")
+        pictures = await images.read(sources)
+        text = await images.render(messages, len(pictures), render)
+        return images.tokens.place(await self._engine.prompts.encode_rendered(text), pictures, "messages")

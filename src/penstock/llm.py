@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -38,7 +38,7 @@ from penstock.frontend.arguments import (
     plain_prompt,
     side_of,
 )
-from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.input_processor import ImagePrompt, InputProcessor
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.scoring import Scoring, paired
@@ -48,6 +48,7 @@ from penstock.parsers.parts import Part
 from penstock.structured.grammar_validator import GrammarValidator
 from penstock.system.host import interrupts_held
 from penstock.text.chat_template import read_template
+from penstock.text.content import take_images
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.core import EngineCore
     from penstock.engine.encoder_core import EncoderCore
+    from penstock.frontend.images.prompts import OfflineImages
 
     Core: TypeAlias = EngineCore | EncoderCore
 
@@ -94,6 +96,8 @@ class LLM:
         self._input_processor = InputProcessor(self.tokenizer, core.info)
         self._text_encoder = TextEncoder(self.tokenizer, core.info)
         self._validator = GrammarValidator(core.info.model_path, core.info.vocab_size)
+        self._image_limits = config.images
+        self._images: "OfflineImages | None" = None
         self._ids = itertools.count()
         self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
@@ -108,7 +112,10 @@ class LLM:
         *,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer each prompt: text, or token ids. Returns one output per prompt, in their order.
+        """Answer each prompt: text, token ids, or text with images. Returns one output per prompt, in their order.
+
+        A prompt with images is `{"prompt": text, "multi_modal_data": {"image": images}}`, whose text has the model's
+        placeholder for each image: a PIL image, a path, bytes or a data URL.
 
         Args:
             params: for all prompts, or a list with one for each.
@@ -152,6 +159,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: messages with `role` and `content`, rendered by the chat template.
 
+        If the model takes images, a content may be a list of parts: `{"type": "text", "text": text}`, and
+        `{"type": "image", "image": image}` with a PIL image, a path, bytes or a data URL.
+
         Outputs contain the model's raw text; `parts` splits it into reasoning, text and tool calls.
 
         Args:
@@ -163,17 +173,12 @@ class LLM:
             InvalidRequestError: as `generate`; also if there is no chat template, or it rejects the messages.
         """
         asked = [
-            Conversation([dict(message) for message in conversation], tools or Tools(()), template)
+            Conversation(self._with_sources(conversation), tools or Tools(()), template)
             for conversation in conversations_of(messages)
         ]
-        prompts = [
-            self.encode_chat(
-                each.template_messages(self._chat_format), tools=each.template_tools(self._chat_format), **template
-            )
-            for each in asked
-        ]
+        prompts = [self._chat_prompt(each) for each in asked]
         given = zip(prompts, each_params(params, len(prompts)), asked, strict=True)
-        settled = [self._guided(prompt, one, each.tools) for prompt, one, each in given]
+        settled = [self._guided(prompt.token_ids, one, each.tools) for prompt, one, each in given]
         return self.generate(prompts, settled, progress, adapter=adapter)
 
     def embed(
@@ -293,6 +298,14 @@ class LLM:
         if self._adapters.remove(name) is None:
             raise InvalidRequestError(f"there is no adapter {name!r}", "adapter")
 
+    def chat_prompt(self, messages: Sequence[Message], tools: Tools | None = None, **template: Any) -> ImagePrompt:
+        """The prompt of a conversation, for `generate` and `stream`: its token ids, and the images in it.
+
+        Raises:
+            InvalidRequestError: as `chat`.
+        """
+        return self._chat_prompt(Conversation(self._with_sources(messages), tools or Tools(()), template))
+
     def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
         """Render messages with the chat template and tokenise the prompt."""
         return self._need_tokenizer().encode_chat([dict(m) for m in messages], **template)
@@ -320,6 +333,8 @@ class LLM:
         """Free the model's memory; idempotent."""
         if self._core is not None:
             self._validator.close()
+            if self._images is not None:
+                self._images.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
             self._core.close()
@@ -352,6 +367,54 @@ class LLM:
     def _chat_format(self) -> ChatFormat:
         return format_of(self._need_tokenizer().chat_template_source)
 
+    def _need_images(self, param: str) -> "OfflineImages":
+        """Prompts with images.
+
+        Raises:
+            InvalidRequestError: the model takes text only.
+        """
+        if self._images is None:
+            image_input = self._engine.info.image_input
+            if image_input is None or self.tokenizer is None:
+                raise InvalidRequestError(f"{self.model_name} takes text only: leave images out", param)
+            from penstock.frontend.images.prompts import OfflineImages  # here: few models take images
+
+            self._images = OfflineImages(image_input, self.tokenizer, self._image_limits)
+        return self._images
+
+    def _with_sources(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        if not any(isinstance(message.get("content"), list) for message in messages):
+            return [dict(message) for message in messages]
+        from penstock.frontend.images.arguments import with_sources  # here: few conversations have parts
+
+        made = with_sources(messages)
+        if take_images(made)[1]:
+            self._need_images("messages")
+        return made
+
+    def _chat_prompt(self, asked: Conversation) -> ImagePrompt:
+        known, tokenizer = self._chat_format, self._need_tokenizer()
+        messages, sources = take_images(asked.template_messages(known))
+        tools, variables = asked.template_tools(known), asked.variables
+
+        def render(given: list[dict[str, Any]]) -> str:
+            return tokenizer.apply_chat_template(given, tools=tools, **variables)
+
+        if not sources:
+            return ImagePrompt(tokenizer.encode(render(messages), add_special_tokens=False))
+        images = self._need_images("messages")
+        pictures = images.read(sources)
+        text = images.render(messages, len(pictures), render)
+        return images.tokens.place(tokenizer.encode(text, add_special_tokens=False), pictures, "messages")
+
+    def _bare_prompt(self, prompt: Mapping[str, Any]) -> ImagePrompt:
+        from penstock.frontend.images.arguments import sources_of_prompt
+
+        images, (text, sources) = self._need_images("prompts"), sources_of_prompt(prompt)
+        pictures = images.read(sources)
+        token_ids = self._need_tokenizer().encode(images.tokens.with_placeholders(text))
+        return images.tokens.place(token_ids, pictures, "prompts")
+
     def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
         return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
@@ -362,12 +425,20 @@ class LLM:
         chosen = None if adapter is None else self._adapters.find(adapter)
         if adapter is not None and chosen is None:
             raise InvalidRequestError(f"there is no adapter {adapter!r}: load_adapter adds one", "adapter")
+        text = prompt["prompt"] if isinstance(prompt, Mapping) else prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, Mapping):
+            prompt = self._bare_prompt(prompt)
         request = self._input_processor.make_request(
-            plain_prompt(prompt), params, request_id=str(next(self._ids)), arrival=time.monotonic(), adapter=chosen
+            prompt.token_ids if isinstance(prompt, ImagePrompt) else plain_prompt(prompt),
+            params,
+            request_id=str(next(self._ids)),
+            arrival=time.monotonic(),
+            adapter=chosen,
+            images=prompt.images if isinstance(prompt, ImagePrompt) else (),
         )
         if params.structured is not None:
             self._validator.submit(params.structured).result()
-        return OutputProcessor(request, params, self.tokenizer, prompt if isinstance(prompt, str) else None)
+        return OutputProcessor(request, params, self.tokenizer, text)
 
     def _accept_all(
         self,

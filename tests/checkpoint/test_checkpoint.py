@@ -1,13 +1,8 @@
-import contextlib
-import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
-import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +12,7 @@ from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import write_tiny_llama
 from tests.support.gguf_files import write_gguf
+from tests.support.hub import hub
 
 
 def write_model(folder: Path, config: object, generation: object = None) -> str:
@@ -269,58 +265,3 @@ def test_the_files_of_a_revision_are_downloaded(tmp_path: Path, is_gguf: bool) -
         assert [path.name for path in paths] == ["m-0.gguf", "m-1.gguf", "m-0.gguf"]
     else:
         assert [json.loads((path / "config.json").read_text())["rope_theta"] for path in paths] == [5, 6, 5]
-
-
-@contextlib.contextmanager
-def hub(folder: Path, branches: dict[str, str]) -> Iterator[str]:
-    """A server with what downloading a repository asks of the hub; its commits are the folders in `folder`."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            path = urllib.parse.unquote(urllib.parse.urlparse(self.path).path)
-            if path.startswith("/api/models/some/repo"):
-                self.answer_api(path.removeprefix("/api/models/some/repo").strip("/").split("/"))
-                return
-            commit, _, name = path.removeprefix("/some/repo/resolve/").partition("/")
-            commit = branches.get(commit, commit)
-            file = folder / commit / name
-            if not file.is_file():
-                self.answer(b"", 404, {"X-Error-Code": "EntryNotFound"})
-                return
-            self.answer(file.read_bytes(), 200, {"ETag": f'"{commit}-{name}"', "X-Repo-Commit": commit})
-
-        def answer_api(self, parts: list[str]) -> None:
-            commit = branches.get(parts[1] if len(parts) > 1 else "main", parts[-1])
-            names = sorted(file.name for file in (folder / commit).iterdir())
-            if parts[0] == "tree":
-                listed: object = [
-                    {"type": "file", "path": name, "size": (folder / commit / name).stat().st_size, "oid": "0" * 40}
-                    for name in names
-                ]
-            else:
-                listed = {"id": "some/repo", "sha": commit, "siblings": [{"rfilename": name} for name in names]}
-            self.answer(json.dumps(listed).encode(), 200, {"Content-Type": "application/json"})
-
-        def answer(self, content: bytes, status: int, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(content))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -7,6 +7,7 @@ from penstock.cli.sources import gather, show
 from penstock.config.engine_config import EngineConfig, iter_options, parse_overrides
 from penstock.errors import ConfigError
 from penstock.system.toml import read_toml
+from tests.support.needs import needs_torch
 
 OPTIONS = [f for _, f in iter_options()]
 
@@ -108,6 +109,7 @@ def test_the_other_commands_take_the_environment_and_files_too_and_pass_over_the
     assert "is from" not in told
 
 
+@needs_torch
 def test_quantize_takes_its_threads_from_everywhere(tmp_path, monkeypatch, capsys):
     (tmp_path / "penstock.toml").write_text("threads = 0\nport = 1\n")
     assert main(["quantize", "x", "y", "--config", str(tmp_path / "penstock.toml")]) == 2

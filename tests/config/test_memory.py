@@ -23,6 +23,7 @@ from penstock.engine.memory_line import memory_line
 from penstock.errors import ConfigError
 from tests.core.fakes import make_request
 from tests.support.checkpoints import write_tiny_llama
+from tests.support.needs import needs_torch
 
 PROGRAM = """
 import json, sys
@@ -65,6 +66,7 @@ print(json.dumps([native.library() is not None, taken]))
 """
 
 
+@needs_torch
 @pytest.mark.parametrize(("isa", "memory"), [("", "8GiB"), ("reference", "8GiB"), ("reference", "56MiB")])
 def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path, isa: str, memory: str) -> None:
     shape = {"hidden_size": 512, "intermediate_size": 1408, "vocab_size": 4096, "num_attention_heads": 8}

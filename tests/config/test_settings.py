@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.engine_config import EngineConfig, parse_overrides
 from penstock.config.memory import GIB, MIB, Machine, in_words, parse_bytes
-from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
+from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, TowerFacts, Working
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings, resolve
 from penstock.config.weight_formats import FLOAT, FORMATS
@@ -130,6 +130,44 @@ def test_the_plan_says_where_the_bytes_go() -> None:
     )
     assert memory_line(settled().memory, device="cuda", ranks=2).startswith("Memory of each of 2 ranks: ")
     assert "on demand" not in memory_line(settled().memory, device="cuda")
+
+
+TOWER = TowerFacts(  # Gemma 3's at a fourth of its width
+    num_layers=27,
+    patch_pixels=14,
+    layer_elements=1_000_000,
+    hidden_size=288,
+    num_parameters=30_000_000,
+    feature_elements=256,
+    working=Working(1728, 1728, 1076),
+    max_tokens=256,
+    max_patches=4096,
+)
+
+
+def test_a_vision_tower_and_the_features_of_two_images_are_in_the_plan() -> None:
+    text, settings = settled(), settled(replace(FACTS, tower=TOWER))
+    plan, images = settings.memory, settings.images
+    assert text.images is None
+    assert images is not None
+    assert plan.tower == 30_000_000 * 65 // 32
+    assert plan.image_features == images.feature_bytes >= 2 * 4096 * 288 * 2
+    assert plan.workspace >= text.memory.workspace + 4096 * (1728 + 4 * 288) * 2
+    assert "58.1 MiB vision tower + 64 MiB image features + up to" in memory_line(plan)
+    little = settled(replace(FACTS, tower=TOWER), replace(CPU, memory=300 * MIB)).memory
+    planned = little.weights + little.kv_cache + little.workspace + little.tower + little.image_features
+    assert planned <= 300 * MIB
+    assert images.token_elements == LAYERS + HEAD
+    assert images.layer_tokens(896, 896) == -(-4096 * (1_000_000 + 2 * 4096 * 288) // (LAYERS + HEAD))
+
+
+def test_images_that_attend_within_fit_a_step_beside_a_token_of_each_sequence() -> None:
+    facts = replace(FACTS, tower=replace(TOWER, attends_within=True, max_tokens=600))
+    assert settled(facts).max_num_batched_tokens == 664
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(512\) is below 664: an image takes up to 600"):
+        settled(facts, max_num_batched_tokens=512)
+    with pytest.raises(ConfigError, match=r"max_batch_prefill_tokens \(512\) is below 600"):
+        settled(facts, max_batch_prefill_tokens=512)
 
 
 def test_quantized_weights_take_what_the_kernels_pack_them_into() -> None:

@@ -29,7 +29,8 @@ class SkilledDrafter:
         return limit
 
     def _propose(self, seq: Sequence, count: int) -> Draft:
-        text = seq.tokens.tolist()
+        prompt = self.runner.prompt_contents(seq.request)
+        text = prompt + seq.tokens[len(prompt) :].tolist()
         for _ in range(count):
             right = self.rng.random() < self.skill
             token = self.runner.next_token(digest(text), seq.index)

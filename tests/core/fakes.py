@@ -3,15 +3,17 @@
 import math
 import random
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
-from penstock.api.request import FinishReason, Request, SequenceOutput, TokenLogprob
+from penstock.api.request import FinishReason, Image, Request, SequenceOutput, TokenLogprob
 from penstock.api.sampling_params import Beams
+from penstock.config.image_settings import ImageSettings
+from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
-from penstock.core.plan import BlockCopy, StepPlan, StepResult
+from penstock.core.plan import BlockCopy, ForwardPlan, SampledSequence, StepPlan, StepResult
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
@@ -34,9 +36,12 @@ def make_request(
     tenant: str = "",
     beams: Beams | None = None,
     prompt_logprobs: int | None = None,
+    images: tuple[Image, ...] = (),
+    seed: int = 0,
 ) -> Request:
     params = replace(
         GREEDY,
+        seed=seed,
         n=n,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -44,7 +49,16 @@ def make_request(
         beams=beams,
         prompt_logprobs=prompt_logprobs,
     )
-    return Request(request_id, tuple(prompt), params, 0.0, priority=priority, namespace=namespace, tenant=tenant)
+    return Request(
+        request_id,
+        tuple(prompt),
+        params,
+        0.0,
+        priority=priority,
+        namespace=namespace,
+        tenant=tenant,
+        images=images,
+    )
 
 
 def make_scheduler(
@@ -58,14 +72,19 @@ def make_scheduler(
     caching: bool = True,
     admission: AdmissionPolicy | None = None,
     speculation: Speculation | None = None,
+    images: ImageSettings | None = None,
+    make_tier: Callable[[KVManager], BlockTier] | None = None,
 ) -> Scheduler:
+    kv = KVManager(groups or (CacheGroup(num_blocks),), block_size, max_num_seqs, enable_prefix_caching=caching)
     return Scheduler(
-        KVManager(groups or (CacheGroup(num_blocks),), block_size, max_num_seqs, enable_prefix_caching=caching),
+        kv,
         QUEUE_POLICIES[policy](),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         admission=admission,
         speculation=speculation,
+        tier=None if make_tier is None else make_tier(kv),
+        images=images,
         clock=lambda: 0.0,
     )
 
@@ -102,8 +121,9 @@ class FakeRunner:
         digests: list[int] = []  # of the prefixes up to each token of the step, and with it
         position = 0
         chunks: list[list[int]] = []
+        contents = self.contents_of(forward)
         for i, count in enumerate(forward.query_lens):
-            chunks.append(list(forward.token_ids[position : position + count]))
+            chunks.append(contents[position : position + count])
             position += count
             digests += self._compute([list(group[i]) for group in tables], forward.starts[i], chunks[i])
         assert position == len(forward.token_ids)
@@ -113,7 +133,7 @@ class FakeRunner:
                 self._walk(group, of_sequences, forward.starts, chunks, digests, branches)
         samples, rows = plan.samples, forward.sampled_rows
         for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):
-            assert digests[row] == digest(seq.tokens[:place]), "a row is sampled after other tokens than it says"
+            assert digests[row] == digest(self.contents(seq, place)), "a row is sampled after other tokens than it says"
         tokens = [self.next_token(digests[r], i) for r, i in zip(rows, samples.indices, strict=True)]
         asked = [seq.params.logprobs for seq in samples.sequences]
         told = [
@@ -124,6 +144,18 @@ class FakeRunner:
         columns = zip(batch.rows, batch.token_ids, batch.counts, strict=True)
         entries = [self.entry(digests[row], token, count) for row, token, count in columns]
         return StepResult([*tokens], told, entries)
+
+    def contents_of(self, forward: ForwardPlan) -> list[int]:
+        """What the keys of each token in a step stand for."""
+        return list(forward.token_ids)
+
+    def prompt_contents(self, request: Request) -> list[int]:
+        """The same of a prompt's tokens."""
+        return list(request.prompt_token_ids)
+
+    def contents(self, seq: SampledSequence, count: int) -> list[int]:
+        """The same of a sequence's first `count` tokens."""
+        return list(seq.tokens[:count])
 
     def _copy(self, copies: list[BlockCopy], tables: "list[list[array[int]]]") -> None:
         targets = [(group, target) for group, _, target in copies]
@@ -222,7 +254,7 @@ def digest(tokens: Iterable[int], before: int = 0) -> int:
 
 def expected_answer(runner: FakeRunner, request: Request, index: int) -> tuple[list[int], FinishReason]:
     """What the request must answer, whatever else runs."""
-    params, tokens = request.params, list(request.prompt_token_ids)
+    params, tokens = request.params, runner.prompt_contents(request)
     answer: list[int] = []
     while len(answer) < params.max_tokens:
         answer.append(runner.next_token(digest(tokens + answer), index))
@@ -233,7 +265,7 @@ def expected_answer(runner: FakeRunner, request: Request, index: int) -> tuple[l
 
 def expected_beams(runner: FakeRunner, request: Request) -> list[tuple[list[int], float, FinishReason]]:
     """The hypotheses of a beam search, looking at all tokens, from the definition."""
-    params, prompt = request.params, list(request.prompt_token_ids)
+    params, prompt = request.params, runner.prompt_contents(request)
     assert params.beams is not None
     width, penalty, early = params.beams.num_beams, params.beams.length_penalty, params.beams.early_stopping
     running: list[tuple[float, list[int]]] = [(0.0, [])]

@@ -2,6 +2,7 @@
 
 import random
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.api.request import BlockSource, Request
 from penstock.config.memory import PoolLimits, layer_groups
 from penstock.config.model_facts import KVSpec
+from penstock.core.block_keys import block_keys
 from penstock.core.block_tier import LOAD_SECONDS, BlockTier
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
@@ -22,6 +24,10 @@ from tests.core.test_scheduler_properties import MAX_LEN, Traffic, requests
 BLOCK_SIZE = 4
 LONG = [1, 2, 3, 4, 5, 6, 8, 9, 1, 1, 2, 2, 3, 3, 4, 4, 5]
 """Four blocks, and a token that is always computed."""
+
+
+def text_keys(tokens: list[int]) -> Iterator[bytes]:
+    return block_keys(array("i", tokens), (), BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
 
 
 class StoredEngine:
@@ -73,7 +79,7 @@ class StoredEngine:
 
     def source_of(self, prompt: tuple[int, ...], namespace: str) -> BlockSource:
         """Where the blocks of a text are that was computed here."""
-        self.tier.export("r", namespace, array("i", prompt))
+        self.tier.export("r", namespace, text_keys(list(prompt)))
         ((_, source),) = self.tier.drain_exports()
         return source
 
@@ -174,7 +180,7 @@ def test_the_source_of_a_request_is_forgotten_when_it_is_handed_over() -> None:
     peer.answer(LONG)
     engine = StoredEngine(FakeFile(), peers={"own": theirs})
     engine.tier.expect("r", peer.source_of(tuple(LONG), ""))
-    engine.tier.export("r", "", array("i", LONG))
+    engine.tier.export("r", "", text_keys(LONG))
     assert engine.answer(LONG)[1] == 0
     assert engine.tier.stats.pulled == 0
 
@@ -197,7 +203,7 @@ def test_an_export_is_told_when_all_of_it_is_written() -> None:
     engine.scheduler.add_request(make_request("r", LONG, 1, stop_token_ids=()))
     while engine.scheduler.has_work:
         run_step(engine.scheduler, engine.runner)
-    engine.tier.export("r", "", array("i", LONG))
+    engine.tier.export("r", "", text_keys(LONG))
     while not (told := list(engine.tier.drain_exports())):
         assert engine.io.writer
         engine.io.work(1)

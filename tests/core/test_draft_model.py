@@ -10,6 +10,7 @@ from penstock.core.plan import StepPlan, StepResult
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import Speculation
 from tests.core.fakes import FakeRunner, digest, expected_answer, make_request, make_scheduler, run_to_end
+from tests.core.images import make_image, placeholders
 
 
 class Small(FakeRunner):
@@ -51,6 +52,15 @@ def test_a_text_is_caught_up_with_and_then_a_token_is_guessed_a_pass() -> None:
     seq = text_of([5, 6, 7, 8, 9])
     assert model.propose([(seq, 3)])[0].tolist() == continuation(runner, seq, 3)
     assert runner.plans == [[5], [1], [1]]
+
+
+def test_nothing_is_guessed_for_a_text_with_images() -> None:
+    model, runner, _ = draft_model()
+    image = make_image(1, start=1)
+    seen = Sequence(make_request("i", [5, *placeholders(image), 6], 100, images=(image,)), 0, 1)
+    seq = text_of([5, 6, 7])
+    drafts = model.propose([(seen, 2), (seq, 2)])
+    assert [draft.tolist() for draft in drafts] == [[], continuation(runner, seq, 2)]
 
 
 def test_what_was_guessed_right_is_not_computed_again_and_what_was_wrong_is() -> None:

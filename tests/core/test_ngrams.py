@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from penstock.core.ngrams import SIZE, NgramDrafter
 from penstock.core.sequence import Sequence
 from tests.core.fakes import make_request
+from tests.core.images import make_image, placeholders
 
 
 def text_of(tokens: list[int], name: str = "a", ordinal: int = 0) -> Sequence:
@@ -34,6 +35,13 @@ def test_a_text_without_a_repeated_run_gives_no_idea() -> None:
 def test_a_loop_goes_on_in_the_draft() -> None:
     assert guess(NgramDrafter(), text_of([8, 1, 2, 3, 4, 1, 2, 3]), 9) == [4, 1, 2, 3, 4, 1, 2, 3, 4]
     assert guess(NgramDrafter(), text_of([5, 5, 5, 5]), 3) == [5, 5, 5]
+
+
+def test_a_guess_ends_before_an_image() -> None:
+    image = make_image(1, start=5)
+    tokens = [1, 2, 3, 8, 9, *placeholders(image), 1, 2, 3]
+    seq = Sequence(make_request("a", tokens, 1000, images=(image,)), 0, 0)
+    assert guess(NgramDrafter(), seq) == [8, 9]
 
 
 def test_a_place_is_followed_as_long_as_it_is_right_though_a_later_one_was_found() -> None:

@@ -5,6 +5,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.block_keys import block_keys
 from penstock.core.kv_manager import CacheGroup, KVManager
 from penstock.core.sequence import Sequence
 from tests.core.fakes import make_request
@@ -23,7 +24,7 @@ def computed(kv: KVManager, tokens: list[int], namespace: str = "") -> Sequence:
 
 def hit(kv: KVManager, tokens: list[int], namespace: str = "") -> list[int]:
     """The cached blocks that a prompt would begin with."""
-    path = kv.cache.match(namespace, array("i", tokens), len(tokens) // SIZE)
+    path = kv.cache.match(namespace, block_keys(array("i", tokens), (), SIZE, len(tokens) // SIZE))
     return [node.blocks[0] for node in path]
 
 

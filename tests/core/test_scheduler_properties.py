@@ -150,7 +150,8 @@ class Traffic:
             assert not self.scheduler.has_work, "an idle scheduler says that it has work"
             return
         self.steps += 1
-        assert 0 < sum(plan.forward.query_lens) <= self.budget
+        assert sum(plan.forward.query_lens) + len(plan.forward.encode) > 0
+        assert sum(plan.forward.query_lens) <= self.budget
         self.collected.add(self.scheduler.update(self.runner.execute(plan)))
         self.scheduler.check_integrity()
         for request_id, _ in self.collected.endings:
@@ -178,10 +179,11 @@ class Traffic:
 
     def check_prompt(self, request: Request) -> None:
         told, tokens = self.collected.prompts.get(request.request_id, {}), list(request.prompt_token_ids)
+        contents = self.runner.prompt_contents(request)
         count = request.params.prompt_logprobs
         for place, entry in told.items():
             assert count is not None, "nobody asked"
-            assert entry == self.runner.entry(digest(tokens[:place]), tokens[place], count)
+            assert entry == self.runner.entry(digest(contents[:place]), tokens[place], count)
         if count is not None and not self.aborted.intersection((request.request_id, i) for i in range(128)):
             assert sorted(told) == list(range(1, len(tokens))), "something of the prompt is not told"
 

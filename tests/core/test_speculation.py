@@ -7,6 +7,7 @@ from collections.abc import Sequence as Tokens
 import pytest
 
 from penstock.api.request import FinishReason
+from penstock.core.block_keys import block_keys
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
 from penstock.core.speculation import MAX_PAUSE, Draft, Speculation
@@ -143,7 +144,7 @@ def test_rejected_tokens_blocks_are_free_after_the_step_and_never_cached() -> No
             assert len(seq.tables[0].blocks) == setting.scheduler.kv.blocks_for(max(seq.num_computed, 1))
     answer, _ = expected_answer(setting.fake, make_request("a", [1, 2, 3, 4], 60, stop_token_ids=()), 0)
     text = array("i", [1, 2, 3, 4, *answer])
-    path = setting.scheduler.kv.cache.match("", text, 16)
+    path = setting.scheduler.kv.cache.match("", block_keys(text, (), 4, 16))
     assert len(path) == 15 == len(setting.scheduler.kv.cache), "all that was computed and right, and nothing else"
     assert setting.scheduler.num_accepted < setting.scheduler.num_drafted
 

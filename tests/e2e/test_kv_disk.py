@@ -19,7 +19,7 @@ from penstock.runner.block_file import PAGE
 from tests.e2e.engines import Answer, answers_of, engine, memory_for, request_of
 from tests.server.running import RunningServer, running_server
 from tests.support.checkpoints import write_random
-from tests.support.needs import needs_native
+from tests.support.needs import needs_native, needs_torch
 from tests.support.waiting import wait_until
 
 PROMPT = random.Random(3).choices(range(3, 200), k=200)
@@ -35,7 +35,9 @@ def answer(core: EngineCore, prompt: list[int] = PROMPT) -> tuple[Answer, int]:
     return told, core.stats().prefix_hit_tokens - found
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}, {"block_size": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_cache_dtype": "int8"}, pytest.param({"block_size": 5}, marks=needs_torch)], ids=str
+)
 def test_the_next_engine_finds_the_prefix_and_answers_the_same(
     tiny_llama: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.test_fleet import FLAGS, engines
 from tests.e2e.test_killed_engine import Told, check_answers, make_bodies, read_tokens, tell_all
 from tests.server.running import RunningServer, running_server
+from tests.support.needs import needs_nixl
 from tests.support.waiting import wait_until
 
 NUM_STREAMS = 12
@@ -30,7 +31,7 @@ def expected() -> list[Told]:
         return asyncio.run(tell_all(server, bodies()))
 
 
-@pytest.mark.parametrize(("transfer", "ranks"), [("file", 1), ("nixl", 1), ("file", 2)])
+@pytest.mark.parametrize(("transfer", "ranks"), [("file", 1), pytest.param("nixl", 1, marks=needs_nixl), ("file", 2)])
 def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(
     expected: list[Told], transfer: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

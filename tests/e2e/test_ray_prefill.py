@@ -6,10 +6,12 @@ from tests.e2e.test_fleet import FLAGS, engines
 from tests.e2e.test_killed_engine import check_answers, tell_all
 from tests.e2e.test_prefill_decode import NUM_STREAMS, PULLED, bodies
 from tests.server.running import RunningServer, running_server
+from tests.support.needs import needs_nixl
 from tests.support.ray_cluster import LocalCluster
 from tests.support.waiting import wait_until
 
 
+@needs_nixl
 def test_blocks_come_by_nixl_from_the_node_that_computed_them(cluster: LocalCluster) -> None:
     with running_server(*FLAGS) as server:
         expected = asyncio.run(tell_all(server, bodies()))

@@ -1,4 +1,5 @@
-"""An engine core without a model: each token is the one before plus one. It can also be made to fail.
+"""An engine core without a model: each token is the one before plus one, and more with images. It can also be made to
+fail.
 
 It stands in where the test is about processes and messages, and about failures that no healthy model shows.
 """
@@ -92,7 +93,8 @@ class RuleCore:
         outputs, self._ended = self._ended, []
         for key, (request, done) in list(self._running.items()):
             self._suffer(request.prompt_token_ids[0])
-            token = (request.prompt_token_ids[-1] + done + 1) % VOCAB
+            seen = sum(image.pixels[0] for image in request.images)
+            token = (request.prompt_token_ids[-1] + done + 1 + seen) % VOCAB
             if request.prompt_token_ids[0] == BROKEN and done:
                 self.finish_request(*key, FinishReason.ERROR)
                 continue

@@ -3,16 +3,21 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.api.request import FinishReason, Request, SequenceOutput
+from penstock.api.request import ErrorReason, FinishReason, Request, SequenceOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
+from penstock.core.kv_manager import CacheGroup
+from penstock.engine.core import EngineCore, PendingRequests
 from penstock.errors import DeviceLostError
 from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.input_processor import InputProcessor
+from tests.core.fakes import make_request, make_scheduler
+from tests.core.images import ImageRunner, make_image, make_images, make_tower, placeholders
 from tests.engine.losing_engine import FATAL, FAULTY, LOSING_ENGINE, build_losing_engine
 
 GOOD = [[5, 17, 300], [42, 8, 99, 250], [7]]
@@ -51,6 +56,27 @@ def test_a_lost_device_ends_the_engine(folder: Path) -> None:
     with pytest.raises(DeviceLostError, match="the device is lost: CUDA error: an illegal memory access"):
         core.step()
     core.close()
+
+
+def test_a_step_of_the_vision_tower_alone_is_in_flight_and_what_the_tower_cannot_encode_is_refused() -> None:
+    images = make_images(make_tower(layer_elements=40))
+    scheduler = make_scheduler(groups=(CacheGroup(16),), budget=4, images=images)
+    runner: Any = ImageRunner((CacheGroup(16),), 4, images)
+    nothing: Any = None
+    core = EngineCore(nothing, nothing, scheduler, runner, nothing, PendingRequests(lambda request: []))
+    begun: list[tuple[int, list[int]]] = []
+    for number, picture in enumerate((make_image(1), make_image(2, 4, 4))):
+        prompt = [*placeholders(picture), 2]
+        runner.requests[number] = make_request(f"r{number}", prompt, 1, images=(picture,), seed=number)
+        core.add_request(runner.requests[number])
+    outputs = [*core.step(lambda num_tokens, indices: begun.append((num_tokens, list(indices))))]
+    assert begun == [(images.layer_tokens(4, 6), [0])]
+    while core.has_work:
+        outputs += core.step()
+    (refused,) = [output for output in outputs if output.request_id == "r1"]
+    assert refused.error_reason is ErrorReason.IMAGE_NOT_ENCODED
+    assert str(refused.error).startswith("an image of 8 x 8 pixels takes 16 tokens of 16 patches")
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
 
 
 def answers_of(folder: Path, prompts: list[list[int]]) -> tuple[list[list[int]], int]:

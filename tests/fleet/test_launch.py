@@ -8,6 +8,7 @@ from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.fleet.launch import divide
 from penstock.system.host import ANYWHERE, Seat
+from tests.support.needs import needs_torch
 
 
 def shares(tmp_path: Path, count: int, seats: list[Seat] | None = None, cores: int = 5, **options: object):
@@ -48,6 +49,7 @@ def test_on_numa_nodes_each_has_as_many_threads_as_cpus_in_its_seat(tmp_path: Pa
     ]
 
 
+@needs_torch
 def test_each_takes_a_gpu_of_its_own(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.fleet.request import Route
 from penstock.fleet.router import MAX_SCANNED, ROUTERS, LeastLoaded, PrefixRouter, ReplicaLoad, RoundRobin
 from tests.core.fakes import FakeRunner, make_request, make_scheduler, run_step
+from tests.core.images import make_image, placeholders
 
 BLOCK = 4
 
@@ -44,6 +45,17 @@ def test_a_request_goes_to_where_the_longest_part_of_its_prompt_is_cached():
     assert router.missing(request("c", *range(16)), 1) == 8
     assert router.missing(request("c", *range(16)), 0) == 16
     assert router.choose(request("d", *range(12)), idle(0, 1)) == 1
+
+
+def test_a_prompt_with_another_image_in_the_same_place_is_another_prompt():
+    def with_image(name, number):
+        tokens = [1, 2, *placeholders(make_image(number)), 3, 4, 5, 6]
+        return Route(make_request(name, tokens, images=(make_image(number, start=2),)))
+
+    router = prefix_router(0, 1)
+    run(router, with_image("a", 1), 1, answers=[[7, 8, 9, 10, 11]])
+    assert router.missing(with_image("b", 1), 1) == 1
+    assert router.missing(with_image("c", 2), 1) == 12
 
 
 def test_one_token_at_least_is_always_to_be_computed():

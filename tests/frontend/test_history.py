@@ -65,7 +65,7 @@ def test_the_account_of_a_real_scheduler_adds_up():
         history.record_step(StepRecord(step + 0.5, 0.0, 0.5, 0.0, scheduler.trace))
         step += 1
         for output in outputs:
-            records[output.request_id].progressed(float(step), output.finish_reason)
+            records[output.request_id].progressed(float(step), len(output.token_ids), output.finish_reason)
     (request_record,) = history.find("b")
     events = history.explain(request_record)
     assert [event.what for event in events] == ["waited", "admitted", "computed", "generated"]
@@ -95,7 +95,7 @@ def test_steps_are_remembered_as_they_were_and_in_order_however_many_there_are()
     for step in steps:
         history.record_step(step)
     assert history.steps(9.0) == steps
-    accept(history, dataclasses.replace(make_request("r150", [1]), arrival=1.5)).progressed(2.55, "length")
+    accept(history, dataclasses.replace(make_request("r150", [1]), arrival=1.5)).progressed(2.55, 1, "length")
     waited, admitted, generated = told(history, "r150")
     assert (waited[0], waited[2]) == ("waited", 99)
     assert admitted == ("admitted", 0.0, 1, 150, None)
@@ -118,8 +118,8 @@ def test_a_request_is_remembered_without_its_prompt():
 def test_the_trace_has_each_step_its_parts_and_each_request():
     history = History("fcfs")
     accepted = history.accepted(make_request("a", [1]), None)
-    accepted.progressed(1.0, None)
-    accepted.progressed(3.0, "length")
+    accepted.progressed(1.0, 1, None)
+    accepted.progressed(3.0, 1, "length")
     trace = chrome_trace([record(0.5, chunks=[("a", 4)]), record(1.5)], history.records())
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [event["name"] for event in slices[:4]] == ["4 tokens of 2", "schedule", "execute", "update"]
@@ -133,3 +133,16 @@ def test_the_trace_has_each_step_its_parts_and_each_request():
         ("b", "answer", 1e6),
         ("e", "answer", 3e6),
     ]
+
+
+def test_the_newest_steps_are_found_by_their_number_also_across_pieces():
+    history = History("fcfs")
+    for began in range(2 * STEPS_A_PIECE + 50):
+        history.record_step(record(float(began)))
+    assert history.num_steps == 2 * STEPS_A_PIECE + 50
+    for count in (0, 1, 50, 51, STEPS_A_PIECE + 50, 2 * STEPS_A_PIECE + 50):
+        first = history.num_steps - count
+        assert [step.began for step in history.newest_steps(count)] == [
+            float(n) for n in range(first, history.num_steps)
+        ]
+    assert len(history.newest_steps(10**6)) == history.num_steps

@@ -41,6 +41,8 @@ class Features:
     sinks: bool = False
     norms: torch.dtype | None = None
     """Heads are normalised, with weights of this type."""
+    norm_last: bool = False
+    """They are normalised after they are turned."""
     value_norm: bool = False
     """Values, too, where keys are."""
     values_are_keys: bool = False
@@ -72,7 +74,7 @@ class Sequences:
         self.norms: HeadNorms | None = None
         if features.norms is not None:
             query, key = (torch.rand(shape.head_dim, generator=generator) + 0.5 for _ in range(2))
-            self.norms = HeadNorms(query.to(features.norms), key.to(features.norms), 1e-5)
+            self.norms = HeadNorms(query.to(features.norms), key.to(features.norms), 1e-5, features.norm_last)
         pairs = int((features.angles or 0.0) * shape.head_dim) // 2
         self.angles = torch.randn(max(lengths), pairs, generator=generator)
         self.factors = torch.rand(max(lengths), 1, generator=generator) + 0.5

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
-from penstock.kernels.elementwise import Columns
+from penstock.kernels.elementwise import Columns, ElementActivation
 from penstock.kernels.elementwise.reference import activate_gated
 from penstock.kernels.ops import Ops
 from tests.kernels.versions import REFERENCE, VERSIONS, native_table, needs_native
@@ -50,6 +49,29 @@ def test_rows_are_gathered_in_any_order_and_repeated(ops: Ops, shape: tuple[int,
 
 
 @pytest.mark.parametrize("ops", VERSIONS)
+def test_each_column_is_gathered_from_the_row_of_its_axis(ops: Ops) -> None:
+    table = torch.randn(50, 2, 7)
+    axes = torch.tensor([0, 1, 2, 0, 2, 2, 1], dtype=torch.int32)
+    for count in (1, 33):
+        row_ids = torch.randint(50, (count, 3))
+        expected = torch.stack([table[row_ids[:, axis], :, column] for column, axis in enumerate(axes.tolist())], -1)
+        assert torch.equal(ops.gather_axes(table, row_ids, axes), expected)
+        alike = row_ids[:, :1].repeat(1, 3)
+        assert torch.equal(ops.gather_axes(table, alike, axes), ops.gather(table, row_ids[:, 0].contiguous()))
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_are_limited_and_nan_stays(ops: Ops, dtype: torch.dtype) -> None:
+    x = (3 * torch.randn(9, 40)).to(dtype)
+    x[2, 8] = torch.nan
+    expected = x.clone()
+    expected[:, 5:24] = expected[:, 5:24].clamp(-1, 0.5)
+    ops.limit(x, 5, 19, torch.tensor([-1.0]), torch.tensor([0.5]))
+    assert torch.equal(x.nan_to_num(9), expected.nan_to_num(9))
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
 def test_rows_are_scattered_and_moved_within_rows_that_lie_apart(ops: Ops) -> None:
     pool = torch.randn(40, 3, 7, 5)
     expected, part = pool.clone(), pool[:, 1]
@@ -64,8 +86,9 @@ def test_rows_are_scattered_and_moved_within_rows_that_lie_apart(ops: Ops) -> No
     assert torch.equal(pool, expected)
 
 
-ACTIVATIONS: dict[HeadActivation | None, Callable[[float], float]] = {
+ACTIVATIONS: dict[ElementActivation | None, Callable[[float], float]] = {
     None: lambda x: x,
+    "clip": lambda x: max(-1.0, min(1.0, x)),
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
     "relu": lambda x: max(0.0, x),
     "sigmoid": lambda x: 1 / (1 + math.exp(-max(x, -700))),
@@ -78,7 +101,7 @@ ACTIVATIONS: dict[HeadActivation | None, Callable[[float], float]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_each_element_is_activated_the_same_alone_and_in_any_row(
-    ops: Ops, dtype: torch.dtype, activation: HeadActivation | None
+    ops: Ops, dtype: torch.dtype, activation: ElementActivation | None
 ) -> None:
     rows = [torch.linspace(-most, most, 37) for most in (1e-3, 2, 8, 90, 3e4)]
     x = torch.stack(rows).to(dtype)
@@ -89,6 +112,23 @@ def test_each_element_is_activated_the_same_alone_and_in_any_row(
     for row, alone in enumerate(found):
         assert torch.equal(ops.activate(x[row : row + 1].clone(), activation, divisor=1.7, factor=3.0)[0], alone)
     assert ops.activate(torch.full((1, 3), math.nan), activation).isnan().all()
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_xielu_has_a_learned_shape_on_each_side(ops: Ops, dtype: torch.dtype) -> None:
+    alphas = (torch.tensor([0.7]), torch.tensor([-0.4]))
+    above, below = (math.log1p(math.exp(float(alpha))) for alpha in alphas)
+
+    def xielu(x: float) -> float:
+        curve = above * x * x if x > 0 else (0.5 + below) * (math.expm1(min(x, -1e-6)) - x)
+        return curve + 0.5 * x
+
+    x = torch.stack([torch.linspace(-most, most, 37) for most in (1e-3, 2, 8, 90)]).to(dtype)
+    found = ops.activate(x.clone(), "xielu", alphas=alphas)
+    wanted = torch.tensor([[xielu(one) for one in row] for row in x.tolist()], dtype=torch.float64)
+    coarse = 1e-6 if dtype == torch.float32 else 0.01
+    torch.testing.assert_close(found.double(), wanted, rtol=coarse, atol=6e-6)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

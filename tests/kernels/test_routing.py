@@ -35,7 +35,8 @@ def first_largest(values: list[float], count: int) -> list[int]:
 def routed(logits: list[float], routing: Routing, correction: list[float]) -> tuple[list[int], list[float]]:
     """One token's experts and weights, of all scores but the sparse mixer."""
     scores = [1 / (1 + math.exp(-x)) for x in logits] if routing.score == "sigmoid" else logits
-    choice = [score + more for score, more in zip(scores, correction, strict=True)]
+    compared = softmax(logits) if routing.score == "softmax" and any(correction) else scores
+    choice = [score + more for score, more in zip(compared, correction, strict=True)]
     size = len(choice) // routing.groups
     tops = [
         sum(sorted(choice[group * size : (group + 1) * size])[-routing.group_tops :]) for group in range(routing.groups)
@@ -61,12 +62,16 @@ ROUTINGS = [
 ]
 
 
+def _takes_correction(routing: Routing) -> bool:
+    return routing.score == "sigmoid" or (routing.score == "softmax" and routing.renormalize)
+
+
 @versions
 @pytest.mark.parametrize("routing", ROUTINGS, ids=lambda r: f"{r.score}-{r.top_k}-of-{r.num_experts}")
 @pytest.mark.parametrize("tokens", [1, 70])
 def test_each_token_goes_to_its_best_experts(ops: Ops, routing: Routing, tokens: int) -> None:
     logits = logits_of(tokens, routing.num_experts, seed=tokens)
-    correction = torch.linspace(-0.3, 0.3, routing.num_experts) if routing.score == "sigmoid" else None
+    correction = torch.linspace(-0.3, 0.3, routing.num_experts) if _takes_correction(routing) else None
     ids, weights = ops.route(logits, routing, correction)
     assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
     taken = [0.0] * routing.num_experts if correction is None else correction.tolist()

@@ -12,9 +12,16 @@ from penstock.errors import CheckpointError
 from penstock.models import hf_config
 from penstock.models.registry import ARCHITECTURES, read_spec
 from penstock.models.spec import ModelSpec
-from tests.support.families import CASES, LONGROPE, SHAPE
+from tests.support.families import CASES, LONGROPE, SHAPE, class_name
 
 WITHOUT_EFFECT: dict[str, set[str]] = {
+    "Bamba": {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
+    "DeepseekV32": {"index_head_dim", "index_n_heads"},  # of the indexer, which chooses all keys
+    "GPT2": {
+        *("summary_type", "summary_use_proj", "summary_proj_to_labels", "summary_first_dropout"),
+        *("reorder_and_upcast_attn", "intermediate_size", "num_key_value_heads"),  # the last two are not its own
+    },
+    "GlmMoeDsa": {"index_head_dim", "index_n_heads"},
     "Llama4": {"router_jitter_noise"},
     "Mixtral": {"router_jitter_noise"},
     "MiniMaxM2": {"router_jitter_noise"},
@@ -49,10 +56,11 @@ LONG = {key: value for key, value in LONGROPE["rope_parameters"].items() if key 
 SCALINGS: dict[str, dict[str, Any]] = {
     "Phi3": LONG,
     "Phimoe": {**LONG, "short_mscale": 1.1, "long_mscale": 1.2, "original_max_position_embeddings": 64},
+    "Mistral4": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
     "Ministral3": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
 }
 """`rope_scaling` by family where it is not `linear`."""
-NEVER_SCALED = {"Gemma4", "NemotronH"}
+NEVER_SCALED = {"GPT2", "Gemma4", "Lfm3", "NemotronH"}
 """Families without RoPE, or newer than `rope_scaling`."""
 
 
@@ -143,8 +151,8 @@ def test_a_nemotron_without_attention_and_mamba_is_refused(tmp_path: Path) -> No
 
 
 def test_every_family_is_tried() -> None:
-    assert {f"{family}ForCausalLM" for family in FAMILIES} == {
-        name for name in ARCHITECTURES if name.endswith("ForCausalLM")
+    assert {class_name(family) for family in FAMILIES} == {
+        name for name in ARCHITECTURES if name.endswith(("ForCausalLM", "LMHeadModel"))
     }
 
 
@@ -158,7 +166,7 @@ def written(folder: Path, family: str, changes: dict[str, Any]) -> dict[str, Any
     """The config.json that `transformers` writes, with all of its keys."""
     import transformers
 
-    name = f"{family}ForCausalLM"
+    name = class_name(family)
     config = getattr(transformers, name).config_class(architectures=[name], **changes)
     config.to_json_file(folder / "config.json", use_diff=False)
     made: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -170,7 +178,7 @@ def with_defaults(folder: Path, family: str, config: dict[str, Any]) -> dict[str
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
-    kind = getattr(transformers, f"{family}ForCausalLM").config_class
+    kind = getattr(transformers, class_name(family)).config_class
     text = json.dumps(config).replace('{"__float__": "Infinity"}', "Infinity")
     try:
         kind.from_dict(json.loads(text)).to_json_file(folder / "config.json", use_diff=False)

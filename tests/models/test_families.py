@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from penstock.core.plan import BlockCopy, NewBlocks
+from penstock.errors import ConfigError
 from penstock.runner.forward import RecordedForward
 from penstock.runner.torch_runner import TorchRunner
 from tests.kernels.versions import needs_native, recording_table
@@ -133,6 +134,14 @@ def test_phimoe_has_scales_for_short_texts_and_for_long_ones(tmp_path: Path) -> 
     torch.testing.assert_close(logits, expected(reference, short), atol=2e-4, rtol=0)
     logits = Stepper(tmp_path, 1).step({0: long})[0]
     torch.testing.assert_close(logits, expected(reference, long), atol=2e-4, rtol=0)
+
+
+def test_a_context_in_which_an_indexer_would_choose_keys_is_refused_by_name(tmp_path: Path) -> None:
+    family, changes = CASES["deepseek v3.2"]
+    write_random(tmp_path, family, **(SHAPE | changes))
+    assert settings_for(tmp_path)[1].max_model_len == 200
+    with pytest.raises(ConfigError, match="from 1 to 200, its index_topk, as its indexer for longer texts"):
+        settings_for(tmp_path, max_model_len=201)
 
 
 @pytest.mark.parametrize("name", MULTIMODAL)

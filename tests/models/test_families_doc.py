@@ -4,7 +4,8 @@ from pathlib import Path
 
 from penstock.models.families_doc import describe
 from penstock.models.registry import ARCHITECTURES
-from tests.support.families import CASES, MULTIMODAL
+from tests.support.families import CASES, MULTIMODAL, class_name
+from tests.support.vision import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,5 +15,6 @@ def test_the_documentation_is_what_the_registry_says() -> None:
 
 
 def test_each_row_is_held_to_transformers() -> None:
-    tested = {f"{family}ForCausalLM" for family, _ in CASES.values()} | {family for family, _ in MULTIMODAL.values()}
+    tested = {class_name(family) for family, _ in CASES.values()} | {family for family, _ in MULTIMODAL.values()}
+    tested |= {family.architecture for family in FAMILIES.values()}
     assert set(ARCHITECTURES) - tested == set()

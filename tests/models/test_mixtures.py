@@ -153,7 +153,10 @@ def test_the_plan_counts_every_expert(qwen: Path) -> None:
     facts = read_facts(checkpoint)
     stored = sum(tensor.numel() for tensor in load_file(qwen / "model.safetensors").values())
     assert facts.num_parameters == stored
-    assert sum("experts" in matrix.name for matrix in facts.matrices) == 2 * EXPERTS * 3
+    experts = [matrix for matrix in facts.matrices if "experts" in matrix.name]
+    assert len(experts) == 2 * EXPERTS * 3
+    used = QWEN["num_experts_per_tok"] / EXPERTS
+    assert facts.idle_elements == sum(matrix.rows * matrix.columns for matrix in experts) * (1 - used)
 
 
 @needs_native

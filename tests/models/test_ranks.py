@@ -41,6 +41,14 @@ FAMILIES = [
     "lfm2 moe, not renormalised, no correction",
     "deepseek v2, groups, yarn, biases",
     "gpt-oss",
+    "apertus",
+    "cohere",
+    "gpt-neox",  # one matrix of queries, keys and values, by head
+    "gpt2",
+    "hunyuan moe",
+    "lfm3",
+    "mistral4",
+    "olmoe, clipped",
 ]
 
 

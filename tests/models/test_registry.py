@@ -178,8 +178,8 @@ def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architectu
         architectures=[architecture], **NEEDED.get(architecture, {})
     )
     config.get_text_config().num_hidden_layers = 2
-    for per_layer in ("layer_types", "mlp_layer_types"):
-        if hasattr(config.get_text_config(), per_layer):
+    for per_layer in ("layer_types", "mlp_layer_types", "layer_rope_theta"):
+        if per_layer in vars(config.get_text_config()):
             setattr(config.get_text_config(), per_layer, None)
     config.name_or_path = "some/where"
     config.to_json_file(tmp_path / "config.json", use_diff=only_changed)

@@ -18,7 +18,7 @@ from penstock.models.registry import read_spec
 from penstock.models.sizes import head_sizes, model_sizes
 from penstock.models.spec import ModelSpec
 from penstock.quantization.base import Unquantized, WeightFactory
-from tests.support.families import CASES, SHAPE
+from tests.support.families import CASES, SHAPE, class_name
 from tests.support.mtp import FAMILIES as WITH_HEAD
 from tests.support.mtp import SHAPE as SHAPE_WITH_HEAD
 
@@ -67,7 +67,7 @@ class Counting(WeightFactory):
 def write_config(folder: Path, family: str, config: dict[str, Any]) -> ModelSpec:
     import transformers
 
-    name = f"{family}ForCausalLM"
+    name = class_name(family)
     getattr(transformers, name).config_class(architectures=[name], **config).to_json_file(folder / "config.json")
     return read_spec(open_checkpoint(str(folder)))
 

@@ -13,6 +13,7 @@ import pytest
 
 from penstock import native
 from tests.support import library
+from tests.support.needs import needs_torch
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = "penstock/native/libpenstock.so"
@@ -94,6 +95,7 @@ def test_a_wheel_built_with_a_compiler_holds_the_kernels_and_answers(tmp_path: P
     assert "reference kernels" not in run.stderr
 
 
+@needs_torch
 def test_a_wheel_built_without_a_compiler_says_once_what_is_missing_and_answers(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, CXX=str(tmp_path / "no-compiler"))
     assert wheel.name.endswith("-py3-none-any.whl")

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,21 @@ def test_what_was_written_is_found_by_the_next_who_opens_it(tmp_path: Path) -> N
     assert list(file.records()) == [Record(3, DIGEST, root_digest(""), 0, KEY, 7)]
     assert get(file) == b"k" * 5000
     assert len(StoredTree(file.num_slots, file.records())) == 1
+
+
+def test_the_content_of_images_is_kept_beside_the_tokens(tmp_path: Path) -> None:
+    layout, seen = replace(LAYOUT, content_bytes=32), KEY + bytes(range(32))
+    file, _ = opened(tmp_path / "kv", layout)
+    put(file)
+    digest = path_digest(DIGEST, seen)
+    file.write_record(Record(4, digest, DIGEST, 1, seen, 8, 1), [file.write_block(4, 0, memoryview(b"i" * 5000)), 0])
+    file.close()
+    file, is_known = opened(tmp_path / "kv", layout)
+    assert is_known
+    assert [record.key for record in file.records()] == [KEY, seen]
+    assert get(file, 4, digest, seen) == b"i" * 5000
+    assert get(file, 4, digest, KEY) is None
+    assert not opened(tmp_path / "kv.1")[1]
 
 
 def test_the_cache_groups_of_a_slot_are_told_apart(tmp_path: Path) -> None:

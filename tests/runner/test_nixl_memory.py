@@ -21,7 +21,10 @@ from penstock.runner import nixl_memory
 from penstock.runner.block_file import PAGE, BlockFile, Layout, open_peer
 from penstock.runner.nixl_memory import RETRY_SECONDS, NixlMemory
 from tests.runner.blocks import DIGEST, KEY, LAYOUT, put
+from tests.support.needs import needs_nixl
 from tests.support.waiting import stop, wait_until
+
+pytestmark = needs_nixl
 
 CONTENT = b"k" * 5000
 

@@ -18,7 +18,6 @@ PROGRAM = """
 import ctypes, json, sys
 from array import array
 from pathlib import Path
-import torch
 from penstock.config.engine_config import EngineConfig
 from penstock.config.settings import resolve
 from penstock.checkpoint.checkpoint import open_checkpoint
@@ -42,7 +41,7 @@ def step(parts, sampled):
     chunks = [(start, [7] * count) for _, (start, count) in parts]
     return runner.execute(plan_of(chunks, tables, range(sampled), [100] * sampled))
 
-step([(0, (0, 1))], 1)  # code, tables of torch
+step([(0, (0, 1))], 1)  # code, tables
 for layer in kept(runner._cache):
     layer.copy_blocks([(0, block) for block in range(settings.memory.num_blocks)])
 idle = runner._forward._layers._idle  # part of the workspace

@@ -56,11 +56,12 @@ class EchoCore(RuleCore):
         return outputs
 
 
-def write_checkpoint(folder, template):
-    """A checkpoint whose tokenizer has a token for each byte, and the special ones."""
-    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+def write_checkpoint(folder, template, more=()):
+    """A checkpoint whose tokenizer has a token for each byte, and special ones: these and `more`."""
+    special = [*SPECIAL, *more]
+    tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
-    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in special])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

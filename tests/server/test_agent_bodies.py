@@ -1,4 +1,5 @@
-"""Requests as agents and SDKs really send them, recorded by scripts/agents in tests/agents/bodies.
+"""Requests as agents and SDKs really send them, recorded by scripts/agents in tests/agents/bodies; those of programs
+that are not run here, in tests/agents/written_bodies, are written after their sources.
 
 Each client meets one of the kinds of models; with `TEST_BODIES=all` every one.
 """
@@ -20,7 +21,8 @@ from tests.support.script_model import HARMONY, HERMES, STRICT, Kind, write_kind
 from tools.agents_bodies import read_requests
 from tools.agents_prefix import Usage, reused_shares, usage_of
 
-BODIES = sorted((Path(__file__).parents[1] / "agents" / "bodies").glob("*.json"))
+AGENTS = Path(__file__).parents[1] / "agents"
+BODIES = sorted([*AGENTS.glob("bodies/*.json"), *AGENTS.glob("written_bodies/*.json")])
 KINDS = (HERMES, STRICT, HARMONY)
 MEETINGS = [
     pytest.param(kind, bodies, id=f"{kind.template.partition('.')[0]}-{bodies.stem}")
@@ -57,8 +59,11 @@ def test_every_request_of_a_client_is_answered(
     for request in read_requests(bodies):
         answer = send(server_of(kind), request["path"], request["headers"], request["body"])
         assert answer.status_code == 200, (answer.text[:1000], json.dumps(request["body"])[:2000])
-        if request["body"].get("stream"):
+        if "json" not in (kind_of_answer := answer.headers["content-type"]):
             assert_complete(answer.text)
+        elif "ndjson" in kind_of_answer:
+            *_, last = map(json.loads, answer.text.splitlines())
+            assert last["done"], last
 
 
 def send(server: RunningServer, path: str, headers: dict[str, str], body: dict[str, Any]) -> httpx.Response:

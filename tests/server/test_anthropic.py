@@ -165,7 +165,7 @@ ANY_OBJECT = {"type": "json_schema", "schema": {"type": "object"}}
         ({"messages": []}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
-            "messages[0].content[0]: image is not supported here: this model reads text",
+            "messages[0].content[0]: image is not supported here: this checkpoint takes text only",
         ),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"stop_sequences": ["\udfff"]}, "stop_sequences[0]"),

@@ -113,7 +113,7 @@ def test_what_is_not_text_is_refused_in_what_is_asked_now():
     for messages in ([{"role": "user", "content": [IMAGE]}], [USER, {"role": "assistant", "content": "x"}]):
         at = len(messages) - 1 if messages[-1]["role"] == "user" else 2
         asked = messages if at == 0 else [*messages, {"role": "user", "content": [IMAGE]}]
-        with pytest.raises(InvalidRequestError, match="this model reads text") as refused:
+        with pytest.raises(InvalidRequestError, match="this checkpoint takes text only") as refused:
             read(*asked)
         assert refused.value.param == f"messages[{at}].content[0].image_url"
 

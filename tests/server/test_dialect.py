@@ -278,6 +278,21 @@ def test_whole_surrogate_pairs_are_text(healthy, padding):
     healthy(talk)
 
 
+def test_a_failure_ends_a_stream_of_json_lines_with_a_line_that_says_so(broken):
+    async def talk(http, engine, app):
+        body = {"messages": MESSAGES}
+        streamed = await http.post("/api/chat", json=body)
+        assert streamed.headers["content-type"] == "application/x-ndjson"
+        *_, last = map(json.loads, streamed.text.splitlines())
+        assert last.keys() == {"error"}
+        whole = await http.post("/api/chat", json=body | {"stream": False})
+        assert (whole.status_code, whole.json()) == (500, last)
+        resumed = await http.post("/api/chat", json=body, headers={"last-event-id": "chat-1/1"})
+        assert "Last-Event-ID" in resumed.json()["error"]
+
+    broken(talk)
+
+
 class SlowCore(RuleCore):
     """Takes half a second for its first step."""
 
@@ -298,7 +313,7 @@ class SlowCore(RuleCore):
     ],
 )
 def test_a_silent_stream_gets_a_sign_of_life(tiny_llama, monkeypatch, path, sign):
-    monkeypatch.setattr("penstock.server.dialect.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.server.streams.SILENCE_SECONDS", 0.1)
 
     async def talk(http, engine, app):
         slow, quick = [(await http.post(path, json=CALLS[path] | {"stream": True})).text for _ in range(2)]

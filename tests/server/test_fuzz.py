@@ -27,7 +27,7 @@ def small_server(tiny_llama):
 def operations(server):
     description = fetch.get(f"{server.url}/openapi.json").json()
     for schema in description["components"]["schemas"].values():
-        if "model" in schema.get("properties", {}):
+        if "model" in (fields := schema.get("properties", {})) and "digest" not in fields:
             # Else most requests would end there. null is a field left out, everywhere.
             schema["properties"]["model"] = {"enum": ["tiny", None]}
     return [found.ok() for found in schemathesis.openapi.from_dict(description).get_all_operations()]

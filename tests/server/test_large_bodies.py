@@ -11,7 +11,14 @@ from pydantic import BaseModel, field_validator
 
 from penstock.errors import InvalidRequestError
 from penstock.frontend.large_work import LargeWork
-from penstock.server.body_route import LARGE_BODY, MAX_CONTAINERS, BodyRoute, _check_containers
+from penstock.server.body_route import (
+    _PIECE,
+    LARGE_BODY,
+    MAX_CONTAINERS,
+    BodyRoute,
+    _check_containers,
+    _has_long_number,
+)
 
 OTHER_WAS_ANSWERED = threading.Event()
 
@@ -87,3 +94,10 @@ def test_a_body_of_more_lists_and_objects_than_are_taken_is_refused_and_brackets
                 _check_containers(b'{"text": [' + b"[]," * (MAX_CONTAINERS - 2) + b"[]]}" + b'"["')
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize("at", [_PIECE - 16, _PIECE - 1, _PIECE, 2 * _PIECE - 8])
+def test_a_long_number_is_found_wherever_pieces_of_a_body_end(at):
+    body = b"x" * at + b"1234567.123456789" + b"x" * 20
+    assert _has_long_number(body)
+    assert not _has_long_number(body.replace(b"7.1", b"7x1"))

@@ -4,12 +4,12 @@ import gzip
 import re
 
 import pytest
+from starlette.requests import Request
 
 from penstock.server.keys import KeyRing, load_keys
-from penstock.server.pages import DOCS_PATHS
+from penstock.server.pages import DOCS_PATHS, encoder_page
 from tests.server.in_process import with_app
 
-BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 FOREIGN = re.compile(r"""(?:src|href)=["'](?:https?:)?//""")
 
 
@@ -19,9 +19,8 @@ def test_the_pages_load_nothing_from_elsewhere(tiny_llama):
         assert docs.headers["content-type"].startswith("text/html")
         needed = re.findall(r'(?:src|href)="(docs/[^"]+)"', docs.text)
         assert {f"/{path}" for path in needed} == DOCS_PATHS - {"/docs", "/redoc"}
-        for page in (docs, await http.get("/", headers=BROWSER)):
-            assert not FOREIGN.search(page.text)
-            assert "default-src 'self'" in page.headers["content-security-policy"]
+        assert not FOREIGN.search(docs.text)
+        assert "default-src 'self'" in docs.headers["content-security-policy"]
         for path in needed:
             assert (await http.get(f"/{path}")).status_code == 200
         assert (await http.get("/redoc")).headers["location"] == "docs"
@@ -43,17 +42,13 @@ def test_files_are_sent_packed_to_those_who_take_that(tiny_llama):
     with_app(talk, tiny_llama)
 
 
-def test_the_root_is_a_page_for_a_browser_and_health_for_programs(tiny_llama):
-    async def talk(http, engine, app):
-        page = await http.get("/", headers=BROWSER)
-        assert "It serves <strong>rule</strong>" in page.text or "It serves <strong>" in page.text
-        assert "curl http://penstock/v1/chat/completions" in page.text
-        command = re.search(r"-d '(.*)'</pre>", page.text)
-        assert (await http.post("/v1/chat/completions", content=command[1])).status_code == 200
-        for headers in ({}, {"accept": "*/*"}, {"accept": "application/json"}):
-            assert (await http.get("/", headers=headers)).json() == {"status": "ok", "reason": None}
-
-    with_app(talk, tiny_llama)
+def test_an_encoders_home_page_shows_a_request_that_it_answers():
+    scope = {"type": "http", "method": "GET", "path": "/", "root_path": "/below", "headers": [(b"host", b"here")]}
+    page = encoder_page(Request({**scope, "scheme": "http", "server": ("here", 80), "query_string": b""}), "a<b", None)
+    text = page.body.decode()
+    assert "<strong>a&lt;b</strong>:\nready" in text
+    assert '/v1/embeddings -d \'{"input": "Hello"}\'' in text
+    assert 'href="/below/docs"' in text
 
 
 @pytest.mark.parametrize(

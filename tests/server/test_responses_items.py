@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from penstock.api.tools import template_id
 from penstock.errors import InvalidRequestError
+from penstock.parsers.conversation import format_of
 from penstock.server.openai.responses_history import messages_of
 from penstock.server.openai.responses_items_schema import Item
 
@@ -20,7 +21,7 @@ PICTURE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "de
 
 
 def read(*items, num_earlier=0):
-    return messages_of(ITEMS.validate_python(list(items)), num_earlier)
+    return messages_of(ITEMS.validate_python(list(items)), num_earlier, format_of(""))
 
 
 def call(name="f", arguments="{}", id="call_1"):

@@ -1,7 +1,7 @@
 """Whole simulations: every request ends once, the same seed gives the same times, and failures lose nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,9 +14,10 @@ from penstock.core.plan import StepResult
 from penstock.errors import ConfigError
 from penstock.frontend.limits import QueueLimits
 from penstock.simulator.chats import Chats
-from penstock.simulator.costs import shape_of
-from penstock.simulator.simulation import TOO_LONG, Failure, Fleet, Outcome, Simulation
+from penstock.simulator.costs import StepShape, shape_of
+from penstock.simulator.simulation import NO_IMAGE, TOO_LONG, Failure, Fleet, Outcome, Simulation
 from penstock.simulator.workload import Arrival, make_tokens
+from tests.core.images import make_image, make_images, make_tower
 from tests.simulator.fleets import COSTS, make_fleet, make_settings
 
 
@@ -54,6 +55,26 @@ def test_one_request_takes_the_time_of_its_steps() -> None:
     assert outcome.engines[0].steps == 6
     assert outcome.engines[0].seconds == pytest.approx(sum(seconds))
     assert outcome.seconds == pytest.approx(3.0 + sum(seconds))
+
+
+def test_an_image_takes_the_time_of_its_layers_once() -> None:
+    @dataclass(frozen=True)
+    class Turns(Requests):
+        def arrivals(self) -> Iterator[Arrival]:
+            image = replace(make_image(1, 3, 4), start=2)
+            for turn in range(2):
+                yield Arrival(turn * 100.0, str(turn), make_tokens(1, 40), make_tokens(2, 3), images=(image,))
+            yield Arrival(200.0, "large", make_tokens(1, 40), make_tokens(2, 3), images=(make_image(1, 4, 4),))
+
+    images = make_images(make_tower(layer_elements=400))
+    fleet = make_fleet()
+    seen = replace(fleet, settings=replace(fleet.settings, images=images))
+    outcome = Simulation(seen, Turns(())).run()
+    first, second = outcome.first_tokens.tolist()
+    cost = 3 * images.layer_tokens(6, 8)
+    assert first > COSTS.seconds(StepShape(cost + 40, 1, 40, 820)) > 3 * second
+    assert outcome.refused == {NO_IMAGE: 1}
+    assert Simulation(fleet, Turns(())).run().refused == {NO_IMAGE: 3}
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

@@ -59,6 +59,18 @@ def test_prompts_of_a_trace_share_what_their_hash_ids_do(tmp_path: Path) -> None
     assert len({one.name for one in (first, second, third, fourth)}) == 4
 
 
+def test_images_of_a_trace_are_equal_where_its_tokens_are(tmp_path: Path) -> None:
+    def with_image(start: int, *ids: int) -> dict[str, Any]:
+        return line(0, 600, [*ids]) | {"images": [{"start": start, "tokens": 64, "height": 512, "width": 256}]}
+
+    path = write_lines(
+        tmp_path / "trace.jsonl", with_image(8, 1), with_image(8, 1, 2), with_image(8, 3), with_image(9, 1)
+    )
+    images = [arrival.images[0] for arrival in read_trace(path).arrivals()]
+    assert (images[0].start, images[0].count, images[0].height, images[0].width) == (8, 64, 512, 256)
+    assert [image.digest == images[0].digest for image in images] == [True, True, False, False]
+
+
 def test_a_trace_is_replayed_faster_and_in_part(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", *(line(1000 * second, 10, []) for second in range(5)))
     trace = read_trace(path, speed=4.0, most=3)
@@ -80,6 +92,9 @@ def test_a_trace_is_replayed_faster_and_in_part(tmp_path: Path) -> None:
         '{"timestamp": 1, "input_length": Infinity, "output_length": 1, "hash_ids": []}',
         '{"timestamp": NaN, "input_length": 10, "output_length": 1, "hash_ids": []}',
         '{"timestamp": 1, "input_length": 10, "output_length": -1, "hash_ids": []}',
+        '{"timestamp": 1, "input_length": 10, "output_length": 1, "hash_ids": [], "images": [[512, 512]]}',
+        '{"timestamp": 1, "input_length": 10, "output_length": 1, "hash_ids": [], "images": '
+        '[{"start": 4, "tokens": 7, "height": 512, "width": 512}]}',
     ],
 )
 def test_a_line_of_another_schema_is_refused_by_its_number(tmp_path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock import native
+from tests.support.families import class_name
 
 native.set_num_threads(1)  # matrices this small are faster so, and other work on the machine does not hold them up
 
@@ -168,7 +169,7 @@ def write_random(folder: Path, family: str, *, seed: int = 0, dtype: str = "floa
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(seed)
-    kind = getattr(transformers, family if "For" in family else f"{family}ForCausalLM")
+    kind = getattr(transformers, family if "For" in family else class_name(family))
     model = kind(kind.config_class(**config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -49,6 +49,8 @@ LOUD = {"initializer_range": 0.5}
 MINISTRAL = rope(
     "yarn", factor=4.0, original_max_position_embeddings=16, llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0
 )
+MINISTRAL_LATENTS = {"rope_parameters": {**MINISTRAL["rope_parameters"], "partial_rotary_factor": 0.4}}
+INDEXER = {"index_topk": 200, "index_n_heads": 2, "index_head_dim": 16}
 LONGROPE = rope(
     "longrope",
     short_factor=[1.0 + 0.1 * i for i in range(6)],
@@ -132,6 +134,13 @@ GRANITE: dict[str, Any] = {
     "residual_multiplier": 0.3,
     "logits_scaling": 5.0,
 }
+
+
+def class_name(family: str) -> str:
+    """The name of a family's causal language model in `transformers`."""
+    return {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
+
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, each query head with its own key head": ("Llama", {"num_key_value_heads": 4}),
     "llama, two query heads to a key head": ("Llama", {}),
@@ -524,6 +533,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True}),
     "olmoe, not renormalised": ("Olmoe", {"num_experts": 3, "num_experts_per_tok": 1, "attention_bias": True}),
+    "olmoe, clipped": ("Olmoe", TWO | {"num_experts": 3, "num_experts_per_tok": 2, "clip_qkv": 0.4}),
     "glm4 moe": (
         "Glm4Moe",
         {
@@ -560,6 +570,117 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         TWO
         | SHARED_EXPERTS
         | {"sliding_window": 9, "max_window_layers": 1, "attention_bias": True, "routed_scaling_factor": 1.5},
+    ),
+    "ernie 4.5 moe": (
+        "Ernie4_5_Moe",
+        TWO | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "use_bias": True},
+    ),
+    "ernie 4.5 moe, every second layer, none shared": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 0,
+            "num_hidden_layers": 4,
+        }
+        | {"moe_layer_start_index": 0, "moe_layer_end_index": 1, "moe_layer_interval": 2},
+    ),
+    "apertus": ("Apertus", TWO),
+    "apertus, biases, turned otherwise, not by xielu": (
+        "Apertus",
+        TWO | rope("linear", factor=2.0) | {"attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": True},
+    ),
+    "hunyuan": ("HunYuanDenseV1", TWO | {"head_dim": 16, "attention_bias": True}),
+    "hunyuan, a fixed alpha": (
+        "HunYuanDenseV1",
+        TWO | rope("dynamic", factor=1.0, alpha=50.0) | {"head_dim": 12, "tie_word_embeddings": True},
+    ),
+    "hunyuan moe": (
+        "HunYuanMoEV1",
+        TWO | {"head_dim": 16, "num_experts": 6, "moe_topk": [2, 3], "intermediate_size": 40},
+    ),
+    "hunyuan moe, biases": (
+        "HunYuanMoEV1",
+        TWO | {"head_dim": 12, "num_experts": 4, "moe_topk": 2, "intermediate_size": 24, "attention_bias": True},
+    ),
+    "cohere": ("Cohere", TWO),
+    "cohere, biases, another scale, not tied": (
+        "Cohere",
+        TWO | {"attention_bias": True, "logit_scale": 0.3, "tie_word_embeddings": False, **LLAMA3},
+    ),
+    "cohere2": ("Cohere2", {"sliding_window": 9, "num_hidden_layers": 4}),
+    "cohere2, another pattern, biases": (
+        "Cohere2",
+        TWO | {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"], "attention_bias": True},
+    ),
+    "gpt-neox": ("GPTNeoX", TWO | {"num_attention_heads": 2}),
+    "gpt-neox, one after the other, no biases, tied": (
+        "GPTNeoX",
+        TWO
+        | rope("default", partial_rotary_factor=0.5)
+        | {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True}
+        | {"num_attention_heads": 2},
+    ),
+    "phi": ("Phi", TWO),
+    "phi, turned otherwise": (
+        "Phi",
+        TWO | rope("linear", factor=2.0, partial_rotary_factor=0.7) | {"num_key_value_heads": 4, "hidden_act": "gelu"},
+    ),
+    "deepseek v3.2": (
+        "DeepseekV32",
+        LATENTS | {"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, **INDEXER},
+    ),
+    "glm 5": (
+        "GlmMoeDsa",
+        LATENTS | INDEXER | {"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 1},
+    ),
+    "mistral4": ("Mistral4", TWO | LATENTS | MINISTRAL_LATENTS),
+    "mistral4, a dense layer, not renormalised, without ranks of queries": (
+        "Mistral4",
+        TWO
+        | LATENTS
+        | MINISTRAL_LATENTS
+        | {"first_k_dense_replace": 1, "norm_topk_prob": False, "q_lora_rank": None, "rope_interleave": False},
+    ),
+    "bamba": (
+        "Bamba",
+        {"num_attention_heads": 2, "attn_layer_indices": [1], "mamba_n_heads": 6, "mamba_d_state": 12}
+        | {"mamba_chunk_size": 16, "mamba_n_groups": 2},
+    ),
+    "bamba, biases": (
+        "Bamba",
+        {"head_dim": 16, "attn_layer_indices": [0], "mamba_n_heads": 6, "mamba_d_state": 12, "mamba_chunk_size": 16}
+        | {"attention_bias": True, "mlp_bias": True, "mamba_conv_bias": False, "mamba_proj_bias": True, **TWO},
+    ),
+    "granite swa": (
+        "GraniteSWA",
+        GRANITE | {"sliding_window": 9, "layer_rope_theta": [0, 500.0, 1e4], "tie_word_embeddings": False},
+    ),
+    "granite swa, biases": (
+        "GraniteSWA",
+        TWO | GRANITE | {"sliding_window": 7, "attention_bias": True, "mlp_bias": True, **LLAMA3},
+    ),
+    "granite moe swa": (
+        "GraniteMoeSWA",
+        TWO
+        | GRANITE
+        | {"sliding_window": 9, "num_local_experts": 4, "shared_intermediate_size": 56, "intermediate_size": 40},
+    ),
+    "gpt2": ("GPT2", TWO | {"n_inner": 80, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2, scores as they are, not tied": (
+        "GPT2",
+        TWO | {"scale_attn_weights": False, "tie_word_embeddings": False, "activation_function": "gelu"},
+    ),
+    "lfm3": (
+        "Lfm3",
+        {"layer_types": ["conv", "full_attention", "sliding_attention"], "head_dim": 16, "sliding_window": 9},
+    ),
+    "lfm3, biases, no gates, norms before alone": (
+        "Lfm3",
+        {"layer_types": ["sliding_attention", "full_attention", "conv"], "head_dim": 12, "sliding_window": 7}
+        | {"conv_bias": True, "conv_L_cache": 4, "attention_bias": True, "tie_word_embeddings": False}
+        | {"use_sandwich_norm": False, "use_attention_gate": False},
     ),
     "exaone moe": (
         "ExaoneMoe",
@@ -662,6 +783,13 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3ForConditionalGeneration",
         {
             "text_config": SHAPE | MINISTRAL | {"head_dim": 16, "model_type": "ministral3"},
+            "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
+        },
+    ),
+    "mistral4": (
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": SHAPE | TWO | LATENTS | MINISTRAL_LATENTS | {"model_type": "mistral4"},
             "vision_config": TOWER | {"model_type": "pixtral", "image_size": 28, "patch_size": 7},
         },
     ),

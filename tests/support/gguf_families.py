@@ -20,6 +20,7 @@ from tests.support.gguf_tensors import (
     correction_biases,
     delta_tensors,
     gemma4_tensors,
+    gpt2_tensors,
     gpt_oss_tensors,
     granite_hybrid_tensors,
     interleaved,
@@ -27,6 +28,7 @@ from tests.support.gguf_tensors import (
     lfm2_tensors,
     llama4_tensors,
     nemotron_h_tensors,
+    neox_tensors,
     norms_plus_one,
     stacked,
 )
@@ -44,6 +46,7 @@ def write_family(
     config = json.loads((folder / "config.json").read_text())
     architecture, add_config, convert = FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
+    config |= {_OF_GPT2[key]: value for key, value in config.items() if key in _OF_GPT2}
     writer = GGUFWriter(None, architecture, use_temp_file=False)
     add_common(writer, config)
     add_config(writer, config)
@@ -72,6 +75,13 @@ def write_family(
     finish(writer, path)
 
 
+_OF_GPT2 = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+}
 _HEADS = {
     "mtp.fc": "eh_proj",
     "mtp.pre_fc_norm_embedding": "enorm",
@@ -117,13 +127,13 @@ def add_common(writer: GGUFWriter, config: Config) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(heads if writer.arch == "gpt2" else config["num_key_value_heads"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     if eps := config.get("rms_norm_eps", config.get("norm_eps")):
         writer.add_layer_norm_rms_eps(eps)
-    if eps := config.get("layer_norm_epsilon", config.get("norm_epsilon")):
+    if eps := config.get("layer_norm_epsilon", config.get("norm_epsilon", config.get("layer_norm_eps"))):
         writer.add_layer_norm_eps(eps)
     if "rope_theta" in rope:
         writer.add_rope_freq_base(rope["rope_theta"])
@@ -226,6 +236,17 @@ def _add_partial_rope(writer: GGUFWriter, config: Config) -> None:
     writer.add_rope_dimension_count(int(head_dim * _rope(config)["partial_rotary_factor"]))
 
 
+def _add_cohere(writer: GGUFWriter, config: Config) -> None:
+    writer.add_logit_scale(config["logit_scale"])
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
+
+
+def _add_gpt_neox(writer: GGUFWriter, config: Config) -> None:
+    _add_partial_rope(writer, config)
+    writer.add_parallel_residual(config["use_parallel_residual"])
+
+
 def _add_sigmoids(writer: GGUFWriter, config: Config) -> None:
     writer.add_uint32(f"{writer.arch}.expert_gating_func", 2)
     writer.add_expert_weights_norm(config["norm_topk_prob"])
@@ -235,6 +256,18 @@ def _add_exaone_moe(writer: GGUFWriter, config: Config) -> None:
     _add_exaone4(writer, config)
     _add_sigmoids(writer, config)
     writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+
+
+def _add_ernie_moe(writer: GGUFWriter, config: Config) -> None:
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+
+
+def _add_hunyuan_moe(writer: GGUFWriter, config: Config) -> None:
+    writer.add_expert_used_count(config["moe_topk"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    writer.add_expert_shared_count(1)
 
 
 def _add_minimax(writer: GGUFWriter, config: Config) -> None:
@@ -323,6 +356,13 @@ def _add_latents(writer: GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * stretch)
 
 
+def _add_glm_dsa(writer: GGUFWriter, config: Config) -> None:
+    _add_latents(writer, config)
+    writer.add_indexer_head_count(config["index_n_heads"])
+    writer.add_indexer_key_length(config["index_head_dim"])
+    writer.add_indexer_top_k(config["index_topk"])
+
+
 def _add_llama4(writer: GGUFWriter, config: Config) -> None:
     writer.add_feed_forward_length(config["intermediate_size_mlp"])
     writer.add_expert_feed_forward_length(config["intermediate_size"])
@@ -357,7 +397,15 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "ArceeForCausalLM": ("arcee", add_nothing, interleaved),
+    "CohereForCausalLM": ("command-r", _add_cohere, None),
+    "Cohere2ForCausalLM": ("cohere2", _add_cohere, None),
+    "GPTNeoXForCausalLM": ("gptneox", _add_gpt_neox, neox_tensors),
+    "GPT2LMHeadModel": ("gpt2", add_nothing, gpt2_tensors),
+    "PhiForCausalLM": ("phi2", _add_partial_rope, None),
     "Dots1ForCausalLM": ("dots1", _add_sigmoids, correction_biases),
+    "Ernie4_5_MoeForCausalLM": ("ernie4_5-moe", _add_ernie_moe, correction_biases),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan-dense", add_nothing, None),
+    "HunYuanMoEV1ForCausalLM": ("hunyuan-moe", _add_hunyuan_moe, None),
     "ExaoneMoeForCausalLM": ("exaone-moe", _add_exaone_moe, correction_biases),
     "GemmaForCausalLM": ("gemma", add_nothing, norms_plus_one),
     "GraniteMoeForCausalLM": ("granitemoe", _add_granite_moe, granite_hybrid_tensors),
@@ -372,6 +420,7 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, norms_plus_one),
     "Gemma3ForCausalLM": ("gemma3", _add_gemma3, norms_plus_one),
     "Gemma4ForCausalLM": ("gemma4", _add_gemma4, gemma4_tensors),
+    "GlmMoeDsaForCausalLM": ("glm-dsa", _add_glm_dsa, latent_tensors),
     "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),
     "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, correction_biases),
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, gpt_oss_tensors),

@@ -138,6 +138,20 @@ def _mamba(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield from correction_biases(name, tensor, config)
 
 
+def neox_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With all queries, keys and values together."""
+    if "query_key_value" in name:
+        by_head = tensor.view(config["num_attention_heads"], 3, -1, *tensor.shape[1:])
+        yield name, by_head.transpose(0, 1).reshape(tensor.shape)
+    else:
+        yield name, tensor
+
+
+def gpt2_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    transposed = re.search(r"(c_attn|c_proj|c_fc)\.weight$", name)
+    yield name, tensor.T.contiguous() if transposed else tensor
+
+
 def granite_hybrid_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     kinds = "_exps" if "block_sparse_moe" in name else "_shexp" if config["num_local_experts"] else ""
     block = _block(name)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.server.anthropic.schema import CountTokensBody, MessagesBody
+from penstock.server.ollama.schema import ChatBody as OllamaChatBody
+from penstock.server.ollama.schema import GenerateBody as OllamaGenerateBody
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.responses_tools import ignored_tools
 from penstock.server.openai.schema import ChatBody
@@ -18,7 +20,8 @@ NAMES = {
     "openai-agents-sdk-python": "openai-agents-python",
 }
 NAMES |= {"openai-agents-sdk-node": "openai-agents-node"}
-BODIES = {"/count_tokens": CountTokensBody, "/messages": MessagesBody, "/responses": ResponsesBody, "/chat/": ChatBody}
+BODIES = {"/api/chat": OllamaChatBody, "/api/generate": OllamaGenerateBody}
+BODIES |= {"/count_tokens": CountTokensBody, "/messages": MessagesBody, "/responses": ResponsesBody, "/chat/": ChatBody}
 
 
 def rows():
@@ -38,6 +41,8 @@ def ignored(client):
             continue
         body = kind.model_validate(request["body"])
         fields |= body.ignored_fields().hints.keys() | body.ignored_fields().unknown.keys()
+        if getattr(body, "keep_alive", None) is not None:  # which a call without a prompt reads
+            fields.add("keep_alive")
         if isinstance(body, ResponsesBody):
             fields |= {*ignored_tools(body, []), *(["include"] if body.include else [])}
     return fields

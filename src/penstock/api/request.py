@@ -29,6 +29,8 @@ class ErrorReason(str, Enum):
     """Its time in the queue exceeded the limit."""
     NO_TOKEN_ALLOWED = "no_token_allowed"
     """Its grammar or its other controls allow no next token."""
+    IMAGE_NOT_ENCODED = "image_not_encoded"
+    """The vision tower cannot encode one of its images."""
 
 
 EXPIRED = "the request exceeded its time limit in the queue"
@@ -50,6 +52,27 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image, or one tile of it, in a prompt: the resized picture that a model's vision tower encodes."""
+
+    start: int
+    """Position in the prompt of the first token that stands for it."""
+    count: int
+    """Number of tokens from there to the last that stands for it; those between that are not its placeholder (row
+    breaks) are text."""
+    rows: int
+    """Its features are `rows * columns` vectors, in reading order, one per placeholder token."""
+    columns: int
+    height: int
+    """Height and width of the resized picture, in pixels."""
+    width: int
+    digest: bytes
+    """SHA-256 of height and width (uint32, little endian) and of the pixels."""
+    pixels: bytes
+    """uint8 [height, width, 3] RGB, row by row."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One accepted request, complete: with the model it determines the answer."""
 
@@ -68,6 +91,8 @@ class Request:
     """LoRA adapter; None: the base model."""
     second_text: int = 0
     """Position of the first token of type 1 in the prompt of a pair of texts; 0: there is none."""
+    images: tuple[Image, ...] = ()
+    """Images in the prompt, by ascending `start`; they do not overlap."""
 
 
 Resumed = tuple[tuple[int, ...] | None, ...]
@@ -192,5 +217,7 @@ class RequestOutput:
     """One entry per prompt token (None for the first) if requested; grows while the request runs."""
     num_generated_tokens: int = 0
     """Tokens of all answers, including those that `best_of` discards."""
+    num_image_tokens: int = 0
+    """Prompt tokens that stand for images' features."""
     vector: bytes | None = None
     """Embedding, or logits of a scored pair, as float32 bytes in native byte order."""

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
+from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults, unheeded
 from penstock.checkpoint.gguf.config import generation_config, model_config, unheeded_keys
 from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
+from penstock.checkpoint.hub_cache import cached_folder
 from penstock.config.engine_config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
 
@@ -34,12 +36,12 @@ _MAX_JSON_BYTES = 8 * 2**20
 _MAX_INDEX_BYTES = 64 * 2**20
 _MAX_TEXT_BYTES = 2**20
 
-_HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
+HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
-_HUB_SECONDS = 10.0
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_SECONDS = 10.0
 """Maximum time to wait for the hub's list of a repository's files."""
-_HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
+HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
 """Hub files that repeat a model's weights in another format."""
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -152,7 +154,8 @@ def describe(checkpoint: Checkpoint) -> str:
 
 
 def resolve_path(model: str | None, revision: str | None = None) -> Path:
-    """The folder or GGUF file of a model: a local path, or else a download from the hub; None: the demo model.
+    """The folder or GGUF file of a model: a local path, or else an alias, or a download from the hub; None: the demo
+    model.
 
     Args:
         revision: branch, tag or commit of a hub repository; None: its main branch.
@@ -161,6 +164,8 @@ def resolve_path(model: str | None, revision: str | None = None) -> Path:
         CheckpointError: there is no such path and it cannot be downloaded, or there are several GGUF files.
         ConfigError: a revision is given, but the model is not from the hub.
     """
+    if model is not None and not os.path.exists(os.path.expanduser(model)):
+        model = read_aliases().get(model, model)
     path = DEMO_FOLDER if model is None else Path(os.path.expanduser(model))  # Path's own raises without such a home
     if revision is not None and path.exists():
         raise ConfigError(
@@ -177,7 +182,7 @@ def resolve_path(model: str | None, revision: str | None = None) -> Path:
                 f"{model} is not a GGUF file; give one, or the folder with config.json and the weights"
             )
         return path.parent.resolve() / path.name  # a link may lead to a meaningless name
-    hub_id = _HUB_ID.fullmatch(model)
+    hub_id = HUB_ID.fullmatch(model)
     if hub_id is None:
         raise CheckpointError(f"there is no folder or file {model}")
     if revision is not None and not _REVISION.fullmatch(revision):
@@ -215,7 +220,7 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
     where = f"the hub repository {repository}" + (f" at {revision}" if revision else "")
     try:
         if choice is None:
-            folder = Path(download(allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES))
+            folder = Path(download(allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES))
             if _has_safetensors(folder):
                 return folder
         names, cached = _hub_gguf_names(repository, revision)
@@ -237,17 +242,16 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
 
 def _hub_gguf_names(repository: str, revision: str | None) -> tuple[list[str], Path | None]:
     """The GGUF files of a hub repository, and None; if the hub does not answer, the cached files and their folder."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi
 
     try:  # not by `list_repo_files`, which tries for half a minute
         names = [
             one.rfilename
-            for one in HfApi().model_info(repository, revision=revision, timeout=_HUB_SECONDS).siblings or ()
+            for one in HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS).siblings or ()
         ]
     except Exception as error:
-        try:
-            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
-        except Exception:
+        folder = cached_folder(repository, revision)
+        if folder is None:
             raise error from None
         return [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], folder
     return [name for name in names if name.endswith(".gguf")], None

@@ -5,7 +5,7 @@ fields of the dataclasses in `penstock.config.engine_config`, by the same names,
 
 Tested elsewhere: `tests/cli/test_commands.py`, `tests/cli/test_interrupts.py` and `tests/cli/test_sources.py` run the
 commands; `serve` and `reload`: `tests/server/test_serve.py`, `verify`: `tests/diagnose/test_verify.py`, `quantize`:
-`tests/quantizer/test_job.py`, `topics`: `tests/cli/test_parser.py`.
+`tests/quantizer/test_job.py`, `topics`: `tests/cli/test_parser.py`; `list`, `show` and `rm`: `tests/cli/test_pull.py`.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.system.host import CLOSED_PIPE, end_process, importing, keep_own_rights
 
 COMMANDS = (
-    *("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate", "cache"),
-    *("doctor", "config", "completion"),
+    *("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate"),
+    *("pull", "list", "show", "rm", "cache", "doctor", "config", "completion"),
 )
 """Modules of this package, in the order of the help."""
 

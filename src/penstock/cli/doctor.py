@@ -21,7 +21,7 @@ from penstock import __version__
 from penstock.cli.parser import Parser
 from penstock.config.memory import in_words
 from penstock.config.settings import packed_cache_folder
-from penstock.errors import PenstockError
+from penstock.errors import MissingTorchError, PenstockError
 from penstock.system.host import free_memory, physical_cores
 
 State = Literal["ok", "note", "fault"]
@@ -36,7 +36,7 @@ FLAGS_OF_SETS = {
 }
 """Flags of /proc/cpuinfo by instruction set, from the least to the best."""
 EXTRAS = {
-    "torch": ("torch", "GPUs, the reference kernels"),
+    "torch": ("torch", "GPUs, several nodes, quantize, the reference kernels"),
     "otel": ("opentelemetry.sdk", "traces"),
     "ray": ("ray", "clusters"),
     "nixl": ("nixl_cu12", "KV blocks from other machines"),
@@ -110,7 +110,9 @@ def check_kernels() -> Iterator[Finding]:
     try:
         library = native.library()  # logs a warning of its own if there is none
     except PenstockError as error:
-        yield Finding("fault", "kernels", str(error), "reinstall Penstock: pip install --force-reinstall --no-deps .")
+        reinstall = "reinstall Penstock: pip install --force-reinstall --no-deps ."
+        says_what_to_do = isinstance(error, MissingTorchError)
+        yield Finding("fault", "kernels", str(error), "" if says_what_to_do else reinstall)
         return
     if library is None:
         advice = "install a C++ compiler (g++ or clang++) and reinstall Penstock, or install a wheel"

@@ -23,6 +23,7 @@ _TITLES = {
     "scheduler": "batching and the order of the queue",
     "speculation": "speculative decoding",
     "adapters": "adapters (LoRA)",
+    "images": "images in prompts",
     "": "answers and streams",
     "call_limits": "limits on connections and calls",
     "queue": "limits on requests",
@@ -32,6 +33,7 @@ _DIVIDED = {
     "address, TLS and web pages": (
         *("host", "port", "uds", "root_path", "tls_cert", "tls_key", "tls_client_ca", "allowed_origins"),
     ),
+    "images in prompts": ("image_urls",),
     "access": ("api_key", "api_keys", "private_cache", "admin"),
     "engines": ("engines", "prefill_engines", "kv_transfer", "router", "step_deadline", "journal", "drain_timeout"),
     "Ray cluster": (

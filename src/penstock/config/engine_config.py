@@ -228,6 +228,34 @@ class AdapterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """Images in prompts, and their limits."""
+
+    images: bool = option(
+        True, "take images, if the model has a vision tower; --no-images saves the tower's memory, and takes text only"
+    )
+    max_images: int = option(16, "maximum images of a request")
+    max_image_bytes: int = option(20_971_520, "maximum size of an image, as a file")
+    max_image_pixels: int = option(50_000_000, "maximum pixels of an image, by its header, before it is resized")
+    max_image_tokens: int | None = option(
+        None,
+        "maximum tokens of an image, where the family lets its size choose them: larger ones are resized to it; "
+        "default: the checkpoint's own, but no more than 4096",
+    )
+    image_cache_bytes: int = option(
+        268_435_456, "memory for the latest resized images, which later turns of a conversation send again; 0: none"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_images", "max_image_bytes", "max_image_pixels", "max_image_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}")
+        if self.image_cache_bytes < 0:
+            raise ConfigError(f"image_cache_bytes must be at least 0, not {self.image_cache_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options of an engine, as the user gave them, and its role in the fleet."""
 
@@ -236,6 +264,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
     rendezvous: Rendezvous | None = None
@@ -261,6 +290,7 @@ class EngineConfig:
             scheduler=SchedulerConfig(**parsed.get("scheduler", {})),
             speculation=SpeculationConfig(**parsed.get("speculation", {})),
             adapters=AdapterConfig(**parsed.get("adapters", {})),
+            images=ImageConfig(**parsed.get("images", {})),
         )
 
     def options(self) -> dict[str, Any]:
@@ -274,6 +304,7 @@ _SECTIONS: dict[str, type] = {
     "scheduler": SchedulerConfig,
     "speculation": SpeculationConfig,
     "adapters": AdapterConfig,
+    "images": ImageConfig,
 }
 
 
@@ -303,6 +334,7 @@ FOREIGN_OPTIONS = {
     "model_path": "model",
     "draft_model": "speculative_model",
     "model_draft": "speculative_model",
+    "limit_mm_per_prompt": "max_images",
     "lora": "adapter",
     "lora_modules": "adapter",
     "quantize": "quantization",

@@ -15,7 +15,7 @@ MAX_EXPERTS = 1024
 class Routing:
     """How a router's logits are turned into experts and their weights. Ties go to the lower index.
 
-    score   softmax          over all experts
+    score   softmax          over all experts; a correction bias may be added for the choice
             softmax_of_top   over the chosen experts
             sigmoid          of each logit; a correction bias may be added for the choice
             sparsemixer      for each chosen expert, a softmax over the experts with nearby logits that are not chosen

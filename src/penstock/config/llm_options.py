@@ -85,3 +85,16 @@ class LLMOptions(TypedDict, total=False):
     adapter_memory: str | int
     """bytes for adapters; the least recently used are evicted; auto: the size of those given with --adapter, so that
     without any none can be loaded later"""
+    images: bool
+    """take images, if the model has a vision tower; --no-images saves the tower's memory, and takes text only"""
+    max_images: int
+    """maximum images of a request"""
+    max_image_bytes: int
+    """maximum size of an image, as a file"""
+    max_image_pixels: int
+    """maximum pixels of an image, by its header, before it is resized"""
+    max_image_tokens: int | None
+    """maximum tokens of an image, where the family lets its size choose them: larger ones are resized to it;
+    default: the checkpoint's own, but no more than 4096"""
+    image_cache_bytes: int
+    """memory for the latest resized images, which later turns of a conversation send again; 0: none"""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.config.image_settings import largest_image_bytes
 from penstock.config.model_facts import (
     BYTES_OF,
     CacheSpec,
@@ -12,6 +13,7 @@ from penstock.config.model_facts import (
     ModelFacts,
     ModelPrecision,
     StateSpec,
+    TowerFacts,
 )
 from penstock.config.recipes import RECIPES
 from penstock.config.weight_formats import FLOAT, WeightFormat
@@ -73,6 +75,10 @@ class MemoryPlan:
     """False for an encoder, whose keys and values last for one step."""
     adapters: int = 0
     """Bytes for the weights of adapters; 0: none can be loaded."""
+    tower: int = 0
+    """Bytes of the vision tower's weights; 0: the model takes text only."""
+    image_features: int = 0
+    """Bytes for the features of encoded images."""
     draft: "MemoryPlan | None" = None
     """The draft model's plan, whose bytes are not included here; it has as many blocks."""
 
@@ -120,17 +126,25 @@ class Demand:
     weights: int
     workspace: int
     adapters: int = 0
+    images: int = 0
+    """Bytes of the vision tower's weights, and of features."""
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.workspace + self.adapters + self.images
 
     @property
     def free(self) -> int:
-        return self.machine.memory - self.weights - self.workspace - self.adapters
+        return self.machine.memory - self.needed
 
     @property
     def taken(self) -> str:
         memory = in_words(self.machine.memory)
         has = f"max_memory is {memory}" if self.machine.is_limited else f"{memory} are free"
         adapters = f", adapters {in_words(self.adapters)}" if self.adapters else ""
-        return f"{has}, weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}{adapters}"
+        images = f", the vision tower and images {in_words(self.images)}" if self.images else ""
+        takes = f"weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}"
+        return f"{has}, {takes}{adapters}{images}"
 
     def remedy(self, cache: int, lower: str) -> str:
         """Advice for the case that a cache of this many bytes does not fit.
@@ -139,7 +153,7 @@ class Demand:
             lower: the options that reduce workspace and cache.
         """
         if self.machine.is_limited:
-            needed = in_words(self.weights + self.workspace + self.adapters + cache)
+            needed = in_words(self.needed + cache)
             more = f"raise max_memory to more than {needed} (with several engines, run fewer)"
             return more if self.weights > self.machine.memory else f"{more}, or lower {lower}"
         if self.weights > self.machine.memory:
@@ -174,7 +188,11 @@ def plan_memory(
     workspaces = [_workspace(model, limits, samples, machine) for model in models]
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
-    demand = Demand(machine, sum(weights), sum(workspaces), adapters)
+    tower, image_features = 0, 0
+    if models[0].facts.tower is not None:
+        tower, image_features = _tower_bytes(models[0], models[0].facts.tower, machine)
+        workspaces[0] += _tower_workspace(models[0], models[0].facts.tower, machine)
+    demand = Demand(machine, sum(weights), sum(workspaces), adapters, tower + image_features)
     num_blocks, limit = _num_blocks(kv_cache_memory, demand, models, limits)
     first, *others = (
         MemoryPlan(
@@ -187,7 +205,28 @@ def plan_memory(
         )
         for index, model in enumerate(models)
     )
-    return replace(first, adapters=adapters, draft=others[0] if others else None)
+    draft = others[0] if others else None
+    return replace(first, adapters=adapters, tower=tower, image_features=image_features, draft=draft)
+
+
+_LARGEST_IMAGES = 2
+"""Number of the largest images whose features fit their budget at least: one in use, one being encoded."""
+_AUTO_FEATURES = 64 * MIB
+
+
+def _tower_bytes(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> tuple[int, int]:
+    """Bytes of a vision tower's weights, and the budget for features."""
+    weights = int(tower.num_parameters * _PACKED_BYTES[model.dtype])
+    features = _LARGEST_IMAGES * largest_image_bytes(tower, BYTES_OF[model.dtype])
+    return weights, max(features, min(_AUTO_FEATURES, machine.memory // 64))
+
+
+def _tower_workspace(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> int:
+    """Bytes of the largest image's pixels, of its activations, and of its keys and values in one layer."""
+    native = machine.device == "cpu" and machine.native
+    working = tower.working.native if native else tower.working.reference
+    patch = (working + 4 * tower.hidden_size) * BYTES_OF[model.dtype] + 4 * tower.working.widest
+    return tower.max_patches * (patch + 2 * 4 * 3 * tower.patch_pixels**2)
 
 
 def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLimits) -> MemoryPlan:

@@ -107,6 +107,31 @@ class LayerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TowerFacts:
+    """Sizes of a vision tower for the memory plan and the scheduler."""
+
+    num_layers: int
+    patch_pixels: int
+    """Height and width of a patch, in pixels."""
+    layer_elements: int
+    """Elements of a layer's matrices: a layer multiplies each by two per patch."""
+    hidden_size: int
+    num_parameters: int
+    """All of the tower and its connector."""
+    feature_elements: int
+    """Elements of a token's features: the text model's hidden size, times one plus the layers that add features."""
+    working: Working
+    """Activation elements per patch."""
+    max_tokens: int
+    """Largest number of feature vectors that an image, or a tile of it, can have."""
+    max_patches: int
+    attends_within: bool = False
+    """Whether an image's tokens attend to each other in the text model, also to later ones."""
+    rope_axes: bool = False
+    """Whether the text model's rotary positions have three axes."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """Facts of a checkpoint from which `settings.resolve` derives settings."""
 
@@ -121,6 +146,8 @@ class ModelFacts:
     rotary_dim: int
     """Rotated elements per head, summed over the model's rotary tables."""
     matrices: tuple[Matrix, ...]
+    idle_elements: int = 0
+    """Elements of the matrices of those experts that a token is not routed to, summed over layers."""
     stored_format: str | None = None
     """The checkpoint's name of its quantization; None: not quantized."""
     adapted_rows: int = 0
@@ -129,6 +156,10 @@ class ModelFacts:
     """Whether keys and values are cached in 16 bits by default, whatever the dtype."""
     is_encoder: bool = False
     """Whether it is an encoder: it embeds or scores texts, and caches nothing between steps."""
+    tower: TowerFacts | None = None
+    """Its vision tower; None: it takes text only."""
+    limit: str = "the model's own"
+    """What sets `max_position`, for messages."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:

@@ -17,6 +17,7 @@ from penstock.config.engine_config import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from penstock.config.image_settings import ImageSettings, token_elements
 from penstock.config.memory import (
     Machine,
     MemoryPlan,
@@ -27,7 +28,7 @@ from penstock.config.memory import (
     plan_memory,
     widen_weights,
 )
-from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision
+from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision, TowerFacts
 from penstock.config.ranks import Rendezvous
 from penstock.errors import ConfigError
 
@@ -101,6 +102,13 @@ class Settings:
     """Whether the reference kernels keep quantized and float16 matrices in float32."""
     gap: str = ""
     """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
+    images: ImageSettings | None = None
+    """None: the model takes text only."""
+
+    @property
+    def tower(self) -> TowerFacts | None:
+        """Facts of the vision tower; None: the model takes text only."""
+        return None if self.images is None else self.images.tower
 
     @property
     def moves_blocks(self) -> bool:
@@ -176,7 +184,9 @@ def resolve(
         role=config.role,
         kv_transfer=config.kv_transfer,
         block_file=_block_file(config, memory, facts.name),
+        images=_images(target, memory),
     )
+    _check_images(settings)
     if not drafts or memory.draft is None:
         return settings
     mtp = config.speculation.speculation == "mtp"
@@ -418,7 +428,35 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
         memory=memory,
         role="any",
         block_file=None,
+        images=None,
     )
+
+
+def _images(model: ModelPrecision, memory: MemoryPlan) -> ImageSettings | None:
+    tower = model.facts.tower
+    if tower is None:
+        return None
+    return ImageSettings(tower, BYTES_OF[model.dtype], token_elements(model.facts), memory.image_features)
+
+
+def _check_images(settings: Settings) -> None:
+    """
+    Raises:
+        ConfigError: an image whose tokens attend to each other may not fit one step.
+    """
+    tower = settings.tower
+    if tower is None or not tower.attends_within:
+        return
+    needs = f"an image takes up to {tower.max_tokens} tokens, which attend to each other and are computed in one step"
+    least = tower.max_tokens + settings.max_num_seqs  # running sequences need a token each
+    if settings.max_num_batched_tokens < least:
+        raise ConfigError(
+            f"max_num_batched_tokens ({settings.max_num_batched_tokens}) is below {least}: {needs}; raise it or lower "
+            "max_num_seqs"
+        )
+    prefill = None if settings.admission is None else settings.admission.max_batch_prefill_tokens
+    if prefill is not None and prefill < tower.max_tokens:
+        raise ConfigError(f"max_batch_prefill_tokens ({prefill}) is below {tower.max_tokens}: {needs}; raise it")
 
 
 DEFAULT_BLOCK_FILE = 10 * 2**30
@@ -478,8 +516,10 @@ def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> Poo
     on_cpu = threads is not None
     sequences = _positive("max_num_seqs", config.scheduler.max_num_seqs, 64 if on_cpu else 256)
     # A prompt's step, for which running answers wait, takes one thread as long as two; and its activations are smaller.
-    default = 8192 if threads is None else min(512, 256 * threads)
-    tokens = _positive("max_num_batched_tokens", config.scheduler.max_num_batched_tokens, max(default, sequences))
+    default = max(8192 if threads is None else min(512, 256 * threads), sequences)
+    if facts.tower is not None and facts.tower.attends_within:
+        default = max(default, facts.tower.max_tokens + sequences)
+    tokens = _positive("max_num_batched_tokens", config.scheduler.max_num_batched_tokens, default)
     if tokens < sequences:
         raise ConfigError(
             f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({sequences}): a step could not give "
@@ -493,7 +533,7 @@ def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
     if wanted is None:
         return facts.max_position
     if not 1 <= wanted <= facts.max_position:
-        raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, the model's own; not {wanted}")
+        raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, {facts.limit}; not {wanted}")
     return wanted
 
 

@@ -13,7 +13,6 @@ here blocks: `poll`, called between steps, collects what the threads have finish
 """
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
@@ -24,7 +23,7 @@ from penstock.api.request import BlockSource
 from penstock.core.block_writer import MAIN, BlockAddress, BlockIO, BlockWriter, TierStats
 from penstock.core.kv_manager import KVManager
 from penstock.core.prefix_cache import NO_BLOCK, Node, cache_namespace
-from penstock.core.sequence import INT32, Sequence
+from penstock.core.sequence import Sequence
 from penstock.core.stored_blocks import State, StoredBlock, StoredTree, path_digest, root_digest
 
 LOAD_SECONDS = 10.0
@@ -170,16 +169,15 @@ class BlockTier:
 
         Empty if the tree alone reaches as far.
         """
-        size, namespace = self._kv.block_size, cache_namespace(seq.request)
-        most = seq.num_reusable // size
-        stored = self.tree.match(namespace, seq.tokens, size, most)
+        namespace, most = cache_namespace(seq.request), seq.num_reusable
+        stored = self.tree.match(namespace, self._kv.keys(seq, most))
         self.tree.touch(stored)
         found = [(BlockAddress(one.slot, one.digest, one.key), one, one.groups) for one in stored]
         parts = [_BlockLoad(address, one, {}, {}) for address, one, _ in found]
         groups = [groups for _, _, groups in found]
         source = self._sources.get(seq.request_id)
         if source is not None:
-            for address, bits in _addresses(source, namespace, seq.tokens[: most * size], size, len(parts)):
+            for address, bits in _addresses(source, namespace, self._kv.keys(seq, most), len(parts)):
                 parts.append(_BlockLoad(address, None, {}, {}))
                 groups.append(bits)
         for _ in range(len(parts), len(path)):
@@ -233,7 +231,7 @@ class BlockTier:
                 cache.drop(MAIN, part.spare)
             if depth >= len(load.path) and not ended:
                 assert part.address is not None
-                node = cache.child(node, array(INT32, part.address.key))
+                node = cache.child(node, part.address.key)
             at = load.path[depth] if depth < len(load.path) else node
             for group, block in part.blocks.items():
                 if ended or group not in good:
@@ -283,15 +281,13 @@ class BlockTier:
     def is_writing(self) -> bool:
         return self._writer.is_writing or bool(self._exports)
 
-    def export(self, request_id: str, namespace: str, tokens: "array[int]") -> None:
-        """Have `drain_exports` return the location of this text's blocks once they are written; its request leaves."""
+    def export(self, request_id: str, namespace: str, keys: Iterable[bytes]) -> None:
+        """Have `drain_exports` return the location of these blocks once they are written; their request leaves."""
         self.ended(request_id)
-        size = self._kv.block_size
         node: StoredBlock | None = self.tree.find_root(namespace)
         path: list[StoredBlock] = []
-        data, step = tokens.tobytes(), size * tokens.itemsize
-        for start in range(0, len(data) - step + 1, step):
-            node = None if node is None else node.children.get(data[start : start + step])
+        for key in keys:
+            node = None if node is None else node.children.get(key)
             if node is None:
                 break
             path.append(node)
@@ -337,12 +333,11 @@ class BlockTier:
 
 
 def _addresses(
-    source: BlockSource, namespace: str, tokens: "array[int]", block_size: int, begin: int
+    source: BlockSource, namespace: str, keys: Iterable[bytes], begin: int
 ) -> Iterator[tuple[BlockAddress, int]]:
     """The text's blocks in a peer's file from block `begin` on, each with a bit set of its cache groups."""
     digest = root_digest(namespace)
-    for index, (slot, groups) in zip(range(len(tokens) // block_size), source.slots, strict=False):
-        key = tokens[index * block_size : (index + 1) * block_size].tobytes()
+    for index, (key, (slot, groups)) in enumerate(zip(keys, source.slots, strict=False)):
         digest = path_digest(digest, key)
         if index >= begin:
             yield BlockAddress(slot, digest, key, source), groups

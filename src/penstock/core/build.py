@@ -39,6 +39,7 @@ def make_scheduler(
         admission=_make_admission(settings),
         speculation=speculation,
         tier=None if make_tier is None else make_tier(kv),
+        images=settings.images,
         clock=clock,
         overflow_advice=settings.overflow_advice,
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import Runner, StepPlan, StepResult
 from penstock.core.sequence import INT32, Sequence
-from penstock.core.speculation import Draft
+from penstock.core.speculation import NO_DRAFT, Draft
 from penstock.core.step import Step
 
 
@@ -43,6 +43,11 @@ class DraftModel:
         self._shadows: dict[int, _Shadow] = {}
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        drafts = iter(self._propose([one for one in wanted if not one[0].image_end]))
+        # It sees no images: what it drafted for a text with one would seldom be accepted.
+        return [NO_DRAFT if seq.image_end else next(drafts) for seq, _ in wanted]
+
+    def _propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         shadows = [self._follow(seq) for seq, _ in wanted]
         guessing = [
             (shadow.seq, shadow.known + limit)
@@ -105,7 +110,7 @@ class DraftModel:
         step = Step(self._budget, self._budget)
         for seq in sequences:
             if self._has_room(seq):
-                step.add_chunk(seq)
+                step.add_chunk(seq, len(seq.tokens) - seq.num_computed)
         if not step.sequences:
             return set()
         self._kv.extend_bounded(step.sequences, step.query_lens)
@@ -156,9 +161,9 @@ class MTPDrafter(DraftModel):
         self._originals: dict[Sequence, Sequence] = {}
         """The target's sequences to draft for, by their shadows."""
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+    def _propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
         self._originals = {self._follow(seq).seq: seq for seq, _ in wanted}
-        return super().propose(wanted)
+        return super()._propose(wanted)
 
     def _execute(self, step: Step) -> StepResult:
         hidden = array(INT32)

@@ -122,13 +122,15 @@ class FairQueue:
     """The Virtual Token Counter of Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588).
 
     Each tenant has a counter of its service: `PROMPT_WEIGHT` per computed prompt token, `ANSWER_WEIGHT` per generated
-    token. The next sequence admitted belongs to the waiting tenant with the smallest counter; within a tenant, the
-    order is priority and arrival. `TenantCounters` has the rule for idle tenants.
+    token. Encoding an image is charged like prompt tokens of the same cost, to the tenant for which it is encoded. The
+    next sequence admitted belongs to the waiting tenant with the smallest counter; within a tenant, the order is
+    priority and arrival. `TenantCounters` has the rule for idle tenants.
 
     Once admitted, a sequence keeps its place in the order of first admissions: after preemption it returns before all
     sequences that never ran, and is not charged again for recomputation.
 
-    **Bound on service.** Let U = max_num_seqs * (PROMPT_WEIGHT * longest prompt + ANSWER_WEIGHT * longest answer).
+    **Bound on service.** Let U = max_num_seqs * (PROMPT_WEIGHT * longest prompt + ANSWER_WEIGHT * longest answer); the
+    cost of a prompt's images counts as part of its length.
     While a tenant waits, no other tenant's counter exceeds its own by more than U: at the other's last admission its
     counter was the smallest, and its running sequences can add at most U. Therefore two tenants that both wait
     throughout an interval get service that differs by at most 2 U in it.
@@ -216,6 +218,9 @@ class FairQueue:
 
     def prefilled(self, seq: Sequence, count: int) -> None:
         self._charge_prompt(seq, seq.num_computed + count)
+
+    def encoded(self, seq: Sequence, cost: int) -> None:
+        self._counters.charge(seq.request.tenant, PROMPT_WEIGHT * cost)
 
     def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
         for seq in sequences:

@@ -21,9 +21,10 @@ cache count as available and are evicted, least recently used first, when new on
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from penstock.core.block_keys import block_key, block_keys
 from penstock.core.plan import BlockCopy
 from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache, cache_namespace
 from penstock.core.sequence import INT32, NO_SLOT, BlockTable, Sequence
@@ -53,7 +54,7 @@ class KVManager:
         self.pools = [BlockPool(group.num_blocks) for group in groups]
         self.pool = self.pools[0]
         """The main group's pool."""
-        self.cache = PrefixCache(self.pools, block_size)
+        self.cache = PrefixCache(self.pools)
         self.caching = enable_prefix_caching
         self.queried_tokens = 0
         self.hit_tokens = 0
@@ -164,7 +165,11 @@ class KVManager:
         if not self.caching:
             return []
         # Not the whole text: the last token is computed for its logits, and prompt tokens for log-probabilities.
-        return self.cache.match(cache_namespace(seq.request), seq.tokens, seq.num_reusable // self.block_size)
+        return self.cache.match(cache_namespace(seq.request), self.keys(seq, seq.num_reusable))
+
+    def keys(self, seq: Sequence, num_tokens: int) -> Iterator[bytes]:
+        """Keys of the full blocks among the sequence's first `num_tokens` tokens."""
+        return block_keys(seq.tokens, seq.request.images, self.block_size, num_tokens // self.block_size)
 
     def _usable(self, path: list[Node]) -> int:
         """Length of the longest usable prefix of a path: every group has the blocks that a query after it sees."""
@@ -349,7 +354,7 @@ class KVManager:
         if self.caching:
             for i in range(seq.num_committed, seq.num_computed // size):
                 assert seq.node is not None
-                seq.node = self.cache.child(seq.node, seq.tokens[i * size : (i + 1) * size])
+                seq.node = self.cache.child(seq.node, block_key(seq.tokens, seq.request.images, i, size))
                 for group, table in enumerate(seq.tables):
                     if isinstance(table, StateTable):
                         self._states[group].insert(seq, seq.node, table, i)

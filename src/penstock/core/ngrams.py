@@ -43,10 +43,15 @@ class NgramDrafter:
         draft = tokens[start : start + limit]
         for offset in range(limit - len(draft)):  # continues into the draft itself where the text is periodic
             draft.append(draft[offset])
-        return draft
+        return draft[: _next_image(seq, start) - start] if start < seq.image_end else draft
 
     def forget_sequence(self, seq: Sequence) -> None:
         self._copying.pop(seq.sequence_id, None)
+
+
+def _next_image(seq: Sequence, start: int) -> int:
+    """Index of the first token from `start` on that stands for an image, as none in an answer does."""
+    return max(start, next(image.start for image in seq.request.images if image.start + image.count > start))
 
 
 def _after_last_run(tokens: "array[int]") -> int:

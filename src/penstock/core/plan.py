@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from penstock.api.request import Adapter, TokenLogprob
+from penstock.api.request import Adapter, Image, TokenLogprob
 from penstock.api.sampling_params import ResolvedParams
 
 if TYPE_CHECKING:  # the core runs without numpy
@@ -84,6 +84,28 @@ class StateBranch(NamedTuple):
     """Number of tokens before the branch."""
 
 
+class EncodePart(NamedTuple):
+    """Layers of the vision tower to compute for one image, before the step's forward pass."""
+
+    digest: bytes
+    first: int
+    """First layer, and the layer after the last. The first part includes the patch embedding, the last one the
+    connector."""
+    last: int
+    image: Image | None
+    """The image, in the part that begins with layer 0; the runner keeps the stream between parts."""
+
+
+class ImageRows(NamedTuple):
+    """Rows of a step whose embeddings are features of an image."""
+
+    digest: bytes
+    first: int
+    """Index of the first feature of the image."""
+    rows: "array[int]"
+    """int32 indices in `ForwardPlan.token_ids`; they take consecutive features."""
+
+
 @dataclass(slots=True)
 class ForwardPlan:
     """Inputs of the forward pass; see the module's docstring."""
@@ -106,6 +128,18 @@ class ForwardPlan:
     """One per sequence; empty if none has an adapter."""
     branches: list[StateBranch] = field(default_factory=list)
     """For sequences with drafts, one per group of states."""
+    encode: list[EncodePart] = field(default_factory=list)
+    """Layers of the vision tower to compute first. A step may have some and no tokens."""
+    image_rows: list[ImageRows] = field(default_factory=list)
+    freed_images: list[bytes] = field(default_factory=list)
+    """Digests of images whose features, or partly computed streams, the runner frees before anything else. One may be
+    unknown to it after a failed step, or be encoded again in the same step."""
+    rope_positions: "array[int] | None" = None
+    """int32 [3 * tokens], axis by axis (time, height, width), for models with multi-axis rotary positions; None: each
+    axis has the token's plain position."""
+    seen_ends: "array[int] | None" = None
+    """int32 [tokens], the position after the last key that each token attends to, for models whose images' tokens see
+    each other; None: its own position + 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,6 +217,8 @@ class StepResult:
     """In the order of `StepPlan.prompt_logprobs`; NaN where logits were not finite."""
     endings: dict[int, Ending] = field(default_factory=dict)
     """By sample index."""
+    broken_images: list[bytes] = field(default_factory=list)
+    """Digests of images whose features are not finite; their requests end."""
 
     def end(self, sample: int, ending: Ending) -> None:
         """End a sample's sequence without a token."""
@@ -214,6 +250,8 @@ class StepTrace:
 
     num_tokens: int = 0
     num_sequences: int = 0
+    encoded_tokens: int = 0
+    """Cost of the vision tower's layers, in tokens."""
     num_drafted: int = 0
     """Drafted tokens that were verified, and how many were accepted."""
     num_accepted: int = 0

@@ -40,6 +40,11 @@ class QueuePolicy(Protocol):
     def prefilled(self, seq: Sequence, count: int) -> None:
         """Record that the step being built computes `count` missing tokens of a running sequence."""
 
+    def encoded(self, seq: Sequence, cost: int) -> None:
+        """Record that the step being built encodes an image of a running sequence for the first time, at the cost of
+        so many prompt tokens.
+        """
+
     def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:
         """Record that each of these running sequences got `count` tokens."""
 
@@ -79,6 +84,9 @@ class OrderedQueue:
         self.remove(seq)
 
     def prefilled(self, seq: Sequence, count: int) -> None:
+        return None
+
+    def encoded(self, seq: Sequence, cost: int) -> None:
         return None
 
     def served(self, sequences: Iterable[Sequence], count: int = 1) -> None:

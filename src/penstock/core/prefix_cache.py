@@ -5,8 +5,8 @@
         └──────[8 8 1 3]── blocks 7, none                  (block size 4, two cache groups)
 
 A node represents one block's tokens after the path to it, so equal paths have equal contents. Keys are the tokens
-themselves (int32, as bytes), never a hash. Since an edge is one block long, nothing is ever split, and each operation
-takes time proportional to the blocks it touches.
+themselves (int32, as bytes), never a hash of them; images in a block are compared by digest (`block_keys`). Since an
+edge is one block long, nothing is ever split, and each operation takes time proportional to the blocks it touches.
 
 For each cache group (`CacheGroup`) a node has a computed block of that group's pool, or none: a group with a window
 does not need the blocks behind it, and releases them one by one; in a group of states only some nodes have a block. A
@@ -16,7 +16,6 @@ form subtrees, and since a sequence releases its blocks deepest first, the least
 belongs to a leaf. A node without blocks is removed, unless it has children or a sequence will insert below it.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -158,10 +157,9 @@ class Listener(Protocol):
 class PrefixCache:
     """The tree, and the eviction order of the idle blocks of each cache group."""
 
-    def __init__(self, pools: Sequence[BlockPool], block_size: int) -> None:
+    def __init__(self, pools: Sequence[BlockPool]) -> None:
         self.listener: Listener | None = None
         self._pools = pools
-        self._block_size = block_size
         self._roots: dict[str, Node] = {}
         self._node_of: list[dict[int, Node]] = [{} for _ in pools]
         self._idle: list[OrderedDict[int, Node]] = [OrderedDict() for _ in pools]
@@ -186,24 +184,21 @@ class PrefixCache:
         node.users -= 1
         self._prune(node)
 
-    def match(self, namespace: str, tokens: "array[int]", max_blocks: int) -> list[Node]:
-        """The longest path along the tokens' full blocks in the tree, root excluded, at most `max_blocks` long."""
+    def match(self, namespace: str, keys: Iterable[bytes]) -> list[Node]:
+        """The longest path along these keys in the tree, root excluded."""
         node = self._roots.get(namespace)
         path: list[Node] = []
         if node is None:
             return path
-        size = self._block_size * tokens.itemsize
-        data = tokens.tobytes()
-        for start in range(0, max_blocks * size, size):
-            node = node.children.get(data[start : start + size])
+        for key in keys:
+            node = node.children.get(key)
             if node is None:
                 break
             path.append(node)
         return path
 
-    def child(self, parent: Node, tokens: "array[int]") -> Node:
-        """The node of one block's tokens below `parent`, created if necessary; moves one user from `parent` to it."""
-        key = tokens.tobytes()
+    def child(self, parent: Node, key: bytes) -> Node:
+        """The node of one block below `parent`, created if necessary; moves one user from `parent` to it."""
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, parent.namespace, len(self._pools))

@@ -7,6 +7,7 @@ KV cache; a step computes the missing ones, in this order, within one token budg
        whose states were dropped together with rejected ones
     2. running sequences that lack more (chunked prompts, recomputation after preemption), in turns of their tenants
     3. waiting sequences, in the order of the queue policy, as the admission policy and the blocks allow
+       (in 2 and 3 with layers of the vision tower for their images, within the same budget: `ImageWork`)
     4. drafts for tokens after the decodes, as proposed by speculation, within the remaining budget
 
 Before these, waiting sequences of tenants within their share start at the cost of tenants above theirs (`Shares`).
@@ -19,20 +20,22 @@ none overtakes the head of the queue. So under `fcfs` a request ends after at mo
 
     sum over it and all earlier requests of  n * (cost + max_num_seqs * longest)  steps
 
-with cost = prompt + max_tokens and longest = the largest cost of all: either the oldest sequence advances, or it waits
-for at most `max_num_seqs` younger ones beside which it cannot be admitted, and which are not replaced when they end. A
+with cost = prompt + max_tokens + layers of the vision tower for its images, and longest = the largest cost of all:
+either the oldest sequence advances, or it waits for at most `max_num_seqs` younger ones beside which it cannot be
+admitted, and which are not replaced when they end. A
 beam search counts as  num_beams * (1 + max_tokens)  sequences: each beam may be recomputed for each token.
 `FairQueue` states the bound under `fair`.
 """
 
 import time
-from array import array
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 
 from penstock.api.request import EXPIRED, ErrorReason, FinishReason, Request, Resumed, SequenceOutput
+from penstock.config.image_settings import ImageSettings
 from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import Shares
+from penstock.core.images import ImageWork
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import BlockReason, StepPlan, StepResult, StepTrace
 from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, PrefillOrder, QueuePolicy, worst_case_tokens
@@ -63,9 +66,14 @@ class Scheduler:
         admission: AdmissionPolicy | None = None,
         speculation: Speculation | None = None,
         tier: BlockTier | None = None,
+        images: ImageSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
         overflow_advice: str = "",
     ) -> None:
+        """
+        Args:
+            images: costs and sizes of images; None: the model takes text only.
+        """
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
         self.kv = kv
         self.num_preemptions = 0
@@ -82,6 +90,7 @@ class Scheduler:
         self._sequences = SequenceTable(kv, queue, max_num_seqs)
         self._shares = Shares(kv, self._sequences, max_num_seqs)
         self._prefill_order = PrefillOrder(queue, max_num_batched_tokens)
+        self.images = None if images is None else ImageWork(images, self._sequences, queue)
         self._step_update = StepUpdate(kv, self._sequences, speculation, overflow_advice)
         self._step: Step | None = None
         self._last_victim: Request | None = None
@@ -127,7 +136,7 @@ class Scheduler:
     def request_indices(self) -> list[int]:
         """Requests in the current step, as indices in order of arrival."""
         assert self._step is not None, "no step is under way"
-        return [seq.ordinal for seq in self._step.sequences]
+        return [seq.ordinal for seq in self._step.requests]
 
     @property
     def has_work(self) -> bool:
@@ -135,7 +144,7 @@ class Scheduler:
         return bool(self._sequences.running or len(self._queue) or self._step_update.num_unsent)
 
     def add_request(self, request: Request, resumed: Resumed = (), ordinal: int | None = None) -> None:
-        """Add a validated request: alone, it fits the pool, the budget and `max_num_seqs`.
+        """Add a validated request: alone, it fits the pool, the budget and `max_num_seqs`, and has no `refusal`.
 
         Args:
             resumed: the state in another engine; its sequences continue separately, like preempted ones.
@@ -145,9 +154,22 @@ class Scheduler:
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
+        assert self.refusal(request) is None, "the request's images can never be encoded"
         sequences = self._sequences.add_request(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish_request(request.request_id, None, FinishReason.LENGTH)
+
+    def refusal(self, request: Request) -> str | None:
+        """Why a request's images cannot be encoded; None if they can."""
+        if not request.images:
+            return None
+        if self.images is None:
+            return "this model takes text only: leave the images out"
+        return next(filter(None, map(self.images.settings.refusal, request.images)), None)
+
+    def refuse(self, request: Request, error: str) -> None:
+        """End a request with images that cannot be encoded, instead of adding it."""
+        self._step_update.refuse(request, error, ErrorReason.IMAGE_NOT_ENCODED)
 
     def requests(self) -> Iterator[Request]:
         """The unfinished requests."""
@@ -168,19 +190,19 @@ class Scheduler:
         if all(seq.first_scheduled is None for seq in self._sequences.of(request_id)):
             self._step_update.finish_request(request_id, None, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
-    def withdraw(self, request_id: str) -> "tuple[str, array[int]] | None":
+    def withdraw(self, request_id: str) -> tuple[str, list[bytes]] | None:
         """Remove a request that continues on another engine, without an ending.
 
-        Returns the cache namespace and the computed tokens of its first sequence; None if all have ended.
+        Returns the cache namespace and the keys of its first sequence's computed blocks; None if all have ended.
         """
         assert self._step is None, "a step is under way"
         sequences = self._sequences.of(request_id)
         if not sequences:
             return None
         first = sequences[0]
-        computed = first.tokens[: first.num_computed]
+        keys = list(self.kv.keys(first, first.num_computed))
         self._step_update.withdraw(request_id)
-        return cache_namespace(first.request), computed
+        return cache_namespace(first.request), keys
 
     def drain(self) -> list[SequenceOutput]:
         """Endings that no step produced, each once."""
@@ -199,19 +221,25 @@ class Scheduler:
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         step.copies.extend(self.kv.drain_copies())
         self._claim(step)  # first: the sequences that it preempts must not be in the step
-        self._add_prompts(step, self._add_decodes(step))
+        prompts = self._add_decodes(step)
+        if self.images is not None:
+            self.images.begin_step()
+        self._add_prompts(step, prompts)
         self._admit(step)
-        if not step.sequences and self.tier is not None and self.tier.is_loading:
+        if not step.requests and self.tier is not None and self.tier.is_loading:
             return None  # loads hold the missing blocks, or the queue's head waits for one
         self._admission.after_step(admitted=bool(step.trace.admitted))
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
-        assert step.sequences, "there is work, but nothing of it can be scheduled"
+        assert step.requests, "there is work, but nothing of it can be scheduled"
         # Not before: now it is final how many tokens each sequence computes. The bounded groups never run out.
         self.kv.extend_bounded(step.sequences, step.query_lens)
         self._step = step
         self.trace = step.trace
-        return step.plan()
+        plan = step.plan()
+        if self.images is not None:
+            self.images.complete(plan.forward, step)
+        return plan
 
     def _claim(self, step: Step) -> None:
         """Start waiting sequences of tenants within their shares, preempting others if necessary."""
@@ -244,22 +272,33 @@ class Scheduler:
     def _add_prompts(self, step: Step, prompts: list[Sequence]) -> None:
         """Give the rest of the step's budget to running prompts."""
         oldest = self._sequences.running[0] if prompts else None
-        kept = int(oldest in prompts)  # a token for the oldest: it advances in each step, whatever the tenants' turns
+        kept = self._least_tokens(oldest) if oldest in prompts else 0
         for seq in self._prefill_order.sort(prompts, self._sequences.running):
             if seq is oldest:
                 kept = 0
             self._add_chunk(seq, step, kept)
 
+    def _least_tokens(self, oldest: Sequence | None) -> int:
+        """Budget to keep for the oldest sequence: it advances in each step, whatever the tenants' turns."""
+        return 1 if self.images is None or oldest is None else self.images.least_tokens(oldest)
+
     def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0) -> int:
         """Add a sequence's missing tokens to the step, within the budgets and minus `kept` tokens for another."""
-        count = step.add_chunk(seq, kept)
+        most = len(seq.tokens) - seq.num_computed
+        if self.images is not None and seq.num_computed < seq.image_end:
+            encoded = step.trace.encoded_tokens
+            most = self.images.prepare(seq, step, kept)
+            self._prefill_order.computed(seq, step.trace.encoded_tokens - encoded)
+        count = step.add_chunk(seq, most, kept)
         if count:
             self._queue.prefilled(seq, count)
             self._prefill_order.computed(seq, count)
         return count
 
     def _add_decodes(self, step: Step) -> list[Sequence]:
-        """Allocate the next slot for each running sequence that lacks one token; returns those that lack more."""
+        """Allocate the next slot for each running sequence that lacks one token; returns those that lack more, or an
+        image.
+        """
         behind: list[Sequence] = []
         returned: list[Sequence] = []
         decodes: list[Sequence] = []
@@ -267,7 +306,7 @@ class Scheduler:
         for seq in self._sequences.running:
             if seq.status is not Status.RUNNING:  # just preempted for an earlier one
                 continue
-            if len(seq.tokens) - seq.num_computed > 1:
+            if len(seq.tokens) - seq.num_computed > 1 or seq.num_computed < seq.image_end:
                 (returned if seq.num_returned else behind).append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
@@ -277,7 +316,8 @@ class Scheduler:
             )
             self._sequences.drop_preempted()
         step.add_decodes(decodes)
-        keep = int(bool(behind) and behind[0] is self._sequences.running[0])
+        oldest = self._sequences.running[0] if self._sequences.running else None
+        keep = self._least_tokens(oldest) if behind and behind[0] is oldest else 0
         return behind + [seq for seq in returned if not step.add_returned(seq, keep)]
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
@@ -323,7 +363,7 @@ class Scheduler:
             self._num_claims = 0  # the head had its turn, so claims may overtake again
             allowed = None if allowed is None else allowed - seq.num_slots
             added = self._add_chunk(seq, step)
-            assert added
+            assert added or seq.image_end, "a sequence was admitted for which there is no budget"
 
     def _block_reason(self, seq: Sequence, step: Step, allowed: int | None) -> BlockReason | None:
         """Why the queue's head cannot join; None once it has its blocks."""
@@ -391,22 +431,32 @@ class Scheduler:
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
+        for digest in result.broken_images:
+            self._drop_image(digest)
         outputs, served = self._step_update.apply_result(step, result)
         self.num_accepted += step.trace.num_accepted
         self._queue.served(served)
-        if self._speculation is not None:
+        if self._speculation is not None and not step.encode:  # whose time says little of tokens
             self._speculation.end_step(step.trace.num_tokens)
         return outputs
+
+    def _drop_image(self, digest: bytes) -> None:
+        assert self.images is not None, "the model takes text only"
+        self.images.drop(digest)
 
     def fail_step(self, error: str) -> list[SequenceOutput]:
         """End the sequences of a failed step with `error`; all others continue."""
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
-        for request in {seq.request.request_id for seq in step.sequences}:
+        for request in {seq.request.request_id for seq in step.requests}:
             self.finish_request(request, None, FinishReason.ERROR, error)
+        for part in step.encode:  # how far they came is unknown
+            self._drop_image(part.digest)
         return self.drain()
 
     def check_integrity(self) -> None:
         """Assert the invariants between steps."""
         self._sequences.check_integrity()
+        if self.images is not None:
+            self.images.check_integrity()

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from penstock.api.request import Request
 from penstock.api.sampling_params import MAX_N
 from penstock.core.beam import BeamSearch
+from penstock.core.image_positions import rope_shift
 from penstock.core.plan import SampledSequence
 from penstock.core.prefix_cache import Node
 
@@ -55,6 +56,7 @@ class Sequence:
     __slots__ = (
         "beams",
         "first_scheduled",
+        "image_end",
         "index",
         "max_length",
         "min_length",
@@ -73,6 +75,7 @@ class Sequence:
         "reported",
         "request",
         "request_id",
+        "rope_shift",
         "sampled",
         "sequence_id",
         "shares_tail",
@@ -117,6 +120,9 @@ class Sequence:
         self.first_scheduled: float | None = None
         self.reported = False  # whether the first output was returned, with its metadata
         self.siblings: list[Sequence] = []  # unborn: they fork from this one, or wait, once its prompt is computed
+        images = request.images
+        self.image_end = images[-1].start + images[-1].count if images else 0  # number of tokens up to the last image
+        self.rope_shift = rope_shift(images) if images else 0  # rotary position minus index of tokens after the images
         self.num_slots = 1  # slots it holds while it runs: its own, and those reserved for its first siblings
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from penstock.api.request import Adapter
 from penstock.core.plan import (
     BlockCopy,
+    EncodePart,
     ForwardPlan,
     NewBlocks,
     PromptLogprobsBatch,
@@ -34,6 +35,9 @@ class Step:
     """Number of sequences that lack one token; they come first."""
     num_returned: int = 0
     """Number of sequences after these that also lack accepted drafts whose states were dropped."""
+    encode: list[EncodePart] = field(default_factory=list)
+    encoding: list[Sequence] = field(default_factory=list)
+    """The sequences for which images are encoded."""
     copies: list[BlockCopy] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """The sequence of each sample; set by `plan`. The samples of one sequence are adjacent."""
@@ -66,9 +70,26 @@ class Step:
         self.num_returned += 1
         return True
 
-    def add_chunk(self, seq: Sequence, keep: int = 0) -> int:
-        """Add as many of the sequence's missing tokens as the budgets allow, minus `keep`; returns their number."""
-        chunk = min(len(seq.tokens) - seq.num_computed, self.budget - keep, self.prefill_budget - keep)
+    @property
+    def room(self) -> int:
+        """Tokens of prompts, or their like, that may still be added."""
+        return min(self.budget, self.prefill_budget)
+
+    def add_layers(self, part: EncodePart, seq: Sequence, cost: int) -> None:
+        """Add layers of the vision tower for an image of the sequence, which cost as much as so many tokens."""
+        known = next((index for index, one in enumerate(self.encode) if one.digest == part.digest), None)
+        if known is None:
+            self.encode.append(part)
+        else:
+            self.encode[known] = self.encode[known]._replace(last=part.last)
+        self.encoding.append(seq)
+        self.trace.encoded_tokens += cost
+        self.budget = max(0, self.budget - cost)
+        self.prefill_budget = max(0, self.prefill_budget - cost)
+
+    def add_chunk(self, seq: Sequence, most: int, keep: int = 0) -> int:
+        """Add at most this many missing tokens of the sequence, as the budgets allow minus `keep`; returns how many."""
+        chunk = min(most, self.room - keep)
         if chunk <= 0:
             return 0
         self.sequences.append(seq)
@@ -76,6 +97,11 @@ class Step:
         self.budget -= chunk
         self.prefill_budget -= chunk
         return chunk
+
+    @property
+    def requests(self) -> list[Sequence]:
+        """The sequences for which the step computes tokens or encodes images."""
+        return self.sequences + [seq for seq in self.encoding if seq not in self.sequences]
 
     def add_drafts(self, index: int, tokens: Iterable[int]) -> None:
         """Add drafts to the sequence of this index, which lacks nothing else; `Scheduler.update` verifies them."""

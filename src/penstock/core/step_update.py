@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable
 
-from penstock.api.request import ErrorReason, FinishReason, PromptPart, SequenceOutput, TokenLogprob
+from penstock.api.request import ErrorReason, FinishReason, PromptPart, Request, SequenceOutput, TokenLogprob
 from penstock.core.beam import BeamSearch
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import Ending, StepResult
@@ -17,6 +17,7 @@ from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 
 NOT_FINITE = "the model's logits were not finite numbers"
+BROKEN_IMAGE = "the vision tower's features of an image in this request are not finite numbers: send another image"
 FAILURES = {
     Ending.NOT_FINITE: NOT_FINITE,
     Ending.NO_TOKEN_LEFT: "no token is allowed here: relax allowed_token_ids, bad_words, bad_token_ids or min_tokens",
@@ -68,6 +69,13 @@ class StepUpdate:
                     ending.error_reason = error_reason
                     self._ended.append(ending)
 
+    def refuse(self, request: Request, error: str, error_reason: ErrorReason) -> None:
+        """End a request that was not added."""
+        for index in range(request.params.n):
+            ending = SequenceOutput(request.request_id, index, [], finish_reason=FinishReason.ERROR, error=error)
+            ending.error_reason = error_reason
+            self._ended.append(ending)
+
     def withdraw(self, request_id: str) -> None:
         """Remove a request without an ending: it continues on another engine."""
         for seq in self._sequences.of(request_id):
@@ -80,6 +88,8 @@ class StepUpdate:
 
     def apply_result(self, step: Step, result: StepResult) -> tuple[list[SequenceOutput], list[Sequence]]:
         """The outputs of a step, and the sequence of each new token."""
+        for digest in result.broken_images:
+            self._end_with_image(digest)
         self._advance(step)  # before tokens are appended: a sequence that lacks none now has its prompt computed
         outputs = self.drain()
         if step.num_prompt_logprobs:
@@ -105,6 +115,8 @@ class StepUpdate:
         for seq, count in zip(step.sequences, step.query_lens, strict=True):
             if seq.num_drafts:
                 continue  # its drafts are verified later
+            if seq.status is Status.FINISHED:
+                continue  # it ended with a broken image
             seq.num_computed += count
             seq.num_returned = 0
             if seq.num_computed >= (seq.num_committed + 1) * size:
@@ -152,6 +164,8 @@ class StepUpdate:
         for seq, count in step.num_prompt_logprobs:
             part = PromptPart(seq.num_prompt_logprobs + 1, logprobs[index : index + count])
             index += count
+            if seq.status is Status.FINISHED:
+                continue
             seq.num_prompt_logprobs += count
             if any(math.isnan(entry.logprob) for entry in part.logprobs):
                 self.finish_request(seq.request_id, None, FinishReason.ERROR, self._failures[Ending.NOT_FINITE])
@@ -160,6 +174,14 @@ class StepUpdate:
                 if seq.has_prompt_logprobs and not seq.request.params.max_tokens:
                     self.finish_request(seq.request_id, None, FinishReason.LENGTH)
         outputs += self.drain()
+
+    def _end_with_image(self, digest: bytes) -> None:
+        """End the requests with an image whose features are not finite, before keys that depend on it are committed."""
+        for request in list(self._sequences.requests()):
+            if any(image.digest == digest for image in request.images):
+                self.finish_request(
+                    request.request_id, None, FinishReason.ERROR, BROKEN_IMAGE, ErrorReason.IMAGE_NOT_ENCODED
+                )
 
     def _report(self, seq: Sequence, output: SequenceOutput) -> SequenceOutput:
         """Add metadata on the sequence's start to its first output."""

@@ -3,16 +3,15 @@
     root of a namespace ──[5 9 2 7]── slot 12 ──[1 1 4 8]── slot 3
                             └─────────[6 0 0 2]── slot 40               (block size 4)
 
-A block is identified by its path: the tokens from the beginning of the text. A lookup walks the tree and compares
-tokens. In the file, where each record must be self-contained, a path is identified by a digest of the parent's digest
-and the block's own tokens, starting from a digest of the namespace: BLAKE2b of 256 bits, which no two paths share.
+A block is identified by its path: the keys of the text's blocks (`block_keys`). A lookup walks the tree and compares
+keys. In the file, where each record must be self-contained, a path is identified by a digest of the parent's digest
+and the block's own key, starting from a digest of the namespace: BLAKE2b of 256 bits, which no two paths share.
 
 Leaves are evicted least recently used first, so a block's parent is in the file as long as the block is.
 """
 
 import hashlib
 import heapq
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -26,7 +25,7 @@ def root_digest(namespace: str) -> bytes:
 
 
 def path_digest(parent: bytes, key: bytes) -> bytes:
-    """Digest of the parent's path extended by a block of these tokens."""
+    """Digest of the parent's path extended by a block."""
     return hashlib.blake2b(parent + key, digest_size=DIGEST_BYTES).digest()
 
 
@@ -48,7 +47,7 @@ class Record:
     depth: int
     """Number of blocks before it in its path."""
     key: bytes
-    """Its tokens, int32."""
+    """See `block_keys`."""
     tick: int
     """Larger for blocks written later."""
     groups: int = 1
@@ -132,16 +131,14 @@ class StoredTree:
         """The namespace's root, if it has blocks."""
         return self._roots.get(root_digest(namespace))
 
-    def match(self, namespace: str, tokens: "array[int]", block_size: int, max_blocks: int) -> list[StoredBlock]:
-        """The longest path of the tokens' full blocks in the file, root excluded, at most `max_blocks`."""
+    def match(self, namespace: str, keys: Iterable[bytes]) -> list[StoredBlock]:
+        """The longest path along these keys in the file, root excluded."""
         node = self.find_root(namespace)
         path: list[StoredBlock] = []
         if node is None:
             return path
-        size = block_size * tokens.itemsize
-        data = tokens.tobytes()
-        for start in range(0, max_blocks * size, size):
-            node = node.children.get(data[start : start + size])
+        for key in keys:
+            node = node.children.get(key)
             if node is None or node.state is not State.STORED:
                 break
             path.append(node)

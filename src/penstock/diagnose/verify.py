@@ -1,16 +1,20 @@
 """The self-test of `penstock verify`: checks that an answer depends on its request alone, bit for bit.
 
-A few requests are answered one at a time. Then the same engine answers them in each situation that occurs in a server
-(batches, chunks, cache hits, preemption, drafts), and their token ids and log-probabilities are compared.
+A few requests are answered one at a time; if the model takes images, the longer ones have some. Then the same engine
+answers them in each situation that occurs in a server (batches, chunks, cache hits, preemption, drafts), and their
+token ids and log-probabilities are compared.
 """
 
+import hashlib
+import math
+import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from penstock.api.request import Request, TokenLogprob
+from penstock.api.request import Image, Request, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.core import sequence as core
@@ -24,6 +28,11 @@ PROMPT_LENGTHS = (5, 33, 101, 190)
 LOGPROBS = 5
 COMPANY = (1, 7, 64)
 CHUNKS = (7, 61)
+PICTURED = 100
+"""Least length of a prompt that has pictures, if the model takes them."""
+PICTURES = 3
+PICTURE = (2, 3)
+"""Rows and columns of a picture's features."""
 NUM_DRAFTS = 8
 
 Answer = tuple[list[int], list[TokenLogprob]]
@@ -156,6 +165,7 @@ class SelfTest:
     def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
         """A request with a prompt of random tokens; half of the requests are sampled, half are greedy."""
         prompt = [rng.randrange(self.core.info.vocab_size) for _ in range(length)]
+        images = self._images(rng, prompt) if length >= PICTURED else ()
         sampled = rng.random() < 0.5
         params = SamplingParams(
             temperature=0.9 if sampled else 0.0,
@@ -166,7 +176,25 @@ class SelfTest:
             ignore_eos=True,
             logprobs=LOGPROBS,
         )
-        return self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
+        made = self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
+        return replace(made, images=images)
+
+    def _images(self, rng: Random, prompt: list[int]) -> tuple[Image, ...]:
+        """Random pictures in the prompt, of which the first two are equal; none if the model takes text only."""
+        tower = self.core.settings.tower
+        if tower is None:
+            return ()
+        side = tower.patch_pixels * math.isqrt(tower.max_patches // tower.max_tokens)
+        rows, columns = PICTURE if tower.max_tokens >= math.prod(PICTURE) else (1, 1)
+        count, step = rows * columns, len(prompt) // (PICTURES + 1)
+        contents = [rng.randbytes(3 * count * side**2) for _ in range(PICTURES - 1)]
+        found = []
+        for index, pixels in enumerate((contents[0], *contents)):
+            start = (index + 1) * step
+            prompt[start : start + count] = [prompt[start]] * count  # as the placeholder of an image is one token
+            digest = hashlib.sha256(struct.pack("<II", rows * side, columns * side) + pixels).digest()
+            found.append(Image(start, count, rows, columns, rows * side, columns * side, digest, pixels))
+        return tuple(found)
 
     @property
     def _longest(self) -> int:

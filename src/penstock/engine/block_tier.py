@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.config.settings import Settings
+from penstock.core.block_keys import CONTENT_BYTES
 from penstock.core.block_tier import BlockTier
 from penstock.core.kv_manager import KVManager
 from penstock.core.sequence import INT32
@@ -43,7 +44,8 @@ def tier_maker(
     ranks = settings.tensor_parallel_size
     if ranks > 1:
         arithmetic += f" of {ranks} ranks"  # a block is the concatenation of the ranks' parts
-    layout = Layout(arithmetic, tuple(group.nbytes for group in memory), key_bytes)
+    content_bytes = 0 if settings.images is None else CONTENT_BYTES
+    layout = Layout(arithmetic, tuple(group.nbytes for group in memory), key_bytes, content_bytes)
     file, tree = _open(settings, layout)
     transport = SharedFiles(layout) if settings.kv_transfer == "file" else NixlMemory(layout, file)
     store = BlockStore(memory, file, transport)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.api.request import Request
 from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
+from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import AdapterConfig, EngineConfig
+from penstock.config.image_input import ImageInput
 from penstock.config.memory import Machine
-from penstock.config.model_facts import BYTES_OF, ModelFacts
+from penstock.config.model_facts import BYTES_OF, ModelFacts, TowerFacts
 from penstock.config.settings import Settings, resolve
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
@@ -92,6 +94,8 @@ def _build_engine(
     facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
+    image_input = _image_input(config, checkpoint, facts)
+    facts = replace(facts, tower=_limited(facts.tower, image_input))
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     make_runner = make_runner or partial(start_runner, start=start)
     if config.speculation.speculation == "mtp":
@@ -102,13 +106,7 @@ def _build_engine(
     listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
     elements = sum(adapter.num_elements for adapter in listed)
     settings = resolve(config, facts, machine, draft_facts, elements)
-    runner = make_runner(checkpoint, settings)
-    draft_runner: ModelRunner | MTPRunner | None = None
-    if settings.speculation is not None and settings.speculation.draft is not None:
-        if settings.speculation.mtp:
-            draft_runner = start_head(runner, checkpoint, settings.speculation.draft)
-        elif draft is not None:
-            draft_runner = make_runner(draft, settings.speculation.draft)
+    runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
     grammars = Grammars(
         lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
     )
@@ -118,7 +116,7 @@ def _build_engine(
         most = settings.memory.adapters // BYTES_OF[settings.dtype]
         adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
-    info = _describe(checkpoint, facts, settings, takes)
+    info = replace(_describe(checkpoint, facts, settings, takes), image_input=image_input)
     make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
         info,
@@ -131,6 +129,22 @@ def _build_engine(
         draft_runner=draft_runner,
         adapters=adapters,
     )
+
+
+def _load_runners(
+    checkpoint: Checkpoint, draft: Checkpoint | None, settings: Settings, make_runner: MakeRunner
+) -> tuple[ModelRunner, ModelRunner | MTPRunner | None]:
+    """The model's runner, and that of its draft model or head, if there is one."""
+    runner, speculation = make_runner(checkpoint, settings), settings.speculation
+    if speculation is None or speculation.draft is None:
+        return runner, None
+    try:
+        if speculation.mtp:
+            return runner, start_head(runner, checkpoint, speculation.draft)
+        return runner, None if draft is None else make_runner(draft, speculation.draft)
+    except BaseException:
+        runner.close()  # its ranks are processes
+        raise
 
 
 def build_encoder(
@@ -180,6 +194,39 @@ def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None)
         if loading is not None:
             awaited.append(loading)
     return awaited
+
+
+MAX_IMAGE_TOKENS = 4096
+"""Default of `max_image_tokens`: with four times as many, as some checkpoints allow, the tower's memory is 5 GiB, and a
+picture takes minutes on a CPU.
+"""
+_SIZED = ("qwen2_vl", "pixtral")
+"""Processors by which the size of a picture determines its number of tokens."""
+
+
+def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
+    """How the model takes images; None: it has no tower, or is to take text only."""
+    if facts.tower is None or not config.images.images:
+        return None
+    found, most = read_image_input(checkpoint), config.images.max_image_tokens
+    if found is None:
+        return None
+    if most is None and found.processor not in _SIZED:
+        return found
+    most = most or MAX_IMAGE_TOKENS
+    return replace(found, max_tokens=min(most, found.max_tokens) if found.max_tokens else most)
+
+
+def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerFacts | None:
+    """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose; None:
+    no picture is taken.
+    """
+    if tower is None or image_input is None:
+        return None
+    most = image_input.max_tokens
+    if not most or most >= tower.max_tokens or image_input.processor not in _SIZED:
+        return tower
+    return replace(tower, max_tokens=most, max_patches=most * image_input.merge_size**2)
 
 
 def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, takes: Adaptable | None) -> EngineInfo:

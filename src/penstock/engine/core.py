@@ -183,6 +183,10 @@ class EngineCore:
         Args:
             source: location of KV blocks of its text that another engine has computed.
         """
+        refusal = self._scheduler.refusal(request)
+        if refusal is not None:
+            self._scheduler.refuse(request, refusal)
+            return
         if source is not None and self._tier is not None:
             self._tier.expect(request.request_id, source)
         self._pending.add_request(self._scheduler, request, resumed)
@@ -235,7 +239,8 @@ class EngineCore:
                 self._tier.wait(PAUSE)
             return outputs
         if begin is not None:
-            begin(len(plan.forward.token_ids), self._scheduler.request_indices())
+            num_tokens = len(plan.forward.token_ids) + self._scheduler.trace.encoded_tokens
+            begin(num_tokens, self._scheduler.request_indices())
         self._num_steps += 1
         self._num_tokens += len(plan.forward.token_ids)
         scheduled = self._clock()
@@ -247,7 +252,8 @@ class EngineCore:
                 raise
             if is_device_lost(error):
                 raise DeviceLostError(f"the device is lost: {error}") from error
-            logger.exception("a step of %d tokens failed", len(plan.forward.token_ids))
+            sizes = len(plan.forward.token_ids), len(plan.forward.encode)
+            logger.exception("a step of %d tokens, and layers of %d images, failed", *sizes)
             return outputs
         executed = self._clock()
         outputs = self._scheduler.update(result)
@@ -310,6 +316,7 @@ class EngineCore:
             scheduled_tokens=self._num_tokens,
             drafted_tokens=scheduler.num_drafted,
             accepted_tokens=scheduler.num_accepted,
+            encoded_images=0 if scheduler.images is None else scheduler.images.num_encoded,
             adapters_loaded=0 if self._adapters is None else self._adapters.num_loaded,
             tier=None if self._tier is None else replace(self._tier.stats),
         )
@@ -324,7 +331,10 @@ class EngineCore:
         assert settings.memory.num_blocks <= self.settings.memory.num_blocks, "there are no such blocks"
         assert settings.max_num_seqs <= self.settings.max_num_seqs, "there are no such slots"
         self._close_tier()
+        images = self._scheduler.images
         self._scheduler = make_scheduler(settings, speculation, self._clock)
+        if images is not None and self._scheduler.images is not None:
+            self._scheduler.images.replace(images)
 
     def _close_tier(self) -> None:
         if self._tier is not None:

@@ -6,6 +6,7 @@ from penstock.checkpoint.adapters.folder import Adaptable
 from penstock.checkpoint.encoder_config import EncoderConfig
 from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.config.engine_config import Role
+from penstock.config.image_input import ImageInput
 from penstock.core.block_writer import TierStats
 from penstock.core.plan import StepTrace
 
@@ -43,6 +44,8 @@ class EngineInfo:
     role: Role = "any"
     hf_overrides: str | None = None
     """JSON object that replaces settings of the model's config.json."""
+    image_input: ImageInput | None = None
+    """How the model takes images; None: it takes text only."""
 
     @property
     def model_identity(self) -> str:
@@ -87,6 +90,8 @@ class EngineStats:
     drafted_tokens: int = 0
     """Drafted tokens that were verified, and how many were accepted."""
     accepted_tokens: int = 0
+    encoded_images: int = 0
+    """Images that the vision tower has encoded."""
     adapters_loaded: int = 0
     """Adapters in memory."""
     tier: TierStats | None = None

@@ -14,6 +14,8 @@ def _parts(plan: MemoryPlan, device: str) -> str:
     parts = [f"{in_words(plan.weights)} weights"]
     if plan.adapters:
         parts.append(f"{in_words(plan.adapters)} adapters")
+    if plan.tower:
+        parts.append(f"{in_words(plan.tower)} vision tower + {in_words(plan.image_features)} image features")
     parts.append(_cache(plan, on_demand=device == "cpu"))
     parts.append(f"{in_words(plan.workspace)} workspace")
     return " + ".join(parts)

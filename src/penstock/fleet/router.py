@@ -14,6 +14,8 @@ from random import Random
 from typing import Protocol
 from zlib import crc32
 
+from penstock.api.request import Image
+from penstock.core.block_keys import image_content
 from penstock.core.prefix_cache import cache_namespace
 from penstock.fleet.request import Route
 
@@ -202,7 +204,8 @@ class PrefixRouter:
         chain = route.chains.get(block_size)
         if chain is None:
             first = hash((crc32(cache_namespace(route.request).encode()), block_size))
-            chain = route.chains[block_size] = list(_keys(first, route.request.prompt_token_ids, block_size))
+            keys = _keys(first, route.request.prompt_token_ids, block_size, route.request.images)
+            chain = route.chains[block_size] = list(keys)
         return chain
 
     def sent(self, route: Route, replica: int) -> None:
@@ -260,17 +263,20 @@ class PrefixRouter:
         chain = self._chain(route, size)
         for answer in answers:
             last = chain[-1] if chain else hash((crc32(cache_namespace(route.request).encode()), size))
-            rest = (*prompt[len(chain) * size :], *answer[:-1])  # the last token is never computed
-            keys = list(_keys(last, rest, size))
+            known = len(chain) * size
+            rest = (*prompt[known:], *answer[:-1])  # the last token is never computed
+            keys = list(_keys(last, rest, size, route.request.images, known))
             if keys:
                 self._touch(route.replica, shadow, [*chain, *keys], self._num_tickets)
                 self._num_tickets += 1
 
 
-def _keys(key: int, tokens: Sequence[int], block_size: int) -> Iterator[int]:
-    """Yield the key of each full block of `tokens`, which follow the prefix that `key` stands for."""
+def _keys(key: int, tokens: Sequence[int], block_size: int, images: Sequence[Image], known: int = 0) -> Iterator[int]:
+    """Yield the key of each full block of `tokens`, which follow `known` tokens, the prefix that `key` stands for."""
     for end in range(block_size, len(tokens) + 1, block_size):
         key = hash((key, *tokens[end - block_size : end]))
+        if images and (content := image_content(images, known + end - block_size, known + end)):
+            key = hash((key, crc32(content)))
         yield key
 
 

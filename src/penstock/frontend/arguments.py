@@ -5,9 +5,11 @@ from typing import Any
 
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import InvalidRequestError
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.text_encoding import Side
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any] | ImagePrompt
+"""Text, token ids, `{"prompt": text, "multi_modal_data": {"image": image}}`, or what `LLM.chat_prompt` returns."""
 Message = Mapping[str, Any]
 
 
@@ -75,7 +77,7 @@ def listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
         InvalidRequestError: it is something else.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, ImagePrompt)) or (isinstance(prompts, Mapping) and "prompt" in prompts):
         return [prompts]
     if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
         raise InvalidRequestError(

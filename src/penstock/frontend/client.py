@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.api.request import Adapter, FinishReason, Request, RequestOutput
+from penstock.api.request import Adapter, FinishReason, Image, Request, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig, ModelConfig
@@ -54,8 +54,12 @@ from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.structured.grammar_validator import GrammarValidator
+from penstock.system.extras import has_pillow
 from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.frontend.images.prompts import ImagePrompts
 
 logger = logging.getLogger("penstock.engine")
 
@@ -90,6 +94,7 @@ class AsyncEngine:
         reconnect_seconds: float = RECONNECT_SECONDS,
         router: str = "prefix",
         default_sampling: Mapping[str, Any] = MappingProxyType({}),
+        image_urls: Sequence[str] = (),
     ) -> "AsyncEngine":
         """Wait until the engines are ready; the tokenizer is loaded meanwhile. Closes everything on failure.
 
@@ -101,6 +106,7 @@ class AsyncEngine:
             reconnect_seconds: seconds that a journaled request may run without a reader before it is aborted.
             router: name of the router that chooses among several engines.
             default_sampling: see `InputProcessor`.
+            image_urls: prefixes of URLs from which images may be fetched.
 
         Raises:
             ConfigError: options or checkpoint are wrong.
@@ -120,6 +126,7 @@ class AsyncEngine:
             engine = cls(
                 config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling
             )
+            engine.images = engine._image_prompts(image_urls)
             await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
@@ -161,6 +168,8 @@ class AsyncEngine:
         self._text_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
         self.texts = TextEncoder(tokenizer, info)
+        self.images: "ImagePrompts | None" = None
+        """Prompts with images; None: the model takes text only."""
         self.given_up = asyncio.Event()
         self._metrics = Metrics()
         self.history = History(config.scheduler.policy)
@@ -181,6 +190,11 @@ class AsyncEngine:
         """Process ids of the current engines."""
         return [replica.pid for replica in self.fleet.replicas.values()]
 
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """The server's or checkpoint's values of parameters that a request leaves unset."""
+        return self._input_processor.defaults
+
     def adapter_use(self) -> AdapterUse:
         """The adapters of open requests."""
         return self.open_requests.adapter_use()
@@ -198,6 +212,19 @@ class AsyncEngine:
     def record_ignored_field(self, label: str) -> None:
         """Count a field of a call's body that had no effect."""
         self._metrics.ignored_fields.add(1, label)
+
+    def _image_prompts(self, urls: Sequence[str]) -> "ImagePrompts | None":
+        limits, image_input = self._config.images, self.info.image_input
+        if image_input is None or self.tokenizer is None:
+            if urls:
+                raise ConfigError("image_urls: this model takes text only, so no image is fetched: leave it out")
+            return None
+        from penstock.frontend.images.prompts import ImagePrompts  # here: few models take images
+        from penstock.frontend.images.urls import ImageURLs
+
+        if not has_pillow():
+            logger.warning("the model takes images, for which Pillow is needed: pip install '.[images]'")
+        return ImagePrompts(image_input, self.tokenizer, limits, ImageURLs(urls, limits.max_image_bytes))
 
     def _live_output_processor(self, request_id: str) -> OutputProcessor | None:
         one = self.open_requests.find(request_id)
@@ -230,6 +257,8 @@ class AsyncEngine:
         await self.fleet.close()
         await asyncio.to_thread(self.large_work.close)
         await asyncio.to_thread(self._text_work.close)
+        if self.images is not None:
+            await asyncio.to_thread(self.images.close)
         await self._grammar_checks.close()
         if self.tokenizer is not None:
             await asyncio.to_thread(self.tokenizer.close)
@@ -273,6 +302,7 @@ class AsyncEngine:
         priority: int = 0,
         caller: Caller = ANYONE,
         adapter: Adapter | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Accepted:
         """Validate a request; nothing runs yet.
 
@@ -294,6 +324,7 @@ class AsyncEngine:
             namespace=caller.namespace,
             tenant=caller.tenant,
             adapter=adapter,
+            images=images,
         )
         if self.open_requests.is_quarantined(request):
             raise QuarantinedError("an identical request made the engine fail more than once, so this one is refused")
@@ -431,7 +462,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: there is no such call, or its requests were different.
         """
-        asked = [(one.request.prompt_token_ids, one.params) for one in accepted]
+        asked = [(one.request, one.params) for one in accepted]
         found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
         request_stream = RequestStream(self.open_requests.leave, found, True, self._limits.max_unread_tokens, deltas)
         for position, output_processor in enumerate(found):

@@ -40,6 +40,8 @@ class RequestRecord:
     arrival: float
     first_token: float | None = None
     ended: float | None = None
+    num_generated: int = 0
+    """Tokens generated, in all answers."""
     finish_reasons: list[str] = field(default_factory=list)
     replicas: list[tuple[float, int]] = field(default_factory=list)
     """(time, replica) of each handover to an engine."""
@@ -52,8 +54,9 @@ class RequestRecord:
         """Record that the request was sent to the engine of this replica."""
         self.replicas.append((now, replica))
 
-    def progressed(self, now: float, finish_reason: str | None) -> None:
-        """Record a token, or the end of one of the answers."""
+    def progressed(self, now: float, num_tokens: int, finish_reason: str | None) -> None:
+        """Record tokens, or the end of one of the answers."""
+        self.num_generated += num_tokens
         if finish_reason is None:
             if self.first_token is None:
                 self.first_token = now
@@ -107,6 +110,8 @@ class History:
         self._pieces: deque[_Piece] = deque(maxlen=MAX_STEPS // STEPS_A_PIECE - 1)
         self._latest: list[StepRecord] = []
         self._records: dict[str, RequestRecord] = {}
+        self.num_steps = 0
+        """Steps recorded so far, with those that are no longer kept."""
 
     def accepted(self, request: Request, alias: str | None) -> RequestRecord:
         """Record a new request; `alias` is another name of its call."""
@@ -125,6 +130,7 @@ class History:
 
     def record_step(self, step: StepRecord) -> None:
         self._latest.append(step)
+        self.num_steps += 1
         if len(self._latest) == STEPS_A_PIECE:
             first, ended = self._latest[0], step.began + step.seconds
             self._pieces.append(_Piece(first.began, ended, _ENCODER.encode(self._latest)))
@@ -148,6 +154,13 @@ class History:
         """Steps that began in the last `seconds`, oldest first."""
         since = self._clock() - seconds
         return [step for step in self._steps_between(since, math.inf) if step.began >= since]
+
+    def newest_steps(self, count: int) -> list[StepRecord]:
+        """The last `count` recorded steps, or as many as are kept, in the order in which they were recorded."""
+        missing = max(0, count - len(self._latest))
+        pieces = list(itertools.islice(reversed(self._pieces), math.ceil(missing / STEPS_A_PIECE)))
+        steps = [*itertools.chain(*(_DECODER.decode(piece.encoded) for piece in reversed(pieces))), *self._latest]
+        return steps[max(0, len(steps) - count) :]
 
     def _steps_between(self, begin: float, end: float) -> Iterator[StepRecord]:
         """Steps between two times, and a few around them."""

@@ -3,12 +3,12 @@
 import functools
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random, SystemRandom
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from penstock.api.request import Adapter, Request
+from penstock.api.request import Adapter, Image, Request
 from penstock.api.sampling_params import DEFAULTABLE, NO_ANSWER, Beams, ResolvedParams, SamplingParams
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError, WrongTaskError
@@ -20,6 +20,14 @@ T = TypeVar("T")
 
 LONG_TEXT = 4096
 """Texts of this many characters take milliseconds to tokenise, so a thread tokenises them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """Token ids of a prompt, and the images in it."""
+
+    token_ids: list[int]
+    images: tuple[Image, ...] = ()
 
 
 class PromptEncoder:
@@ -73,6 +81,11 @@ class PromptEncoder:
         """
         tokenizer = self.need_tokenizer()
         text = await self.render_chat(messages, tools, variables, tenant=tenant) + prefill
+        return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False), tenant)
+
+    async def encode_rendered(self, text: str, tenant: str = "") -> list[int]:
+        """Token ids of a rendered conversation, which has its special tokens."""
+        tokenizer = self.need_tokenizer()
         return await self._off_loop_if_long(len(text), lambda: tokenizer.encode(text, add_special_tokens=False), tenant)
 
     async def render_chat(
@@ -134,7 +147,8 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self.refuse_long_max_tokens = refuse_long_max_tokens
         self._info = info
-        self._defaults = replace(_check_defaults(info), **default_sampling)
+        self.defaults = replace(_check_defaults(info), **default_sampling)
+        """What a request leaves unset: by the server, or else by the checkpoint."""
         ends = list(info.defaults.eos_token_ids)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             ends.append(tokenizer.eos_token_id)  # fine-tunes may name their end of turn only there
@@ -166,6 +180,7 @@ class InputProcessor:
         namespace: str = "",
         tenant: str = "",
         adapter: Adapter | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Request:
         """Validate the prompt and parameters, and resolve unset ones to defaults.
 
@@ -173,7 +188,7 @@ class InputProcessor:
             prompt: text, or token ids.
             params: None for the checkpoint's defaults.
             arrival: seconds of `time.monotonic()`.
-            priority, namespace, tenant, adapter: see `Request`.
+            priority, namespace, tenant, adapter, images: see `Request`.
 
         Raises:
             PromptTooLongError: the prompt exceeds the context, or with `refuse_long_max_tokens` prompt and
@@ -188,7 +203,7 @@ class InputProcessor:
         if self.refuse_long_max_tokens and params.max_tokens is not None and params.max_tokens > max_tokens:
             self._refuse_max_tokens(len(token_ids), params.max_tokens)
         resolved = self._resolve(params, max_tokens)
-        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant, adapter)
+        return Request(request_id, token_ids, resolved, arrival, priority, namespace, tenant, adapter, images=images)
 
     def make_encoding(
         self,
@@ -318,7 +333,7 @@ class InputProcessor:
                 )
 
     def _resolve(self, params: SamplingParams, max_tokens: int) -> ResolvedParams:
-        defaults = self._defaults
+        defaults = self.defaults
         eos = () if params.ignore_eos else self._eos
         stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         min_tokens, banned, bias = params.min_tokens, self._banned(params), params.logit_bias

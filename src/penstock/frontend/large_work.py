@@ -36,20 +36,22 @@ class LargeWork:
         clock: Callable[[], float] = time.monotonic,
         *,
         holds_lock: bool = False,
+        num_threads: int = NUM_THREADS,
     ) -> None:
         """
         Args:
+            num_threads: maximum pieces of work at a time.
             holds_lock: whether the work holds the interpreter's lock for long, as parsing does. Then one piece of work
                 runs at a time, and the next begins after a rest as long as that took: else the event loop, which gives
                 the lock up with each read and write, would get it back for one of them at a time.
         """
         self._holds_lock = holds_lock
-        self._num_free = 1 if holds_lock else NUM_THREADS
+        self._num_free = 1 if holds_lock else num_threads
         self._free = max_bytes
         self._largest = max_bytes // 2
         self._clock = clock
         self._waiting: Turns[tuple[asyncio.Future[None], int]] = Turns()  # each with its size
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "large-work")
+        self._threads = ThreadPoolExecutor(num_threads, "large-work")
         self._is_closed = False
 
     async def run(self, size: int, work: Callable[[], T], tenant: str = "") -> T:

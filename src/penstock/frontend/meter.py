@@ -125,6 +125,7 @@ class Meter:
             "scheduled_tokens": metrics.step_tokens,
             "drafted_tokens": metrics.drafted_tokens,
             "accepted_tokens": metrics.accepted_tokens,
+            "encoded_images": metrics.encoded_images,
         }
         for name, counter in totals.items():
             counter.add(getattr(stats, name) - getattr(counted, name))

@@ -161,6 +161,10 @@ class Metrics:
         label="what",
     )
     preemptions: Counter = _counter("penstock_num_preemptions", "Preempted sequences.", "num_preemptions")
+    encoded_images: Counter = _counter(
+        "penstock_images_encoded",
+        "Images, and tiles, that the vision tower encoded; all others were found in a cache by their pixels.",
+    )
     steps: Counter = _counter("penstock_engine_steps", "Forward passes.")
     step_schedule: Histogram = _histogram(
         "penstock_step_schedule_seconds", "Time to schedule a step.", bounds=STEP_BUCKETS

@@ -36,7 +36,7 @@ TOO_LONG_NOW = "the engine was restarted with less memory, and a request of this
 ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of those that are left computes as it did"
 
 
-_Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None]
+_Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None, tuple[bytes, ...]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -232,7 +232,7 @@ class OpenRequests:
             if self._journal is not None and not output.is_sign_of_life:
                 self._journal.emitted(output, finished)
             if one.record is not None and (delta.token_ids or delta.finish_reason is not None):
-                one.record.progressed(now, delta.finish_reason)
+                one.record.progressed(now, len(delta.token_ids), delta.finish_reason)
         self._meter.output(one.request, one.progress, output, delta, now)
         if one.admitted is not None:
             self._admission.output(one.admitted, len(output.token_ids))
@@ -330,4 +330,5 @@ def single_tokens(output: SequenceOutput) -> list[SequenceOutput]:
 
 def _signature(request: Request) -> _Signature:
     """A key that is equal for retries of one request, even if their random seeds differ."""
-    return request.prompt_token_ids, replace(request.params, seed=0), request.adapter
+    digests = tuple(image.digest for image in request.images)
+    return request.prompt_token_ids, replace(request.params, seed=0), request.adapter, digests

@@ -269,6 +269,7 @@ class OutputProcessor:
 
     def result(self) -> RequestOutput:
         """The outputs so far."""
+        images = self.request.images
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
@@ -279,6 +280,7 @@ class OutputProcessor:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
+            num_image_tokens=sum(one.rows * one.columns for one in images) if images else 0,
             vector=self._vector,
         )
 

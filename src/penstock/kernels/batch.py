@@ -14,6 +14,9 @@ A step's queries lie one sequence after another; its keys lie in the paged cache
 A cache group of recurrent states may have `branches` [2, num_seqs], too: for each sequence a block, or NO_BRANCH, and a
 number of tokens. The state after that many tokens of the step stays in the block table's block; the tokens after them
 update the branch's block instead.
+
+Where tokens see later ones, as those of an image may, `seen_ends` [num_tokens] has for each token the position after
+the last key that it sees; they ascend in a sequence.
 """
 
 import ctypes
@@ -51,10 +54,12 @@ class Batch:
         pool_blocks: int,
         device: str,
         branches: IntArray | None = None,
+        seen_ends: IntArray | None = None,
     ) -> None:
         """
         Args:
             branches: see the module's docstring; None: no sequence has one.
+            seen_ends: see there; None: each token sees the keys up to its own.
         """
         assert memory.dtype == np.int32
         assert memory.flags.c_contiguous
@@ -70,9 +75,9 @@ class Batch:
         blocks = table_start + 4 * (num_seqs + 1)
         slots = blocks + 4 * num_blocks
         assert num_blocks >= 0
-        self.branches = branches
-        address = 0 if branches is None else branches.__array_interface__["data"][0]
-        self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots, address)
+        self.branches, self.seen_ends = branches, seen_ends
+        optional = (0 if one is None else one.__array_interface__["data"][0] for one in (branches, seen_ends))
+        self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots, *optional)
         self.handle = ctypes.addressof(self._struct)
         """Address of the struct that native kernels read."""
 
@@ -133,7 +138,8 @@ class RecordedBatch(Batch):
 
     def become(self, other: Batch) -> None:
         """Take on another step's batch, at the same address."""
-        self._memory, self.branches = other._memory, other.branches  # keeps alive what the native kernels read
+        # keeps alive what the native kernels read
+        self._memory, self.branches, self.seen_ends = other._memory, other.branches, other.seen_ends
         ctypes.memmove(self.handle, other.handle, ctypes.sizeof(structs.Batch))
 
     def column(self, name: Column) -> IntArray:

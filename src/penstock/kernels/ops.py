@@ -103,6 +103,9 @@ class Ops:
     """Makes the experts of a mixture, not yet filled."""
     gather: Callable[[AnyArray, AnyArray], AnyArray]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]; each row of the table is contiguous."""
+    gather_axes: Callable[[AnyArray, AnyArray, AnyArray], AnyArray]
+    """(table [rows, 2, columns] float32, row_ids [count, 3] int64, axes [columns] int32) -> [count, 2, columns]: each
+    column from the row that its axis names."""
     scatter: Callable[[AnyArray, AnyArray, AnyArray], None]
     """(x [count, ...], row_ids [count] int64, table [rows, ...]): copies the rows of `x` to these rows of the table,
     all different."""
@@ -113,6 +116,8 @@ class Ops:
     scale: Callable[[AnyArray, float], AnyArray]
     """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
     activate: ActivateOp
+    limit: Callable[[AnyArray, int, int, AnyArray, AnyArray], None]
+    """(x [rows, any], first, count, low [1], high [1] float32): limits `count` columns from `first` on, in place."""
 
     empty_rows: Callable[[AnyArray, tuple[int, ...], AnyDtype], AnyArray]
     """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
@@ -188,11 +193,13 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         route=mixture.route,
         new_experts=mixture.new_experts,
         gather=elementwise.gather,
+        gather_axes=elementwise.gather_axes,
         scatter=elementwise.scatter,
         copy_rows=elementwise.copy_rows,
         copy_columns=elementwise.copy_columns,
         scale=elementwise.scale,
         activate=elementwise.activate,
+        limit=elementwise.limit,
         empty_rows=empty_rows,
         from_host=from_host,
         on_host=on_host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ from penstock.config.model_facts import KVSpec, SharedKV, Working
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
+from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
+from penstock.quantization.rows import RowRun
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
@@ -34,6 +37,7 @@ class AttentionNames:
     key_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     """The complete name of the tensor within the layer."""
+    gates: str = "self_attn.gate_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class AttentionSpec:
     """The norms' `NormSpec.offset`."""
     qk_norm_weight: bool = True
     """Whether the norms have weights."""
+    qk_norm_last: bool = False
+    """Whether the norms of heads are applied after RoPE."""
+    qkv_clip: float | None = None
+    """Limit on the size of the elements of queries, keys and values, after norms over all heads and before RoPE."""
     value_norm: bool = False
     """Whether each value head is normalized by its root mean square, too; needs `qk_norm_eps`."""
     value_is_key: bool = False
@@ -78,8 +86,16 @@ class AttentionSpec:
     """Attention sinks: each head has a learned score that takes part in the softmax without a key."""
     bidirectional: bool = False
     """Whether queries also attend to later keys, `window` to each side; only for texts computed whole."""
+    clipped: bool = False
+    """Whether the inputs and outputs of the projections are limited; see `ClippedLinear`."""
+    joins_images: bool = False
+    """Whether an image's tokens attend to each other, also to later ones."""
+    qkv_by_head: bool = False
+    """Whether the fused matrix has each head's query, key and value together, instead of all queries first."""
     output_gate: bool = False
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
+    head_gates: bool = False
+    """Whether a projection yields one number a head, whose sigmoid scales the head's output."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
     @property
@@ -119,6 +135,7 @@ class AttentionSpec:
     @property
     def working(self) -> Working:
         columns = 2 * sum(self.sizes)  # queries, keys and values, and the attention output, which is no wider
+        columns += 3 * self.query_size if self.head_gates else 0
         return Working(columns, columns, self.query_size)
 
     @property
@@ -138,8 +155,19 @@ class Attention:
     def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
         self._all, self._spec, self._ops = spec, spec.shard(factory.ranks.size), factory.ops
         names, hidden = spec.names, spec.hidden_size
-        self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
-        self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
+        self.qkv: Linear | ClippedLinear
+        self.output: Linear | ClippedLinear
+        if spec.clipped:
+            self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
+            self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
+        else:
+            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+            if spec.qkv_by_head:
+                factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
+            self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
+        self._gates = None
+        if spec.head_gates:
+            self._gates = Linear((names.gates,), hidden, (spec.num_heads,), factory, bias=False)
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         own, whole = self._spec, spec.qk_norm_whole
         self._rope = RopeOptions(
@@ -159,6 +187,7 @@ class Attention:
             sinks=factory.float32(names.sinks, spec.num_heads) if spec.sinks else None,
             gated=spec.output_gate,
             bidirectional=spec.bidirectional,
+            takes_ends=spec.joins_images,
         )
 
     def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
@@ -170,6 +199,8 @@ class Attention:
             assert norms.key is not None, "such a layer has keys of its own"
             self._norm_whole(qkv, 0, self._all.sizes[0], norms.query, norms.eps)
             self._norm_whole(qkv, spec.sizes[0], self._all.sizes[1], norms.key, norms.eps)
+        if spec.qkv_clip is not None:
+            qkv = self._ops.activate(qkv, "clip", divisor=spec.qkv_clip, factor=spec.qkv_clip)
         query = cache.rope_and_cache(
             qkv,
             self._rope,
@@ -178,7 +209,22 @@ class Attention:
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
         )
         seen = cache.attend(query, self._attention, batch)
-        return self._ops.head_gates(seen, query, spec.num_heads) if spec.output_gate else seen
+        if self._gates is not None:
+            query = self._spread(self._gates(x, step.adapters))
+        elif not spec.output_gate:
+            return seen
+        return self._ops.head_gates(seen, query, spec.num_heads)
+
+    def _spread(self, gates: AnyArray) -> AnyArray:
+        """`gates` [num_tokens, num_heads] -> [num_tokens, num_heads * 2 * head_dim], as `Ops.head_gates` takes them: in
+        the second half of each head.
+        """
+        spec, size = self._spec, self._spec.head_dim
+        spread = self._ops.empty_rows(gates, (2 * spec.query_size,), gates.dtype)
+        for head in range(spec.num_heads):
+            columns = Columns(head, (2 * head + 1) * size, 1, heads=size, step=0, to_step=1)
+            self._ops.copy_columns(gates, spread, columns)
+        return spread
 
     def _norm_whole(self, qkv: AnyArray, first: int, total: int, weight: AnyArray, eps: float) -> None:
         """Normalize the queries, or the keys, over all heads of all ranks, in place.
@@ -199,6 +245,14 @@ class Attention:
         ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
 
 
+def _by_part(spec: AttentionSpec) -> Iterator[RowRun]:
+    """Moves of rows from the checkpoint's order, by head, to all queries, keys and values."""
+    size = spec.head_dim
+    for head in range(spec.num_heads):
+        for part in range(3):
+            yield RowRun((3 * head + part) * size, (part * spec.num_heads + head) * size, size)
+
+
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
     """The norms of queries and keys, or of queries only if the layer shares the keys of another."""
     names = (spec.names.query_norm, spec.names.key_norm)
@@ -208,4 +262,4 @@ def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> Head
         else factory.constant(np.ones(size, np.float32))
         for name, size in zip(names, spec.norm_sizes, strict=False)
     ]
-    return HeadNorms(weights[0], weights[1] if spec.parts > 1 else None, eps)
+    return HeadNorms(weights[0], weights[1] if spec.parts > 1 else None, eps, spec.qk_norm_last)

@@ -15,7 +15,7 @@ from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear, output_linear
-from penstock.layers.rope import RopeConfig
+from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import Mixer, StepInputs
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class LatentAttentionSpec:
     bias: bool = False
     """Whether the projections of hidden states have biases, except a full-rank query projection."""
     norm_eps: float = 1e-6
+    temperature: TemperatureConfig | None = None
+    """Position-dependent factor on the queries."""
     names: LatentNames = field(default_factory=LatentNames)
 
     @property
@@ -153,7 +155,8 @@ class LatentAttention:
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
         made = self._queries_and_key(x, step.adapters)
-        query = cache.rope_and_cache(made, self._rope, step.angles[spec.rope], batch)
+        factors = None if spec.temperature is None else step.temperatures[spec.temperature]
+        query = cache.rope_and_cache(made, self._rope, step.angles[spec.rope], batch, query_factors=factors)
         return cache.attend(query, self._attention, batch)
 
     def output(self, mixed: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import Working
+from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
+from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
@@ -27,6 +29,8 @@ class GatedMLPSpec:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Names within the layer: one per matrix, or a single name if the checkpoint stores them fused."""
     down: str = "mlp.down_proj"
+    clipped: bool = False
+    """Whether the inputs and outputs of the maps are limited; see `ClippedLinear`."""
 
     @property
     def working(self) -> Working:
@@ -40,7 +44,7 @@ class GatedMLPSpec:
         return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
 
     def build(self, factory: WeightFactory) -> FeedForward:
-        return GatedMLP(self, factory)
+        return ClippedGatedMLP(self, factory) if self.clipped else GatedMLP(self, factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class PlainMLPSpec:
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     activation: Activation = "relu2"
+    xielu: str | None = None
+    """Prefix of the parameters of xIELU, which replaces `activation`; None: another activation."""
 
     @property
     def working(self) -> Working:
@@ -88,8 +94,29 @@ class PlainMLP:
 
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=spec.activation)
+        fused = spec.activation if spec.xielu is None else None
+        self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=fused)
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+        self._activate, self._alphas = factory.ops.activate, None
+        if spec.xielu is not None:
+            alphas = [factory.float32(f"{spec.xielu}.{name}", Piece(1, whole=True)) for name in ("alpha_p", "alpha_n")]
+            self._alphas = (alphas[0], alphas[1])
 
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
-        return self.down(self.up(x, adapters), adapters)
+        inner = self.up(x, adapters)
+        if self._alphas is not None:
+            inner = self._activate(inner, "xielu", alphas=self._alphas)
+        return self.down(inner, adapters)
+
+
+class ClippedGatedMLP:
+    """down(activation(gate(x)) * up(x)), each map with limits. See `FeedForward`."""
+
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self._gate, self._up = (ClippedLinear((name,), hidden, (inner,), factory) for name in spec.gate_up)
+        self._down = ClippedLinear((spec.down,), inner, (hidden,), factory)
+        self._activation, self._ops = spec.activation, factory.ops
+
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        return self._down(self._ops.gate(self._gate(x), self._up(x), 0, self._activation))

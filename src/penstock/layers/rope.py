@@ -44,6 +44,9 @@ class RopeConfig:
     """proportional: the fraction of frequencies that rotate; the others are 0."""
     frequency_factors: tuple[float, ...] = ()
     """frequency_factors: divisor of each frequency, the form in which GGUF files store llama3."""
+    axes: tuple[int, ...] = ()
+    """All types: for each frequency, which of a token's three positions (time, row, column) it rotates by, where
+    tokens of images have such (M-RoPE; Wang et al., 2024, arXiv:2409.12191). (): each token has one position."""
 
     def context(self, max_position: int) -> int:
         """The model's context length in tokens, given `max_position` from its config.

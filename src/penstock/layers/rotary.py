@@ -37,6 +37,7 @@ class Rotary:
         self._frequencies, self._factor = rope_frequencies(config, max_positions)
         self._num_positions, self._constant, self._ops = max_positions, factory.constant, factory.ops
         self._table = factory.constant(np.empty((max_positions, 2, len(self._frequencies)), np.float32))
+        self._axes = factory.constant(np.array(config.axes, np.int32)) if config.axes else None
 
     def compute_page(self, page: int) -> None:
         """Compute the rows of the positions from `page * PAGE` on."""
@@ -48,6 +49,10 @@ class Rotary:
     def angles(self, positions: AnyArray) -> AnyArray:
         """Cosines and sines of `positions` [num_tokens], all of them computed -> [num_tokens, 2, dim / 2] float32."""
         return self._ops.gather(self._table, positions)
+
+    def angles_by_axis(self, positions: AnyArray) -> AnyArray | None:
+        """Like `angles`, for `positions` [num_tokens, 3] int64 by axis; None: the embedding has one axis."""
+        return None if self._axes is None else self._ops.gather_axes(self._table, positions, self._axes)
 
 
 class Temperatures:

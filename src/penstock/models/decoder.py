@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +106,7 @@ class DecoderLayer:
             self._per_layer_norms = SubLayerNorms(spec.per_layer, factory)
             self._per_layer = spec.per_layer.part.build(factory)
         self._scale = None if spec.scale is None else factory.float32(spec.scale, Piece(1, whole=True))
+        self._parallel, self._add_rows = spec.parallel, factory.ops.add_rows
 
     def mix_tokens(
         self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
@@ -138,6 +139,8 @@ class DecoderLayer:
             inputs: the per-layer inputs, if the model has per-layer embeddings.
             adapters: the tokens' LoRA adapters.
         """
+        if self._parallel:
+            return self._side_by_side(mixed, residual, adapters)
         stream = Stream(mixed, residual)
         if self._mixer is not None:
             assert residual is not None
@@ -150,6 +153,16 @@ class DecoderLayer:
             taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
             stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
         return replace(stream, total=self._scale)
+
+    def _side_by_side(self, mixed: AnyArray, residual: AnyArray | None, adapters: AdapterRows | None) -> Stream:
+        """`feed_forward` of a layer whose parts take the same stream."""
+        norm = self._feed_forward_norms.before or self._mixer_norms.before
+        assert self._mixer is not None
+        assert self._feed_forward is not None
+        assert residual is not None
+        assert norm is not None
+        mixed = self._mixer.output(mixed, adapters)
+        return Stream(self._add_rows(self._feed_forward(norm(residual), adapters), mixed, 1.0), residual)
 
 
 class PositionTables:
@@ -181,14 +194,37 @@ class PositionTables:
                     rotary.compute_page(page)
                 self._is_computed[page] = True
 
-    def inputs(self, positions: AnyArray, adapters: AdapterRows | None = None) -> StepInputs:
-        """The inputs at `positions` [num_tokens] int64, with the tokens' adapters."""
+    def inputs(
+        self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None
+    ) -> StepInputs:
+        """The inputs at `positions` [num_tokens] int64, with the tokens' adapters.
+
+        Args:
+            by_axis: [num_tokens, 3] int64, the positions of multi-axis rotary embeddings; None: `positions`.
+        """
         return StepInputs(
             positions,
-            {rope: rotary.angles(positions) for rope, rotary in self._rotaries.items()},
+            {rope: _angles(rotary, positions, by_axis) for rope, rotary in self._rotaries.items()},
             {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
             adapters,
         )
+
+
+def _angles(rotary: Rotary, positions: AnyArray, by_axis: AnyArray | None) -> AnyArray:
+    found = None if by_axis is None else rotary.angles_by_axis(by_axis)
+    return rotary.angles(positions) if found is None else found
+
+
+class ImagePoints(Protocol):
+    """What a step has of images. A recorded pass only notes where `place` is called."""
+
+    positions: AnyArray | None
+    """[num_tokens, 3] int64, for rotary embeddings with several axes; None: the model has none."""
+
+    def place(self, x: AnyArray, depth: int) -> None:
+        """Replace rows of the embeddings `x` [num_tokens, hidden_size] by features (depth 0), or add the features of
+        tap `depth` - 1 to the output of that layer."""
+        ...
 
 
 class Decoder:
@@ -210,6 +246,9 @@ class Decoder:
         output = names.embedding if tied else names.output
         self.output = OutputHead(output, *table, factory, bias=names.output if spec.output_bias else None)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
+        self._position_table = None
+        if spec.positions is not None:
+            self._position_table = Embedding(spec.positions.name, spec.positions.rows, spec.hidden_size, factory)
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self.positions = PositionTables(spec, max_positions, factory)
         """Prepared for the step's positions before `forward`."""
@@ -220,6 +259,9 @@ class Decoder:
         ]
         self.final_norm = Norm(spec.final_norm, factory)
         self.adapted = factory.adapted
+        self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
+        self.tower: Any = None
+        """The `Tower`, once loaded; None: the model takes text only."""
 
     def forward(
         self,
@@ -230,6 +272,7 @@ class Decoder:
         adapters: AdapterRows | None = None,
         *,
         whole: bool = False,
+        images: ImagePoints | None = None,
     ) -> tuple[AnyArray, ...]:
         """Run a step's tokens through the layers, and write the caches.
 
@@ -243,14 +286,22 @@ class Decoder:
             caches: one per layer.
             adapters: the tokens' LoRA adapters.
             whole: return the hidden states of all tokens after the final norm instead.
+            images: None: the model takes text only.
         """
         x = self.embed(token_ids)
+        if images is not None:
+            images.place(x, 0)
+        if self._position_table is not None:
+            x = self._ops.add_rows(self._position_table(positions), x, 1.0)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
-        step = self.positions.inputs(positions, adapters)
+        step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
-        for layer, batch, cache in layers:
+        for index, (layer, batch, cache) in enumerate(layers):
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)
+            if images is not None and index < self._num_taps:
+                assert stream.after is stream.total is None, "such layers add their output as it is"
+                images.place(stream.x, index + 1)
         layer, batch, cache = last
         mixed, residual = layer.mix_tokens(stream, step, batch, cache)
         assert residual is not None, "a model of one layer has a mixer"

@@ -14,8 +14,11 @@ INTRO = """\
 
 A model is a Hugging Face folder, a [GGUF file](gguf.md) or the hub id of either. The families below are supported;
 the name to look for is `architectures` in the model's `config.json` ([all of them](#architectures)), or
-`general.architecture` of a GGUF file. Many models share an architecture under other names. Of a multimodal checkpoint
-only the text model is loaded.
+`general.architecture` of a GGUF file. Many models share an architecture under other names.
+
+These take images: SmolVLM and Idefics 3, Gemma 3 and 4, Pixtral 12B, Mistral Small 3 and Ministral 3,
+Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders. Of another multimodal checkpoint only the text model
+is loaded.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
 reported when the model is opened. Embedding models and rerankers have [their own table](#models-that-embed-or-score).
@@ -45,10 +48,11 @@ TESTS = """\
 
 Each architecture is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in
 float32 within 2e-4 for whole prompts, for odd chunks of several prompts at once and for decodes, and 64 greedy tokens
-(`tests/models/test_families.py`). Those that embed or score are tested against `sentence-transformers` in float32
-within 1e-4 (`tests/models/test_encoders.py`). Where the native library is installed, all of them run entirely on
-native kernels. No setting of a config is silently ignored, apart from those of training or of other implementations,
-which `tests/models/test_config_keys.py` lists.
+(`tests/models/test_families.py`). Those that take images are also tested with two pictures in a prompt, their features
+within 2e-5 (`tests/models/test_towers.py`). Those that embed or score are tested against `sentence-transformers` in
+float32 within 1e-4 (`tests/models/test_encoders.py`). Where the native library is installed, all of them run entirely
+on native kernels. No setting of a config is silently ignored, apart from those of training or of other
+implementations, which `tests/models/test_config_keys.py` lists.
 
 `python -m benchmarks.quality.families` runs `penstock verify` on such a checkpoint of each in bfloat16, int8 and int4:
 its answers are the same, bit for bit, alone and in a batch, with other numbers of threads, in chunks, from the prefix

@@ -27,8 +27,8 @@ _BOOKKEEPING = {
     *("tokenizer_class", "torch_dtype", "dtype", "architectures", "base_model_tp_plan", "base_model_pp_plan"),
 }
 _TRAINING = {
-    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "pretraining_tp"),
-    *("residual_dropout", "embedding_dropout"),
+    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
+    *("residual_dropout", "embedding_dropout", "classifier_dropout", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
     *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
 }
@@ -43,6 +43,7 @@ _OUTPUTS = {
 }
 _TOKENS = {  # the tokenizer's settings
     *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
+    "eod_token_id",
     "prefix",
 }
 _ONLY_WITH_OTHERS = {  # have an effect only together with another key
@@ -129,6 +130,26 @@ _LARGEST = {
     "moe_layer_end_index": 10_000,
     "moe_layer_interval": 10_000,
     "rotary_dim": 2**16,
+    "depth": 10_000,
+    "num_heads": 2**16,
+    "image_size": 2**14,
+    "patch_size": 2**10,
+    "spatial_merge_size": 2**6,
+    "temporal_patch_size": 2**6,
+    "out_hidden_size": 2**24,
+    "num_position_embeddings": 2**20,
+    "scale_factor": 2**6,
+    "mm_tokens_per_image": 2**16,
+    "window_size": 2**14,
+    "pooling_kernel_size": 2**6,
+    "position_embedding_size": 2**20,
+    "moe_topk": 2**16,
+    "n_embd": 2**24,
+    "n_head": 2**16,
+    "n_inner": 2**24,
+    "n_layer": 10_000,
+    "n_positions": 2**30,
+    "index_topk": 2**30,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)
@@ -172,6 +193,7 @@ class HFConfig:
         self._values = checkpoint.config
         self._read: set[str] = set()
         self._sections: list[tuple[str, HFConfig]] = []
+        self._notes: list[str] = []
 
     def section(self, values: dict[str, Any], name: str | None = None) -> "HFConfig":
         """A nested object of the file, with the same checks.
@@ -200,6 +222,14 @@ class HFConfig:
         text = self.section(_given(values) | outer, "text_config")
         text.ignore("quantization_config")  # read where it matters
         return text
+
+    def include(self, name: str, section: "HFConfig") -> None:
+        """Report a section's unread keys with this config's."""
+        self._sections.append((name, section))
+
+    def note(self, text: str) -> None:
+        """Add a warning, to be logged when the model is loaded."""
+        self._notes.append(text)
 
     def read_section(self, name: str) -> "HFConfig | None":
         """The section of this name, if it has been read."""
@@ -396,6 +426,20 @@ class HFConfig:
         if strange:
             raise self.unsupported(what, ", ".join(strange), tuple(sorted(known)))
 
+    def by_layer(self, key: str, num_layers: int) -> list[Any]:
+        """The unchecked value of `key` for each layer: a list has one per layer, any other value is that of all.
+
+        Raises:
+            CheckpointError: the list has another length.
+        """
+        self._read.add(key)
+        value = self._values.get(key)
+        if not isinstance(value, list):
+            return [value] * num_layers
+        if len(value) != num_layers:
+            raise CheckpointError(f"{key} in {self.file} has {len(value)} entries for {num_layers} layers")
+        return value
+
     def layer_windows(
         self, num_layers: int, window: int | None, slides: Callable[[int], bool]
     ) -> tuple[int | None, ...]:
@@ -442,6 +486,8 @@ class HFConfig:
 
     def warn_of_unread(self) -> None:
         """Log a warning that lists the unread keys."""
+        for note in self._notes:
+            logger.warning("%s", note)
         if unread := self.unread():
             logger.warning("%s: these settings are unknown and have no effect: %s", self.file, ", ".join(unread))
 

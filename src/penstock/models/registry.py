@@ -13,18 +13,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.gguf.file import GGUFFile
+from penstock.checkpoint.image_input import read_image_input
 from penstock.config.model_facts import ModelFacts, Working
 from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
+from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
+from penstock.models.families.apertus import apertus_spec
 from penstock.models.families.arcee import arcee_spec
-from penstock.models.families.deepseek import deepseek_v2_spec, deepseek_v3_spec, glm4_moe_lite_spec
+from penstock.models.families.bamba import bamba_spec
+from penstock.models.families.cohere import cohere2_spec, cohere_spec
+from penstock.models.families.deepseek import (
+    deepseek_v2_spec,
+    deepseek_v3_spec,
+    deepseek_v32_spec,
+    glm4_moe_lite_spec,
+    glm_moe_dsa_spec,
+)
 from penstock.models.families.dots1 import dots1_spec
 from penstock.models.families.ernie4_5 import ernie4_5_spec
+from penstock.models.families.ernie4_5_moe import ernie4_5_moe_spec
 from penstock.models.families.exaone4 import exaone4_spec
 from penstock.models.families.exaone_moe import exaone_moe_spec
 from penstock.models.families.gemma import gemma_spec
@@ -33,30 +45,41 @@ from penstock.models.families.gemma3 import gemma3_spec
 from penstock.models.families.gemma4 import gemma4_spec
 from penstock.models.families.glm4 import glm4_spec
 from penstock.models.families.glm4_moe import glm4_moe_spec
+from penstock.models.families.gpt2 import gpt2_spec
+from penstock.models.families.gpt_neox import gpt_neox_spec
 from penstock.models.families.gpt_oss import gpt_oss_spec
 from penstock.models.families.granite import granite_spec
 from penstock.models.families.granite_moe import granite_moe_shared_spec, granite_moe_spec
 from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
+from penstock.models.families.granite_swa import granite_moe_swa_spec, granite_swa_spec
+from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
+from penstock.models.families.idefics3 import idefics3_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
+from penstock.models.families.lfm3 import lfm3_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.llama4 import llama4_spec
+from penstock.models.families.llava import llava_spec
 from penstock.models.families.minimax_m2 import minimax_m2_spec
 from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
 from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.mistral4 import mistral4_spec
 from penstock.models.families.mixtral import mixtral_spec
 from penstock.models.families.nemotron import nemotron_spec
 from penstock.models.families.nemotron_h import nemotron_h_spec
 from penstock.models.families.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.families.olmoe import olmoe_spec
+from penstock.models.families.phi import phi_spec
 from penstock.models.families.phi3 import phi3_spec
 from penstock.models.families.phimoe import phimoe_spec
 from penstock.models.families.qwen2 import qwen2_spec
+from penstock.models.families.qwen2_5_vl import qwen2_5_vl_spec
 from penstock.models.families.qwen2_moe import qwen2_moe_spec
 from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.families.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
 from penstock.models.families.qwen3_moe import qwen3_moe_spec
 from penstock.models.families.qwen3_next import qwen3_next_spec
+from penstock.models.families.qwen3_vl import qwen3_vl_moe_spec, qwen3_vl_spec
 from penstock.models.families.seed_oss import seed_oss_spec
 from penstock.models.families.smollm3 import smollm3_spec
 from penstock.models.families.starcoder2 import starcoder2_spec
@@ -66,8 +89,10 @@ from penstock.models.loading.gguf_spec import as_stored
 from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
 from penstock.models.mtp import MTPHead
-from penstock.models.sizes import adapted_rows, head_sizes, model_sizes, stored_matrices
+from penstock.models.sizes import adapted_rows, head_sizes, idle_elements, model_sizes, stored_matrices
 from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.tower import Tower
+from penstock.models.tower_facts import read_tower_facts
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
 from penstock.system.start import Start
 
@@ -99,7 +124,9 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GraniteMoeHybridForCausalLM": granite_moe_hybrid_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
+    "Idefics3ForConditionalGeneration": idefics3_spec,
     "LlamaForCausalLM": llama_spec,
+    "LlavaForConditionalGeneration": llava_spec,
     "Llama4ForCausalLM": llama4_spec,
     "Llama4ForConditionalGeneration": llama4_spec,
     "MistralForCausalLM": mistral_spec,
@@ -112,8 +139,10 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Phi3ForCausalLM": phi3_spec,
     "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
+    "SmolVLMForConditionalGeneration": idefics3_spec,
     "MixtralForCausalLM": mixtral_spec,
     "Qwen3MoeForCausalLM": qwen3_moe_spec,
     "Qwen3NextForCausalLM": qwen3_next_spec,
@@ -121,7 +150,25 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen3_5ForConditionalGeneration": qwen3_5_spec,
     "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
     "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
+    "Qwen3VLForConditionalGeneration": qwen3_vl_spec,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_vl_moe_spec,
     "ArceeForCausalLM": arcee_spec,
+    "ApertusForCausalLM": apertus_spec,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe_spec,
+    "HunYuanDenseV1ForCausalLM": hunyuan_dense_spec,
+    "HunYuanMoEV1ForCausalLM": hunyuan_moe_spec,
+    "CohereForCausalLM": cohere_spec,
+    "Cohere2ForCausalLM": cohere2_spec,
+    "GPTNeoXForCausalLM": gpt_neox_spec,
+    "PhiForCausalLM": phi_spec,
+    "DeepseekV32ForCausalLM": deepseek_v32_spec,
+    "GlmMoeDsaForCausalLM": glm_moe_dsa_spec,
+    "Mistral4ForCausalLM": mistral4_spec,
+    "BambaForCausalLM": bamba_spec,
+    "GraniteSWAForCausalLM": granite_swa_spec,
+    "GraniteMoeSWAForCausalLM": granite_moe_swa_spec,
+    "GPT2LMHeadModel": gpt2_spec,
+    "Lfm3ForCausalLM": lfm3_spec,
     "Dots1ForCausalLM": dots1_spec,
     "ExaoneMoeForCausalLM": exaone_moe_spec,
     "GemmaForCausalLM": gemma_spec,
@@ -240,7 +287,12 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
     if with_weights:
         _check_files(spec, checkpoint)
     facts = _facts(checkpoint.name, spec, ranks)
-    return replace(facts, adapted_rows=adapted_rows(spec, ranks), is_encoder=spec.encoder is not None)
+    return replace(
+        facts,
+        adapted_rows=adapted_rows(spec, ranks),
+        is_encoder=spec.encoder is not None,
+        tower=read_tower_facts(checkpoint, spec),
+    )
 
 
 def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = None) -> ModelFacts:
@@ -256,11 +308,13 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
         dtype=spec.dtype,
         num_parameters=sizes.num_parameters,
         max_position=spec.max_position,
+        limit=spec.limit,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         layers=layers,
         rotary_dim=sum(rope.dim for rope in spec.ropes),
         matrices=stored_matrices(spec, sizes),
+        idle_elements=idle_elements(spec, ranks) if head_of is None else 0,
         stored_format=scheme.format if scheme else None,
         halves_kv=isinstance(scheme, GGUFScheme),
     )
@@ -366,10 +420,26 @@ def _make_model(
 
     factory = _new_factory(spec, settings, ops, lookup=lookup, takes_adapters=settings.memory.adapters > 0)
     model = make(spec, settings.max_model_len, factory)
+    if settings.tower is not None and isinstance(model, Decoder):
+        model.tower = _make_tower(checkpoint, spec, settings, factory, lookup)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
     return model, factory
+
+
+def _make_tower(
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
+) -> Tower:
+    """Build the vision tower, whole in each rank and unquantized; `factory` gets its parameters."""
+    from penstock.quantization.base import Unquantized, WeightFactory
+
+    assert spec.tower is not None, "its facts were read"
+    ops = replace(factory.ops, collective=Alone())
+    own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
+    tower = Tower(spec.tower, read_image_input(checkpoint), own)
+    factory.include(own)
+    return tower
 
 
 def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":
@@ -390,6 +460,7 @@ def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any
 def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[str]) -> "list[WeightFile]":
     """The weight files of a checkpoint, with tensors named like the model's parameters."""
     from penstock.models.loading.stacked_experts import unstacked  # imported lazily, like everything that needs torch
+    from penstock.models.loading.transposed import TransposedFile
 
     if checkpoint.gguf is not None:
         from penstock.models.loading.gguf_weights import gguf_weight_files
@@ -397,6 +468,8 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
         return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
     from penstock.models.loading.safetensors_weights import SafetensorsFile
 
-    files = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    files: list[WeightFile] = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
+    if spec.names.transposed is not None:
+        files = [TransposedFile(file, spec.names.transposed) for file in files]
     files += [SafetensorsFile(file, prefixes) for file, prefixes in module_files(checkpoint, spec)]
     return unstacked(files, spec)

@@ -6,7 +6,9 @@ from functools import lru_cache
 from penstock.checkpoint.adapters.folder import Adaptable
 from penstock.config.model_facts import DType, Matrix
 from penstock.config.ranks import Ranks
+from penstock.layers.mixture import MixtureSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
+from penstock.layers.sum import SumSpec
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.mtp import MTPHead
@@ -46,6 +48,17 @@ def stored_matrices(spec: ModelSpec, sizes: WeightSizes) -> tuple[Matrix, ...]:
         Matrix(name, rows, columns, spec.format_of(name), multiplied)
         for name, rows, columns, multiplied in sizes.matrices
     )
+
+
+def idle_elements(spec: ModelSpec, tp_size: int = 1) -> int:
+    """Elements of the matrices of a rank's experts that a token is not routed to."""
+    idle = 0
+    for part in (part for layer in spec.layers for part in layer.parts):
+        for one in (summand.part for summand in part.summands) if isinstance(part, SumSpec) else (part,):
+            if isinstance(one, MixtureSpec):
+                expert = (2 + one.gated) * one.intermediate_size * one.expert_size
+                idle += (one.routing.num_experts - one.routing.top_k) * expert
+    return idle // tp_size
 
 
 def adaptable(spec: ModelSpec, dtype: DType) -> Adaptable:

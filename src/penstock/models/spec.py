@@ -7,14 +7,15 @@ residual stream, and its output is added to the stream. `penstock.layers` has th
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from penstock.checkpoint.encoder_config import Pooling
-from penstock.config.model_facts import DType, LayerFacts
+from penstock.checkpoint.encoder_config import HeadActivation, Pooling
+from penstock.config.model_facts import DType, LayerFacts, Working
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
+from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
@@ -57,6 +58,9 @@ class LayerSpec:
     """The part that applies the layer's columns of `ModelSpec.per_layer`."""
     scale: str | None = None
     """Name, within the layer, of the scalar that the residual stream is multiplied by at the end of the layer."""
+    parallel: bool = False
+    """Whether the feed-forward part takes the same stream as the mixer, and both outputs are added to it together;
+    without a norm of its own it takes the mixer's normalized input."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
@@ -81,7 +85,12 @@ class LayerSpec:
     def facts(self) -> LayerFacts:
         """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
-        return LayerFacts(cache, tuple(part.working for part in self.parts))
+        working = tuple(part.working for part in self.parts)
+        if self.parallel:  # the mixer's output is kept during the feed-forward part
+            assert self.mixer is not None
+            beside = max(norm.size for norm in self.mixer.norms)
+            working = (*working, Working(working[1].native + beside, working[1].reference + beside, working[1].widest))
+        return LayerFacts(cache, working)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,8 @@ class ModelNames:
     """Patterns of full tensor names that are not loaded from the checkpoint."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """Replacements of name prefixes, (in the checkpoint, here); the first one that matches is applied."""
+    transposed: str | None = None
+    """Pattern of the full names of matrices that Hugging Face folders store transposed; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +164,117 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchSpec:
+    """A tower's linear map of a patch's pixels."""
+
+    name: str
+    size: int
+    """Height and width of a patch, in pixels."""
+    bias: bool
+    frames: int | None = None
+    """Frames of a three-dimensional convolution, whose weights are added, as a still is that many equal frames; None:
+    the convolution has two dimensions."""
+    flat: bool = False
+    """Whether the checkpoint has a matrix of pixels with their channels side by side, instead of a convolution."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchPositions:
+    """Learned vectors that are added to patches by their places."""
+
+    name: str
+    """Complete name of the tensor."""
+    side: int
+    """Rows and columns of the grid that was learned."""
+    kind: Literal["nearest", "bilinear", "axes"] = "nearest"
+    """How a picture's patches take vectors from the grid: of the nearest place; resampled bilinearly, corners on
+    corners; or the sum of a vector of the column and one of the row, from tensors [2, side]."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSpec:
+    """Each square of patches becomes one vector: its patches side by side, or `factor` times their mean."""
+
+    mean: bool = False
+    factor: float = 1.0
+    bias: str | None = None
+    """Complete name of a vector that is then subtracted; None: none."""
+    scale: str | None = None
+    """Complete name of a vector of factors that come last; None: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionSpec:
+    """A linear map of a tower's connector."""
+
+    name: str
+    """Complete name in the checkpoint, without `.weight`."""
+    in_size: int
+    out_size: int
+    bias: bool = False
+    activation: HeadActivation | None = None
+    """Of its result."""
+    layout: Literal["usual", "by_channel", "transposed"] = "usual"
+    """How the checkpoint orders the matrix: `by_channel` has the merged patches of each channel side by side;
+    `transposed` is [in, out], and its name has no `.weight`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootMeanSpec:
+    """An RMS norm without a weight."""
+
+    size: int
+    eps: float
+
+
+ConnectorPart = NormSpec | RootMeanSpec | MergeSpec | ProjectionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSpec:
+    """A vision tower, which turns a picture into features: vectors in place of the embeddings of image tokens.
+
+        patches -> linear map + positions -> norm -> layers, each patch sees all -> norm -> connector -> features
+
+    Patches are computed in squares of `merge` rows and columns. A tap is a connector on the output of a layer; its
+    features are added to the text model's stream at the image's tokens, after the first, second ... layer (DeepStack;
+    Meng et al., 2024, arXiv:2406.04334).
+    """
+
+    hidden_size: int
+    patch: PatchSpec
+    merge: int
+    """Patches of a feature along each axis."""
+    layers: tuple[LayerSpec, ...]
+    connector: tuple[ConnectorPart, ...]
+    positions: PatchPositions | None = None
+    rope: RopeConfig | None = None
+    """Rotary embedding of the layers; its angles are those of two axes."""
+    alternating: bool = False
+    """Whether even frequencies rotate by the row and odd ones by the column; else half of them by each, the frequencies
+    of the half beginning anew."""
+    columns_first: bool = False
+    """Whether the first half rotates by the column."""
+    by_halves: bool = False
+    """Whether the checkpoint's heads rotate each half within itself, the first by one axis, the second by the other.
+    Rows of queries and keys are reordered on loading."""
+    from_minus_one: bool = False
+    """Whether the tower takes pixels from -1 to 1, though its processor makes them from 0 to 1."""
+    first_norm: NormSpec | None = None
+    last_norm: NormSpec | None = None
+    taps: tuple[tuple[int, tuple[ConnectorPart, ...]], ...] = ()
+    """Index of a layer, with the connector on its output."""
+    window: int | None = None
+    """Side, in patches, of the windows within which patches see each other; None: all do."""
+    whole_layers: tuple[int, ...] = ()
+    """Indices of the layers without windows."""
+    side: int | None = None
+    """Height and width of all pictures, in pixels; None: they differ."""
+    stand_in: int | None = None
+    """The token whose per-layer embedding an image's tokens have; None: their own."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder (embedding, layers, final norm, output projection), or an encoder."""
 
@@ -182,6 +304,12 @@ class ModelSpec:
     """The storage format of the layers' matrices; None: floating point."""
     encoder: EncoderSpec | None = None
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
+    positions: TableSpec | None = None
+    """The decoder's table of learned positions; None: it has none."""
+    tower: TowerSpec | None = None
+    """The vision tower, if Penstock knows the checkpoint's."""
+    limit: str = "the model's own"
+    """What sets `max_position`, for messages."""
 
     def shard(self, tp_size: int) -> "ModelSpec":
         """The spec of one rank's shard of the layers, which determines its caches and working memory.
@@ -204,7 +332,8 @@ class ModelSpec:
     @property
     def temperatures(self) -> tuple[TemperatureConfig, ...]:
         """The distinct query scalings of the layers."""
-        found = (mixer.temperature for mixer in self.mixers if isinstance(mixer, AttentionSpec))
+        scaled = (mixer for mixer in self.mixers if isinstance(mixer, (AttentionSpec, LatentAttentionSpec)))
+        found = (mixer.temperature for mixer in scaled)
         return tuple(dict.fromkeys(temperature for temperature in found if temperature is not None))
 
     @property

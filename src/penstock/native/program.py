@@ -53,10 +53,16 @@ class Program:
         self._calls.append(Call(arguments.operation, ctypes.addressof(arguments)))
         self._array = (Call * len(self._calls))(*self._calls)
 
-    def segment(self, num_rows: int) -> Segment:
-        """The recorded calls over the first `num_rows` rows, for `Library.run`."""
+    @property
+    def num_calls(self) -> int:
+        """Number of calls recorded so far."""
+        return len(self._calls)
+
+    def segment(self, num_rows: int, first: int = 0, last: int | None = None) -> Segment:
+        """The recorded calls over the first `num_rows` rows, for `Library.run`; or those from `first` to `last`."""
         assert 0 < num_rows <= self._capacity
-        return Segment(ctypes.addressof(self._array), len(self._array), num_rows)
+        end = len(self._array) if last is None else last
+        return Segment(ctypes.addressof(self._array) + first * ctypes.sizeof(Call), end - first, num_rows)
 
 
 def memory_of(result: Array) -> Array:

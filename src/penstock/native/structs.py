@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "1725d84ddacaf4616f92f0b13a18e6e63779639db2014b05669e371ec3e4e25c"
+HEADERS = "dd76c864fd4d63a2c7c3b829b3023aee5c291048952adaf9d311c6c052e4cff0"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -133,6 +133,7 @@ class Batch(ctypes.Structure):
         ("blocks", c_void_p),
         ("slots", c_void_p),
         ("branches", c_void_p),
+        ("seen_ends", c_void_p),
     )
 
 
@@ -149,6 +150,7 @@ class AttentionArgs(Arguments):
         ("num_heads", c_int64),
         ("window", c_int64),
         ("bidirectional", c_int32),
+        ("takes_ends", c_int32),
         ("chunk", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),
@@ -176,6 +178,7 @@ class RopeArgs(Arguments):
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("norm_dtype", c_int32),
+        ("norm_last", c_int32),
         ("eps", c_float),
     )
 
@@ -215,8 +218,20 @@ class GatherArgs(Arguments):
     )
 
 
-class ScatterArgs(Arguments):
+class GatherAxesArgs(Arguments):
     operation = 7
+    _fields_ = (
+        ("table", c_void_p),
+        ("row_ids", c_void_p),
+        ("axes", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("y", c_void_p),
+    )
+
+
+class ScatterArgs(Arguments):
+    operation = 8
     _fields_ = (
         ("x", c_void_p),
         ("row_bytes", c_int64),
@@ -228,7 +243,7 @@ class ScatterArgs(Arguments):
 
 
 class ScaleArgs(Arguments):
-    operation = 8
+    operation = 9
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -239,7 +254,7 @@ class ScaleArgs(Arguments):
 
 
 class ActivateArgs(Arguments):
-    operation = 9
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -248,11 +263,26 @@ class ActivateArgs(Arguments):
         ("columns", c_int64),
         ("divisor", c_float),
         ("factor", c_float),
+        ("alpha_p", c_void_p),
+        ("alpha_n", c_void_p),
+    )
+
+
+class LimitArgs(Arguments):
+    operation = 11
+    _fields_ = (
+        ("x", c_void_p),
+        ("stride", c_int64),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("low", c_void_p),
+        ("high", c_void_p),
     )
 
 
 class ColumnsArgs(Arguments):
-    operation = 10
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -272,7 +302,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 11
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -285,7 +315,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 13
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -298,7 +328,7 @@ class GateArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 12
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -320,7 +350,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 14
+    operation = 16
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -340,7 +370,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 15
+    operation = 17
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -361,7 +391,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 16
+    operation = 18
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -384,7 +414,7 @@ class ScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 17
+    operation = 19
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -401,7 +431,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 18
+    operation = 20
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -423,7 +453,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 19
+    operation = 21
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -487,7 +517,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 20
+    operation = 22
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

@@ -116,6 +116,8 @@ class ChatFormat:
     """Names under which the template reads the reasoning of earlier turns."""
     shows_tools: bool = True
     """Whether the template renders tools, calls and results; if not, `described_tools` does."""
+    takes_images: bool = False
+    """Whether the model takes images beside text."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -163,6 +165,11 @@ class ChatFormat:
     def marks_calls(self) -> bool:
         """Whether a tag distinguishes calls from other answers that begin with a brace."""
         return self.tools.grammar.documents is not None
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model can reason before it answers."""
+        return self.thinks is not None or self.messages is not None
 
     @property
     def messages(self) -> Messages | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.parsers import hermes
+from penstock.text.content import Content, joined, text_of
 
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 
@@ -18,7 +19,7 @@ def describe(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
     made: list[dict[str, Any]] = []
     for message in messages:
         if message.get("role") == "tool":
-            _add_result(made, f"{_RESULT_OPEN}\n{message['content']}\n{_RESULT_CLOSE}")
+            _add_result(made, joined(joined(f"{_RESULT_OPEN}\n", message["content"], ""), f"\n{_RESULT_CLOSE}", ""))
         elif message.get("tool_calls"):
             made.append(_with_calls_as_text(message))
         else:
@@ -26,13 +27,13 @@ def describe(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
     return _with_instructions(made, tools) if tools else made
 
 
-def _add_result(messages: list[dict[str, Any]], text: str) -> None:
+def _add_result(messages: list[dict[str, Any]], content: Content) -> None:
     """Add a result to the user's message; the results of several calls are one message."""
     last = messages[-1] if messages else {}
-    if last.get("role") == "user" and last["content"].startswith(_RESULT_OPEN):
-        messages[-1] = {**last, "content": f"{last['content']}\n{text}"}
+    if last.get("role") == "user" and text_of(last["content"]).startswith(_RESULT_OPEN):
+        messages[-1] = {**last, "content": joined(joined(last["content"], "\n", ""), content, "")}
     else:
-        messages.append({"role": "user", "content": text})
+        messages.append({"role": "user", "content": content})
 
 
 def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A stream yields `Piece`s in the order in which the model wrote them; joined, the
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,26 @@ class ToolCall:
 
 Piece = Reasoning | Text | CallBegins | CallArguments
 Part = Reasoning | Text | ToolCall
+
+
+BETWEEN_PARTS = "\n"
+"""Separator of parts that are joined to one text: texts around a call, or two pieces of reasoning."""
+
+
+@dataclass(slots=True)
+class PieceSeparators:
+    """The separators of an answer's pieces, where those of a kind are sent as one text."""
+
+    latest: type[Piece] | None = None
+    kinds: set[type[Piece]] = field(default_factory=set)
+
+    def before(self, piece: Piece) -> str:
+        """The separator before a piece: a line break if another part has come since the last piece of its kind."""
+        kind = type(piece)
+        resumed = kind is not self.latest and kind in self.kinds
+        self.latest = kind
+        self.kinds.add(kind)
+        return BETWEEN_PARTS if resumed else ""
 
 
 def put_together(pieces: Iterable[Piece]) -> list[Part]:

@@ -197,6 +197,12 @@ class WeightFactory:
     def _is_precise(self, format: WeightFormat) -> bool:
         return self._precise_bits is not None and format.bits >= self._precise_bits
 
+    def include(self, other: WeightFactory) -> None:
+        """Take on what another factory has allocated, to be loaded with this one's."""
+        self.parameters.update(other.parameters)
+        self.made.update(other.made)
+        self.filled |= other.filled
+
     def at(self, name: str) -> WeightFactory:
         """A copy of this factory whose names have the prefix `name`."""
         below = copy.copy(self)

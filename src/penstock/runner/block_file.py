@@ -1,8 +1,9 @@
 """A file of KV blocks: slots of one size, with a record of each slot's content.
 
     header (4 KiB)     magic, and as JSON: fingerprint, mark, sizes
-    records            num_slots of: CRC-32 of the rest, depth, digest, parent's digest, tick, cache groups, tokens, and
-                       one checksum per cache group
+    records            num_slots of: CRC-32 of the rest, depth, digest, parent's digest, tick, cache groups, tokens, the
+                       digest of images (zeros if there is none) for a model that takes them, and one checksum per
+                       cache group
     slots              num_slots of: one block per cache group, all layers in one piece; page-aligned
 
 A slot is valid if its record's CRC and the block's checksum match; nothing else is assumed, neither the order in which
@@ -47,10 +48,12 @@ class Layout:
     """Bytes of a block, by cache group."""
     key_bytes: int
     """Bytes of a block's token ids."""
+    content_bytes: int = 0
+    """Bytes of the digest of a block's images, by which its key is longer; 0 for a model that takes text only."""
 
     @property
     def record_bytes(self) -> int:
-        return _CRC.size + _FACTS.size + self.key_bytes + 8 * len(self.group_bytes)
+        return _CRC.size + _FACTS.size + self.key_bytes + self.content_bytes + 8 * len(self.group_bytes)
 
     @property
     def stride(self) -> int:
@@ -110,9 +113,11 @@ class BlockSlots:
         if len(data) < self.layout.record_bytes or _CRC.unpack_from(data)[0] != zlib.crc32(data[_CRC.size :]):
             return None, ()
         depth, digest, parent, tick, groups = _FACTS.unpack_from(data, _CRC.size)
-        first, last = _CRC.size + _FACTS.size, _CRC.size + _FACTS.size + self.layout.key_bytes
+        first = _CRC.size + _FACTS.size
+        middle, last = first + self.layout.key_bytes, first + self.layout.key_bytes + self.layout.content_bytes
         checksums = struct.unpack_from(f"<{len(self.layout.group_bytes)}Q", data, last)
-        return Record(slot, digest, parent, depth, bytes(data[first:last]), tick, groups), checksums
+        key = bytes(data[first : last if any(data[middle:last]) else middle])
+        return Record(slot, digest, parent, depth, key, tick, groups), checksums
 
     def _offset(self, slot: int, group: int) -> int:
         layout = self.layout
@@ -154,7 +159,8 @@ class BlockFile(BlockSlots):
         Raises:
             OSError: the write failed.
         """
-        facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, record.groups) + record.key
+        key = record.key.ljust(self.layout.key_bytes + self.layout.content_bytes, b"\0")
+        facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, record.groups) + key
         facts += struct.pack(f"<{len(self.layout.group_bytes)}Q", *checksums)
         data = _CRC.pack(zlib.crc32(facts)) + facts
         os.pwrite(self.descriptor, data, PAGE + record.slot * self.layout.record_bytes)
@@ -276,7 +282,8 @@ def _facts(head: bytes) -> tuple[Layout, int, str] | None:
     """The contents of a file's header; None if it is damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         facts = json.loads(head[len(MAGIC) :].rstrip(b"\0"))
-        layout = Layout(facts["fingerprint"], tuple(facts["group_bytes"]), facts["key_bytes"])
+        group_bytes, content_bytes = tuple(facts["group_bytes"]), facts.get("content_bytes", 0)
+        layout = Layout(facts["fingerprint"], group_bytes, facts["key_bytes"], content_bytes)
         return layout, facts["num_slots"], facts["mark"]
     return None
 

@@ -26,6 +26,8 @@ from penstock.native.program import Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.hidden_states import HiddenStates
+from penstock.runner.image_points import EagerImages, RecordedImages, has_axes, stand_ins
+from penstock.runner.image_runner import ImageRunner
 
 _CPU_GATHER_BYTES = 2 * 2**20
 """Maximum bytes of keys gathered at a time, so that they are still in a core's cache when they are read."""
@@ -123,7 +125,8 @@ def build_batch(
             if branches is None:
                 branches = np.full((2, len(plan.query_lens)), NO_BRANCH, np.int32)
             branches[:, branch.seq_index] = branch.block, branch.after
-    return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device, branches)
+    ends = None if plan.seen_ends is None else np.frombuffer(plan.seen_ends, np.int32)
+    return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device, branches, ends)
 
 
 class Forward(Protocol):
@@ -183,9 +186,12 @@ class EagerForward:
         device: str,
         kept: HiddenStates | None = None,
         loaded: LoadedAdapters | None = None,
+        images: ImageRunner | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._kept, self._adapters = kept, PassAdapters(loaded)
+        self._stand_in = None if model.spec.tower is None else model.spec.tower.stand_in
+        self._images = None if images is None else EagerImages(images, ops, device, has_axes=has_axes(model.spec))
         self._hidden: Sequence[AnyArray] = ()
 
     def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
@@ -195,11 +201,21 @@ class EagerForward:
         ]
         self._cache.back([batch.pool_blocks for batch in batches])
         self._model.positions.prepare(batches[0].positions)
-        token_ids, positions = (self._on_device(column) for column in (batches[0].token_ids, batches[0].positions))
+        ids = batches[0].token_ids
+        if self._stand_in is not None:
+            ids = stand_ins(plan, ids, self._stand_in)
+        token_ids, positions = (self._on_device(column) for column in (ids, batches[0].positions))
         self._adapters.begin_step(plan)
-        by_layer, whole = self._cache.by_layer(batches), self._kept is not None
+        if self._images is not None:
+            self._images.begin_step(plan, batches[0].positions, self._model.positions)
         self._hidden = self._model.forward(
-            token_ids, positions, by_layer, self._cache.layers, self._adapters.in_layers, whole=whole
+            token_ids,
+            positions,
+            self._cache.by_layer(batches),
+            self._cache.layers,
+            self._adapters.in_layers,
+            whole=self._kept is not None,
+            images=self._images,
         )
         if self._kept is not None:
             self._ops.scatter(self._hidden[0], self._on_device(batches[0].column("slots")), self._kept.rows)
@@ -227,6 +243,7 @@ def make_forward(
     max_rows: int,
     hidden: HiddenStates | None = None,
     loaded: LoadedAdapters | None = None,
+    images: ImageRunner | None = None,
 ) -> Forward:
     """Record the model for steps of up to `max_tokens` tokens and `max_rows` samples, if possible; otherwise run it
     eagerly: without native operations, or with ranks that torch connects.
@@ -235,10 +252,10 @@ def make_forward(
     """
     if ops.library is not None:
         try:
-            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded)
+            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded, images)
         except CannotRecordError as error:
             log.warning("this model runs eagerly, more slowly, as no recorded step has %s", error)
-    return EagerForward(model, cache, ops, device, hidden, loaded)
+    return EagerForward(model, cache, ops, device, hidden, loaded, images)
 
 
 class RecordedForward:
@@ -262,6 +279,7 @@ class RecordedForward:
         max_rows: int,
         kept: HiddenStates | None = None,
         loaded: LoadedAdapters | None = None,
+        images: ImageRunner | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._layers, self._head = Program(max_tokens), Program(max_rows)
@@ -270,9 +288,16 @@ class RecordedForward:
         self._token_ids, self._positions = (self._layers.array((), INT64) for _ in range(2))
         self._slots = None if kept is None else self._layers.array((), INT64)
         self._adapters = PassAdapters(loaded)
-        batches, whole = cache.by_layer(self._batches), kept is not None
+        self._stand_in = None if model.spec.tower is None else model.spec.tower.stand_in
+        self._images = None if images is None else RecordedImages(images, self._layers, has_axes=has_axes(model.spec))
         hidden = model.forward(
-            self._token_ids, self._positions, batches, cache.layers, self._adapters.in_layers, whole=whole
+            self._token_ids,
+            self._positions,
+            cache.by_layer(self._batches),
+            cache.layers,
+            self._adapters.in_layers,
+            whole=kept is not None,
+            images=self._images,
         )
         if kept is not None and self._slots is not None:
             ops.scatter(hidden[0], self._slots, kept.rows)
@@ -288,14 +313,19 @@ class RecordedForward:
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
         self._model.positions.prepare(batch.positions)
-        self._token_ids.fill(batch.token_ids, batch.num_tokens)
+        ids = batch.token_ids if self._stand_in is None else stand_ins(plan, batch.token_ids, self._stand_in)
+        self._token_ids.fill(ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, one in zip(self._batches, batches, strict=True):
             recorded.become(one)
         if self._slots is not None:
             self._slots.fill(batch.column("slots"), batch.num_tokens)
         self._adapters.begin_step(plan)
-        layers = self._layers.segment(batch.num_tokens)
+        done = 0
+        if self._images is not None:
+            self._images.begin_step(plan, batch.positions, self._model.positions)
+            done = self._images.run(plan.image_rows, batch.num_tokens, self._library)
+        layers = self._layers.segment(batch.num_tokens, done)
         if self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)
         self._library.run(layers)

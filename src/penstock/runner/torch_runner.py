@@ -19,6 +19,7 @@ from penstock.native.array import AnyArray
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
+from penstock.runner.image_runner import ImageRunner
 from penstock.runner.torch_device import empty_device_cache, is_device_lost
 from penstock.sampling.sampler import Sampler, token_logprobs
 from penstock.system.start import Start
@@ -81,6 +82,9 @@ class TorchRunner:
             self._cache = KVCache(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
+            tower = self._model.tower
+            self.images = None if tower is None else ImageRunner(tower, self._ops, settings)
+            """None: the model takes text only."""
             self._forward = make_forward(
                 self._model,
                 self._cache,
@@ -90,6 +94,7 @@ class TorchRunner:
                 max_tokens=settings.max_num_batched_tokens,
                 max_rows=self._max_rows,
                 hidden=self.hidden,
+                images=self.images,
             )
 
     def _hidden_states(self, settings: Settings) -> HiddenStates | None:
@@ -116,6 +121,7 @@ class TorchRunner:
     def follow(self, forward: ForwardPlan, logits_of: list[int]) -> None:
         """The part of `execute` before sampling, for ranks other than rank 0; then the `logits` of these rows."""
         with self._ops.inference():
+            self._encode(forward)
             if self._compute(forward) is not None:
                 for part in self._chunks(len(logits_of)):
                     self._forward.logits(logits_of[part])
@@ -135,13 +141,21 @@ class TorchRunner:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         with self._ops.inference():
+            broken = self._encode(plan.forward)
             logits = self._compute(plan.forward)
-            if logits is None:
-                return StepResult([])
-            result = self._sampler.sample(logits, plan.samples) if len(plan.samples) else StepResult([])
-            if len(plan.prompt_logprobs):
+            samples = logits is not None and len(plan.samples) > 0
+            result = self._sampler.sample(logits, plan.samples) if samples else StepResult([])
+            if logits is not None and len(plan.prompt_logprobs):
                 result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
+            result.broken_images = broken
             return result
+
+    def _encode(self, forward: ForwardPlan) -> list[bytes]:
+        """Compute layers of the vision tower; returns the digests of images whose features are not finite."""
+        if self.images is None:
+            assert not forward.encode, "this model takes no images"
+            return []
+        return self.images.encode(forward)
 
     def _compute(self, forward: ForwardPlan) -> AnyArray | None:
         """The step's logits; None if it only updates tables and copies blocks."""
@@ -184,5 +198,5 @@ class TorchRunner:
 
     def close(self) -> None:
         """Free the memory; the runner cannot be used afterwards."""
-        del self._model, self._cache, self._forward, self.hidden
+        del self._model, self._cache, self._forward, self.hidden, self.images
         empty_device_cache(self._device)

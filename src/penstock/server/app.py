@@ -8,7 +8,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import ConfigError
 from penstock.frontend.client import AsyncEngine
-from penstock.server import admin, calls, request_account
+from penstock.server import admin, calls, live, request_account
 from penstock.server.access_log import AccessLog, HeadRequests, RequestId
 from penstock.server.call_context import PUBLIC_PATHS
 from penstock.server.call_limits import CallLimits
@@ -22,6 +22,7 @@ from penstock.server.keys import KeyRing
 from penstock.server.openai import adapters
 from penstock.server.origins import Origins
 from penstock.server.pages import add_docs
+from penstock.server.web_page import add_web_page
 
 if TYPE_CHECKING:
     from penstock.server.tracing import CallTracer
@@ -64,15 +65,19 @@ def create_app(
     add_dialects(app)
     app.include_router(calls.router)
     app.include_router(request_account.router)
+    app.include_router(live.router)
     app.include_router(admin.router)
     app.include_router(adapters.router)
     app.state.admin_without_key = config.admin
     add_health(app, engine, model_names[0])
     add_docs(app)
+    add_web_page(app)
     engine.metrics.model_info.set(1, model_names[0])
     processes = process_collectors(lambda: engine.pids)
     app.add_middleware(HeadRequests)
-    app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits)
+    app.add_middleware(
+        CallLimits, keys=keys or KeyRing([]), limits=config.call_limits, takes_images=engine.images is not None
+    )
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)

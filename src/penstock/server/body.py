@@ -71,12 +71,15 @@ class Body(BaseModel):
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
     """Known fields that cannot change the answer; any value is accepted."""
     _integers: ClassVar[frozenset[str]] = frozenset()
+    _supported: ClassVar[frozenset[str]] = frozenset()
+    """Names of the fields in JSON."""
     _hints: tuple[str, ...] = PrivateAttr(())
     _unknown: tuple[str, ...] = PrivateAttr(())
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
+        cls._supported = frozenset(field.alias or name for name, field in cls.model_fields.items())
         cls._integers = frozenset(name for name, field in cls.model_fields.items() if _is_integer(field.annotation))
 
     @model_validator(mode="wrap")
@@ -85,7 +88,7 @@ class Body(BaseModel):
         if not isinstance(data, dict):
             return handler(data)
         data = _without_nulls(data)
-        others = [name for name in data if name not in cls.model_fields]
+        others = [name for name in data if name not in cls._supported]
         hints = tuple(name for name in others if name in cls.WITHOUT_EFFECT)
         unknown = cls._check_others([name for name in others if name not in cls.WITHOUT_EFFECT], data)
         for name in cls._integers & data.keys():

@@ -16,6 +16,7 @@ from penstock.frontend.limits import ANYONE, Caller
 from penstock.frontend.request_stream import RequestStream
 from penstock.server.errors import ErrorReply
 from penstock.server.pages import DOCS_PATHS
+from penstock.server.web_page import WEB_PAGE_PATHS
 
 _KEY = "call_context"
 _LONGEST_HEADER = 1000
@@ -23,7 +24,9 @@ _TOKEN = re.compile(r"[\w.-]+", re.ASCII)
 UNKNOWN_FIELD = "unknown"
 """Metrics label of the ignored fields that the documentation does not list: a caller chooses their names."""
 PUBLIC_PATHS = frozenset(
-    {"/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/openapi.json"} | DOCS_PATHS
+    {"/", "/health", "/health/live", "/health/ready", "/ping", "/metrics", "/openapi.json"}
+    | DOCS_PATHS
+    | WEB_PAGE_PATHS
 )
 
 
@@ -100,5 +103,5 @@ ContextOf = Annotated[CallContext, Depends(_context)]
 
 
 def is_public(scope: Scope) -> bool:
-    """Whether a path needs no API key and no log line: health, metrics, documentation."""
+    """Whether a path needs no API key and no log line: health, metrics, pages and their files."""
     return scope["path"] in PUBLIC_PATHS and scope["method"] in ("GET", "HEAD")

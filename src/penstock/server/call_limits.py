@@ -101,8 +101,9 @@ class CallLimits:
     In any dialect, the header `x-queue-timeout` sets the seconds that a call's requests may wait in the queue.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, limits: CallLimitsConfig) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, limits: CallLimitsConfig, takes_images: bool = False) -> None:
         self._app = app
+        self._max_body_bytes = limits.body_bytes(takes_images)
         self._keys = keys
         self._limits = limits
         self._open = SharedLimit(limits.max_concurrent_requests)
@@ -165,7 +166,7 @@ class CallLimits:
     async def _read_body(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
         headers = Headers(scope=scope)
         length = int(headers.get("content-length", "0"))  # the HTTP parser has checked that it is a number
-        if length > self._limits.max_body_bytes and headers.get("expect", "").lower() == "100-continue":
+        if length > self._max_body_bytes and headers.get("expect", "").lower() == "100-continue":
             raise self._too_large()  # before any of it is sent
         try:
             return await asyncio.wait_for(self._receive_body(length, receive, held), self._limits.body_timeout)
@@ -175,7 +176,7 @@ class CallLimits:
 
     async def _receive_body(self, length: int, receive: Receive, held: HeldBody) -> bytes:
         """Receive the body; a refused one is read and discarded."""
-        most = self._limits.max_body_bytes
+        most = self._max_body_bytes
         refusal: PenstockError | None = self._too_large() if length > most else None
         body, size, more = bytearray(), 0, True
         while more and size <= _DISCARDED * most:
@@ -204,7 +205,7 @@ class CallLimits:
         )
 
     def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes (max_body_bytes)")
+        return BodyTooLargeError(f"the body is larger than {self._max_body_bytes} bytes (max_body_bytes)")
 
 
 def _enter_headers(context: CallContext, holder: KeyHolder, headers: Headers) -> None:

@@ -19,6 +19,9 @@ MAX_ENGINES = 1024
 """Maximum engines of a server."""
 
 
+_BODY_BYTES, _IMAGE_BODY_BYTES = 4 * 2**20, 20 * 2**20
+
+
 @dataclass(frozen=True, slots=True)
 class CallLimitsConfig:
     """Limits on open calls: memory of bodies, and the time for heads and bodies.
@@ -31,7 +34,9 @@ class CallLimitsConfig:
     max_concurrent_requests: int = option(1024, "maximum concurrent calls; more are refused")
     max_header_bytes: int = option(32_768, "maximum size of an HTTP request's head (request line and header fields)")
     max_headers: int = option(100, "maximum header fields of a request")
-    max_body_bytes: int = option(4_194_304, "maximum size of an HTTP body")
+    max_body_bytes: int | None = option(
+        None, "maximum size of an HTTP body; default: 4194304, or 20971520 of a model that takes images"
+    )
     max_held_body_bytes: int = option(
         536_870_912, "maximum total size of the bodies of all open calls; bodies below 64 KiB do not count"
     )
@@ -45,16 +50,23 @@ class CallLimitsConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            if not getattr(self, f.name) > 0:
-                raise ConfigError(f"{f.name} must be above 0, not {getattr(self, f.name):g}")
+            value = getattr(self, f.name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{f.name} must be above 0, not {value:g}")
         for smaller, larger in (
             ("max_concurrent_requests", "max_connections"),
             ("max_body_bytes", "max_held_body_bytes"),
         ):
-            if getattr(self, smaller) > getattr(self, larger):
+            if (getattr(self, smaller) or 0) > getattr(self, larger):
                 raise ConfigError(
                     f"{larger} ({getattr(self, larger)}) must be at least {smaller} ({getattr(self, smaller)})"
                 )
+
+    def body_bytes(self, takes_images: bool) -> int:
+        """Maximum size of an HTTP body."""
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return min(self.max_held_body_bytes, _IMAGE_BODY_BYTES if takes_images else _BODY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,11 @@ class ServerConfig:
     journal: str | None = option(
         None, "file that records accepted requests and their tokens; a server that is restarted with it finishes them"
     )
+    image_urls: str | None = option(
+        None,
+        "https prefixes, separated by commas, from which images are fetched (https://example.org/pictures/); by "
+        "default none is: clients send data URLs",
+    )
     max_stored_response_bytes: int = option(
         67_108_864,
         "maximum memory of stored responses, which previous_response_id continues; above it, the tenant that holds the "
@@ -261,6 +278,11 @@ class ServerConfig:
     def listed_origins(self) -> list[str]:
         """Origins whose pages may call the server, besides those on loopback addresses."""
         return _listed(self.allowed_origins)
+
+    @property
+    def listed_image_urls(self) -> list[str]:
+        """Prefixes of URLs from which images are fetched."""
+        return _listed(self.image_urls)
 
     @property
     def transfer(self) -> KVTransfer:

@@ -3,31 +3,26 @@
 A dialect is a schema of bodies, routes that convert them to requests, an `Answer` that converts engine outputs to its
 wire format, and the shape of its errors. This module has everything in between, which all dialects share.
 
-    body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or server-sent events
-
-Streams are framed by the HTML standard, section 9.2: an event is `data: <one line>`, possibly after `event: <name>`,
-and ends with an empty line. JSON without line breaks is one line.
+    body ──route──> Call.accept_prompt ──> Call.answer ──RequestStream──> Answer ──> JSON, or a stream (`streams.py`)
 """
 
 import asyncio
 import contextlib
 import functools
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, RequestOutput
+from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.input_processor import check_generates
+from penstock.frontend.input_processor import ImagePrompt, check_generates
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
@@ -38,81 +33,23 @@ from penstock.server.body import renamed_params
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
-from penstock.server.errors import ErrorReply, reply_to_error
+from penstock.server.streams import Answer, EventStream, Frame, stream_answer
+from penstock.text.content import ImageSource, take_images
 
-DONE = b"data: [DONE]\n\n"
-COMMENT = b": keep-alive\n\n"
-"""A comment, which clients skip."""
-SILENCE_SECONDS = 10.0
-"""Seconds without an event after which a keep-alive is sent. Proxies close silent connections after 50 to 60 s."""
-
-EVENTS: dict[str, Any] = {
-    "text/event-stream": {
-        "schema": {
-            "type": "object",
-            "description": "Where it is streamed: one event of many. `data` is JSON, but for a last `[DONE]`.",
-            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-            "required": ["data"],
-        }
-    }
-}
-"""OpenAPI description of a stream, for a route's responses."""
-
-encode = msgspec.json.Encoder().encode
-
-
-def event(data: object, name: str | None = None) -> bytes:
-    """One event with an object as JSON, and the name of its type, if any."""
-    head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
-    return head + encode(data) + b"\n\n"
-
-
-class EventStream(Response):
-    """Sends events as they come and ends when `events` does. `abort`, called on a disconnect, must end them."""
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        abort: Callable[[], None],
-        headers: Mapping[str, str],
-        send_body: Send | None = None,
-    ) -> None:
-        """
-        Args:
-            send_body: sends events past the middleware, which has nothing to do for them; None: with what begins it.
-        """
-        # X-Accel-Buffering: without it, nginx would hold the events back.
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        del self.headers["content-length"]
-        self._events = events
-        self._abort = abort
-        self._send_body = send_body
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            with on_disconnect(receive, self._abort):
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                send_body = self._send_body or send
-                async for events in self._events:
-                    await send_body({"type": "http.response.body", "body": events, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            self._abort()
-
+if TYPE_CHECKING:
+    from penstock.frontend.images.reader import Picture
 
 T = TypeVar("T")
 
 _TEXTS_AT_ONCE = 64
 _TOKEN_BYTES, _LOGPROB_BYTES = 4, 64
 """Estimated bytes of an answer's body per token and per log-probability."""
-
-
-logger = logging.getLogger("penstock.server")
-
 ANY_MODEL = ("tgi", "dummy")
 """Model names that Hugging Face's clients send to a server given by its address."""
+
+
+MAX_NAMES = 256
+"""Maximum names of the served model."""
 
 
 class Serving:
@@ -137,40 +74,41 @@ class Serving:
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
 
+    def add_name(self, name: str, field: str) -> None:
+        """Serve the model under one more name, until the server ends.
+
+        Args:
+            field: the field of the name, for errors.
+
+        Raises:
+            InvalidRequestError: an adapter has this name, or there are too many names.
+        """
+        if name in self.model_names:
+            return
+        if self.engine.adapters.find(name) is not None:
+            raise InvalidRequestError(f"{field}: an adapter has the name {name!r}: choose another", field)
+        if len(self.model_names) >= MAX_NAMES:
+            raise InvalidRequestError(f"{field}: the model has {MAX_NAMES} names already: delete some", field)
+        self.model_names = (*self.model_names, name)
+
+    def remove_name(self, name: str, field: str) -> bool:
+        """Remove a name that was added; returns whether there was one.
+
+        Raises:
+            InvalidRequestError: it is the model's own name.
+        """
+        if name == self.model_names[0]:
+            raise InvalidRequestError(f"{field}: {name!r} is the served model itself: stop the server instead", field)
+        found = name in self.model_names
+        self.model_names = tuple(one for one in self.model_names if one != name)
+        return found
+
     @functools.cached_property
     def chat_format(self) -> ChatFormat:
         """The format of the model's answers."""
         tokenizer = self.engine.tokenizer
-        return format_of("" if tokenizer is None else tokenizer.chat_template_source)
-
-
-class Answer(Protocol):
-    """Formats one call's outputs in a dialect.
-
-    `position` is the index of a prompt in the call. Failed answers do not reach it: they are errors of the call. Nor do
-    aborted ones, unless a stream has sent a part: the stream then ends with the dialect's event for that.
-    """
-
-    def begin_stream(self) -> bytes:
-        """Events that open a stream, before any token."""
-
-    def stream_delta(self, position: int, delta: CompletionDelta) -> bytes:
-        """Events for a delta; empty if it shows nothing."""
-
-    def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """Events that close a stream."""
-
-    def keep_alive(self) -> bytes:
-        """An event or comment without content, for a stream that has been silent."""
-
-    def fail_stream(self, reply: ErrorReply) -> bytes:
-        """The event that ends a stream after a failure."""
-
-    def complete_body(self, outputs: Sequence[RequestOutput]) -> object:
-        """The body of a response that is not streamed, as JSON."""
-
-    def headers(self, outputs: Sequence[RequestOutput] | None) -> Mapping[str, str]:
-        """Dialect-specific headers; `outputs` is None at the beginning of a stream."""
+        known = format_of("" if tokenizer is None else tokenizer.chat_template_source)
+        return known if self.engine.images is None else replace(known, takes_images=True)
 
 
 class Call:
@@ -239,6 +177,10 @@ class Call:
             known = self.engine.adapters.describe()
             raise InvalidRequestError(f"there is no adapter {name!r} here; there are: {known}", "adapter_id")
 
+    def serves(self, name: str) -> bool:
+        """Whether the model, or an adapter of it, has this name."""
+        return name in self.model_names or self.engine.adapters.find(name) is not None
+
     def check_model(self, name: str | None) -> None:
         """
         Raises:
@@ -277,6 +219,60 @@ class Call:
         """
         self._context.hold_bytes(size)
 
+    async def read_images(self, sources: Sequence[ImageSource], *, wants_pixels: bool = True) -> "list[Picture]":
+        """Read the call's images, whose pixels count as its bytes; `wants_pixels`: see `ImagePrompts.read`.
+
+        Raises:
+            InvalidRequestError: there are too many, or one is refused.
+            OverloadedError: there is no room for the pixels.
+            ClientGoneError: the client has disconnected.
+        """
+        if not sources:
+            return []
+        images, namespace = self.engine.images, self._context.caller.namespace
+        assert images is not None, "the model takes text only"
+        with self.connected():
+            return await images.read(sources, self.tenant, namespace, wants_pixels=wants_pixels, hold=self.hold_bytes)
+
+    async def render(
+        self,
+        messages: list[dict[str, Any]],
+        pictures: "Sequence[Picture]",
+        tools: list[dict[str, Any]] | None,
+        conversation: Conversation,
+    ) -> str:
+        """The text of a conversation's prompt, with one placeholder for each image.
+
+        Raises:
+            InvalidRequestError: the chat template rejects it, or does not render an image.
+        """
+        prompts, images = self.engine.prompts, self.engine.images
+
+        render = functools.partial(
+            prompts.render_chat, tools=tools, variables=conversation.variables, tenant=self.tenant
+        )
+
+        if images is None or not pictures:
+            return await render(messages) + conversation.prefill
+        return await images.render(messages, len(pictures), render) + conversation.prefill
+
+    async def encode_images(
+        self,
+        messages: list[dict[str, Any]],
+        sources: Sequence[ImageSource],
+        tools: list[dict[str, Any]] | None,
+        conversation: Conversation,
+        *,
+        wants_pixels: bool = True,
+    ) -> ImagePrompt:
+        """The prompt of a conversation with images. Raises as `read_images` and `render`."""
+        assert self.engine.images is not None, "the model takes text only"
+        pictures = await self.read_images(sources, wants_pixels=wants_pixels)
+        with self.connected():
+            text = await self.render(messages, pictures, tools, conversation)
+            token_ids = await self.engine.prompts.encode_rendered(text, self.tenant)
+        return self.engine.images.tokens.place(token_ids, pictures, "messages")
+
     def connected(self) -> contextlib.AbstractContextManager[None]:
         """Cancel the block when the client disconnects.
 
@@ -293,6 +289,7 @@ class Call:
         request_id: str,
         prompt: str | None = None,
         priority: int | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Accepted:
         """Validate one prompt of the call without running it.
 
@@ -310,6 +307,7 @@ class Call:
             priority=caller.default_priority if priority is None else priority,
             caller=caller,
             adapter=self.adapter,
+            images=images,
         )
         if params.structured is not None:
             with self.connected():
@@ -335,10 +333,11 @@ class Call:
             InvalidRequestError: `Last-Event-ID` names no event of this stream, or comes without `stream`.
         """
         if stream:
-            request_stream, cursor = await self._open_stream(accepted)
+            request_stream, cursor = await self._open_stream(accepted, answer.frame)
             self._context.request_stream = request_stream
-            events = _events(request_stream, answer, cursor, self._context, self._failure_of, before_end)
-            return EventStream(events, request_stream.abort, answer.headers(None), self._context.send_body)
+            events = stream_answer(request_stream, answer, cursor, self._context, self._failure_of, before_end)
+            headers = answer.headers(None)
+            return EventStream(events, answer.frame, request_stream.abort, headers, self._context.send_body)
         if self._context.last_event_id:
             raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
         outputs = await self.outputs(accepted)
@@ -383,7 +382,7 @@ class Call:
     def _failure_of(self, part: CompletionOutput | CompletionDelta) -> PenstockError | None:
         """The error for an answer that cannot be completed."""
         if part.finish_reason is FinishReason.ERROR:
-            refused = part.error_reason is ErrorReason.NO_TOKEN_ALLOWED
+            refused = part.error_reason in (ErrorReason.NO_TOKEN_ALLOWED, ErrorReason.IMAGE_NOT_ENCODED)
             return (InvalidRequestError if refused else EngineError)(part.error or "the request failed")
         if part.finish_reason is FinishReason.ABORT:  # the server's drain ended; it says when to retry
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
@@ -395,10 +394,18 @@ class Call:
         await self.engine.recorded(accepted)
         return request_stream
 
-    async def _open_stream(self, accepted: Sequence[Accepted]) -> tuple[RequestStream, StreamCursor | None]:
+    async def _open_stream(
+        self, accepted: Sequence[Accepted], frame: Frame
+    ) -> tuple[RequestStream, StreamCursor | None]:
         """A new stream or, with `Last-Event-ID`, a resumed one; with a cursor if the stream can be resumed."""
         sizes = [one.request.params.n for one in accepted]
         last = self._context.last_event_id
+        if frame is Frame.JSON_LINES:
+            if last:
+                raise InvalidRequestError(
+                    "Last-Event-ID resumes server-sent events, and the events of this API have no ids: leave it out"
+                )
+            return await self._open(accepted, stream=True), None
         if last:
             cursor = StreamCursor.parse(last, sizes)
             return await self._reopen(cursor, accepted), cursor
@@ -459,79 +466,11 @@ async def _call(context: ContextOf, serving: ServingOf) -> Call:
 CallOf = Annotated[Call, Depends(_call)]
 
 
-class _KeepAlive:
-    """Wakes the reader of a stream whenever nothing was sent for `SILENCE_SECONDS`."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wake = wake
-        self._timer = self._loop.call_later(SILENCE_SECONDS, self._tick)
-        self._last_sent = self._loop.time()
-
-    def sent(self) -> None:
-        """Record that data is sent now."""
-        self._last_sent = self._loop.time()
-
-    def _tick(self) -> None:
-        # one timer per interval, not one per token
-        left = self._last_sent + SILENCE_SECONDS - self._loop.time()
-        if left <= 0:
-            self._wake()
-        self._timer = self._loop.call_later(left if left > 0 else SILENCE_SECONDS, self._tick)
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-
-async def _events(
-    request_stream: RequestStream,
-    answer: Answer,
-    cursor: StreamCursor | None,
-    context: CallContext,
-    failure_of: Callable[[CompletionDelta], PenstockError | None],
-    before_end: Callable[[], Awaitable[None]] | None = None,
-) -> AsyncIterator[bytes]:
-    """Events of the stream; deltas that arrived together form one chunk. A failure becomes the last event."""
-    pieces: list[bytes] = []
-    keep_alive = _KeepAlive(request_stream.wake)
-    has_begun = cursor is not None and cursor.resumes
-    try:
-        begin = answer.begin_stream()
-        if begin and not (cursor and cursor.resumes):
-            yield begin
-        async for deltas in request_stream:
-            for position, delta in deltas:
-                if delta.finish_reason is not None and (failure := failure_of(delta)):
-                    if not has_begun or delta.finish_reason is not FinishReason.ABORT:
-                        raise failure
-                    context.record_failure(reply_to_error(failure))
-                piece = answer.stream_delta(position, delta)
-                has_begun = has_begun or bool(piece)
-                pieces.append(cursor.mark(position, delta, piece) if cursor else piece)
-            if events := b"".join(pieces) if deltas else answer.keep_alive():
-                keep_alive.sent()
-                yield events
-            pieces.clear()
-        end = answer.end_stream(request_stream.snapshot())
-        if before_end is not None:
-            await before_end()
-        if end:
-            yield end
-    except Exception as error:
-        if not isinstance(error, PenstockError):
-            logger.exception("a stream failed")
-        reply = reply_to_error(error)
-        context.record_failure(reply)
-        yield b"".join([*pieces, answer.fail_stream(reply)])
-    finally:
-        keep_alive.stop()
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A prepared conversation: its prompt, parameters and answer format."""
 
-    token_ids: list[int]
+    prompt: ImagePrompt
     params: SamplingParams
     parsers: Parsers
     guarded: bool
@@ -556,15 +495,24 @@ async def accept_conversation(
     """
     asked = await prepare(call, read, params)
     with renamed_params({"structured": "tools"} if asked.guarded else {}):
-        accepted = await call.accept_prompt(asked.token_ids, asked.params, request_id=request_id, priority=priority)
+        accepted = await call.accept_prompt(
+            asked.prompt.token_ids,
+            asked.params,
+            request_id=request_id,
+            priority=priority,
+            images=asked.prompt.images,
+        )
     return accepted, asked.parsers
 
 
-async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams) -> Prepared:
+async def prepare(
+    call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams, *, wants_pixels: bool = True
+) -> Prepared:
     """Render a conversation's prompt, and choose the format of its answers.
 
     Args:
         read: extracts the conversation from the call's body.
+        wants_pixels: False: only the prompt's length is of interest, so images are not decoded.
 
     Raises:
         ClientGoneError: the client has disconnected.
@@ -578,15 +526,22 @@ async def prepare(call: Call, read: Callable[[ChatFormat], Conversation], params
     messages, template_tools = await call.off_loop_if_large(
         lambda: (conversation.template_messages(known), conversation.template_tools(known))
     )
-    with call.connected():
-        token_ids = await call.engine.prompts.encode_chat(
-            messages,
-            template_tools,
-            conversation.variables,
-            prefill=conversation.prefill,
-            tenant=call.tenant,
-        )
+    messages, sources = take_images(messages) if known.takes_images else (messages, [])
+    if sources:
+        prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
+    else:
+        with call.connected():
+            prompt = ImagePrompt(
+                await call.engine.prompts.encode_chat(
+                    messages,
+                    template_tools,
+                    conversation.variables,
+                    prefill=conversation.prefill,
+                    tenant=call.tenant,
+                )
+            )
+    token_ids = prompt.token_ids
     guarded = tools.guarded and (params.structured is None or tools.choice == "required")
     with renamed_params({"structured": "tools"} if guarded else {}):
         params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
-    return Prepared(token_ids, params, Parsers(known, tokenizer, token_ids, tools), guarded)
+    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -15,14 +15,21 @@ from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.call_context import CallContext, context_of
 from penstock.server.cohere import routes as cohere_routes
 from penstock.server.errors import ErrorReply, Shape, render_reply, reply_to_error
+from penstock.server.ollama import errors as ollama_errors
+from penstock.server.ollama import library as ollama_library
+from penstock.server.ollama import routes as ollama_routes
 from penstock.server.openai import encoding as openai_encoding
 from penstock.server.openai import responses as openai_responses
 from penstock.server.openai import routes as openai_routes
 from penstock.server.tei import routes as tei_routes
 from penstock.server.tgi import routes as tgi_routes
 
-_SHAPES: dict[str, Shape] = {
+_SHAPES_BELOW: dict[str, Shape] = {
     anthropic_routes.router.prefix: anthropic_errors.shape,
+    ollama_routes.router.prefix: ollama_errors.shape,
+}
+"""Dialects that have all paths below one."""
+_SHAPES: dict[str, Shape] = {
     **{route.path: cohere_routes.shape for route in cohere_routes.router.routes if isinstance(route, APIRoute)},
     **{
         route.path: tgi_errors.shape
@@ -30,13 +37,13 @@ _SHAPES: dict[str, Shape] = {
         if isinstance(route, APIRoute)
     },
 }
-"""Dialects other than OpenAI's, by path."""
+"""Other dialects than these and OpenAI's, by path."""
 
 
 def add_dialects(app: FastAPI) -> None:
     """Add every dialect's routes to the application, and a handler for every error that a route can raise."""
     openai = (openai_routes, openai_responses, openai_encoding)
-    for routes in (*openai, anthropic_routes, cohere_routes, tei_routes, tgi_routes):
+    for routes in (*openai, anthropic_routes, cohere_routes, ollama_routes, ollama_library, tei_routes, tgi_routes):
         app.include_router(routes.router)
     for kind in (PenstockError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
@@ -44,9 +51,8 @@ def add_dialects(app: FastAPI) -> None:
 
 def shape_of(path: str) -> Shape:
     """The error format at a path: OpenAI's, unless the path belongs to another dialect."""
-    beginning = anthropic_routes.router.prefix
-    known = beginning if path.startswith(beginning + "/") else path
-    return _SHAPES.get(known, openai_errors.shape)
+    below = (shape for beginning, shape in _SHAPES_BELOW.items() if f"{path}/".startswith(f"{beginning}/"))
+    return next(below, None) or _SHAPES.get(path, openai_errors.shape)
 
 
 def error_response(error: Exception, path: str, context: CallContext | None = None) -> Response:

@@ -7,6 +7,10 @@ from typing import Any
 from penstock.server.anthropic.schema import MessagesBody, PromptBody
 from penstock.server.body import Body
 from penstock.server.cohere.routes import CohereRerankBody
+from penstock.server.ollama.schema import ChatBody as OllamaChatBody
+from penstock.server.ollama.schema import EmbedBody as OllamaEmbedBody
+from penstock.server.ollama.schema import GenerateBody as OllamaGenerateBody
+from penstock.server.ollama.schema import Options
 from penstock.server.openai.encoding import EmbeddingsBody, RerankBody, ScoreBody
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
@@ -16,9 +20,9 @@ from penstock.server.tgi.schema import ChatTokenizeBody, GenerateBody, GenerateP
 INTRO = """\
 # HTTP APIs
 
-One server has five APIs: OpenAI's, Anthropic's, Cohere's (reranking), and those of Hugging Face's servers TGI and
-TEI. Each is tested with its own client package. [agents.md](agents.md) says how to point agents and other tools at
-it. The OpenAPI page at `/docs` has every route, schema and answer. This page is generated: `python -m
+One server has six APIs: OpenAI's, Anthropic's, Ollama's, Cohere's (reranking), and those of Hugging Face's servers
+TGI and TEI. Each is tested with its own client package. [agents.md](agents.md) says how to point agents and other
+tools at it. The OpenAPI page at `/docs` has every route, schema and answer. This page is generated: `python -m
 penstock.server.dialects_doc > docs/dialects.md`.
 
 - **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and [tools](tools.md); recent ones are
@@ -26,6 +30,9 @@ penstock.server.dialects_doc > docs/dialects.md`.
   `/v1/embeddings`, `/v1/rerank` (as Cohere and Jina define it), and `/v1/score` (as vLLM does).
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` serves its client as well. A final
   assistant turn is continued. A full server answers with status 529.
+- **Ollama**: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`,
+  `/api/version`, and `/api/pull`, `/api/copy`, `/api/create` and `/api/delete` as far as a server of one model can
+  obey them: [ollama.md](ollama.md).
 - **TGI**: `/generate`, `/generate_stream`, `/` (either, depending on `stream`), `/info`, `/tokenize`,
   `/chat_tokenize`, and SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are Penstock's. Validation
   order and messages match TGI's; requests that cannot be streamed are rejected before streaming starts. Without
@@ -51,8 +58,9 @@ penstock.server.dialects_doc > docs/dialects.md`.
   `reasoning`, `reasoning_details` or `thinking_blocks`, and goes to the field that the chat template reads. A call
   whose arguments are not a JSON object is given to the template as `{"INVALID_JSON": "..."}`, and without arguments
   as `{}`.
-- In earlier turns and in results of tools, what is not text becomes a placeholder: `[image omitted: this model reads
-  text]`. In what the user asks now it is refused.
+- **Images** are read if the model takes them ([images.md](images.md)). In earlier turns and in results of tools, what
+  the model cannot read becomes a placeholder: `[image omitted: this model reads text]`. In what the user asks now it is
+  refused.
 - `model` may be left out: it is then the served one. `--served-model-name a,b` gives it several names.
 - `max_tokens` is a maximum: if it exceeds what the prompt leaves of the context, the answer ends with the context
   (`length`). `--refuse-long-max-tokens` refuses it instead, in words by which Claude Code lowers it by itself. A
@@ -65,7 +73,8 @@ read as JSON whatever its content type says.
 (`https://example.org,app://obsidian.md`, or `*`).
 
 **Silent streams.** A stream that has sent nothing for 10 s, because it waits or because its prompt is long, gets a
-keep-alive: a comment, in Anthropic's API a `ping`, in OpenAI's responses the event `response.in_progress`.
+keep-alive: a comment, in Anthropic's API a `ping`, in OpenAI's responses the event `response.in_progress`, in
+Ollama's a line without text.
 
 **Chat templates** that refuse a conversation get another form of it that says the same: all system messages joined at
 the beginning, consecutive turns of one role joined, the system message as the beginning of the user's, and a call's
@@ -87,6 +96,10 @@ BODIES: dict[str, type[Body]] = {
     "POST /v1/responses": ResponsesBody,
     "POST /v1/messages": MessagesBody,
     "POST /v1/messages/count_tokens": PromptBody,
+    "POST /api/chat": OllamaChatBody,
+    "POST /api/generate": OllamaGenerateBody,
+    "`options` of /api/chat and /api/generate": Options,
+    "POST /api/embed": OllamaEmbedBody,
     "POST /generate, /generate_stream": GenerateBody,
     "`parameters` of /generate": GenerateParameters,
     "POST /tokenize": TokenizeBody,

@@ -3,12 +3,14 @@
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.fleet.fleet import ReplicaState
 from penstock.frontend.client import AsyncEngine
-from penstock.server.pages import home_page, wants_page
+from penstock.server.ollama.names import is_ollama_client
+from penstock.server.pages import encoder_page, wants_page
+from penstock.server.web_page import web_page
 
 RETRY_AFTER = "2"
 """Seconds, about the time it takes to replace an engine."""
@@ -45,10 +47,13 @@ def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
 
     @app.get("/", tags=["TGI"], response_model=Health, responses=_BAD)
     async def home(request: Request) -> Response:
-        """As `/health`, but a page for a browser."""
+        """As `/health`, but a page for a browser, and to Ollama's clients the text by which they know its server."""
         problem = await engine.health_error()
+        if problem is None and is_ollama_client(request.headers):
+            return PlainTextResponse("Ollama is running")
         if wants_page(request.headers):
-            return home_page(request, model_name, embeds=engine.info.encoder is not None, problem=problem)
+            page = web_page if engine.info.encoder is None else encoder_page
+            return page(request, model_name, problem)
         return answer("unhealthy", problem) if problem else answer("ok")
 
     @app.get("/ping", tags=["TGI"], response_model=Health, responses=_BAD)  # SageMaker's name for it

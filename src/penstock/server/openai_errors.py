@@ -4,8 +4,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from penstock.server.dialect import EVENTS
 from penstock.server.errors import ErrorReply
+from penstock.server.streams import EVENTS
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

@@ -1,4 +1,4 @@
-"""Pages for browsers: the home page `/`, and `/docs`, the API in Swagger UI.
+"""Pages for browsers: `/docs`, the API in Swagger UI, and the home page `/` of an encoder, with which nobody can chat.
 
 They need no network: every file comes from the folder `docs_page` (`tools/docs_page.py` renews Swagger UI's).
 """
@@ -22,7 +22,6 @@ _FILES = {
     "swagger-ui.css": "text/css",
     "init.js": "text/javascript",
 }
-_CHAT = '{"messages": [{"role": "user", "content": "Hello"}]}'
 DOCS_PATHS = frozenset({"/docs", "/redoc", *(f"/docs/{name}" for name in _FILES)})
 _SECURITY = {
     # Swagger UI sets styles and shows its icons as data.
@@ -37,17 +36,14 @@ def wants_page(headers: Mapping[str, str]) -> bool:
     return "text/html" in headers.get("accept", "")
 
 
-def home_page(request: Request, model: str, *, embeds: bool, problem: str | None) -> Response:
-    """The page at `/`; its status is that of `/health`."""
-    route, body = ("embeddings", '{"input": "Hello"}') if embeds else ("chat/completions", _CHAT)
+def encoder_page(request: Request, model: str, problem: str | None) -> Response:
+    """The page at `/` of an encoder; its status is that of `/health`."""
     page = Template(_content("home.html").decode()).substitute(
         version=__version__,
         model=html.escape(model),
         state=html.escape(f"not healthy now: {problem}" if problem else "ready"),
         url=html.escape(str(request.base_url).rstrip("/")),
         base=html.escape(f"{root}/" if (root := request.scope.get("root_path", "")) else ""),
-        route=route,
-        body=html.escape(body, quote=False),
     )
     return Response(page, 503 if problem else 200, _SECURITY, "text/html")
 

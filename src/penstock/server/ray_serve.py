@@ -76,6 +76,7 @@ class Cell:
                 config.queue,
                 router=config.router,
                 default_sampling=config.sampling_defaults,
+                image_urls=config.listed_image_urls,
             )
             self._left = stack.pop_all()
         return create_app(self._engine, config, keys)

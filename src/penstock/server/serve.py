@@ -170,6 +170,7 @@ def _run(
             journal,
             router=config.router,
             default_sampling=config.sampling_defaults,
+            image_urls=config.listed_image_urls,
         )
         return asyncio.run(_serve(start, make_server, listener, stop, config))
 

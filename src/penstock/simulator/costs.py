@@ -47,8 +47,12 @@ class StepCosts(Protocol):
     def seconds(self, shape: StepShape) -> float: ...
 
 
-def shape_of(plan: StepPlan) -> StepShape:
-    """The shape of a planned step."""
+def shape_of(plan: StepPlan, encoded_tokens: int = 0) -> StepShape:
+    """The shape of a planned step.
+
+    Args:
+        encoded_tokens: tokens that take as long as the step's layers of the vision tower.
+    """
     forward = plan.forward
     tokens, keys = len(forward.token_ids), sum(forward.starts)
     pairs = keys + tokens
@@ -56,7 +60,7 @@ def shape_of(plan: StepPlan) -> StepShape:
         for count, start in zip(forward.query_lens, forward.starts, strict=True):
             if count > 1:
                 pairs += (count - 1) * start + count * (count - 1) // 2
-    return StepShape(tokens, len(plan.samples), keys + tokens, pairs)
+    return StepShape(tokens + encoded_tokens, len(plan.samples), keys + tokens, pairs)
 
 
 @dataclass(frozen=True, slots=True)

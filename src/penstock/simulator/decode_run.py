@@ -51,8 +51,8 @@ class DecodeRun:
 
 
 def is_pure_decode(plan: StepPlan) -> bool:
-    """Whether each sequence of a step computes exactly its last token."""
-    return len(plan.forward.token_ids) == len(plan.samples) == len(plan.forward.starts)
+    """Whether each sequence of a step computes exactly its last token, and nothing else is computed."""
+    return not plan.forward.encode and len(plan.forward.token_ids) == len(plan.samples) == len(plan.forward.starts)
 
 
 def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | None:
@@ -69,6 +69,8 @@ def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | 
     keys = 0
     for seq in running:
         if len(seq.tokens) - seq.num_computed != 1 or seq.shares_tail or seq.siblings or seq.beams is not None:
+            return None
+        if seq.num_computed < seq.image_end:
             return None
         keys += len(seq.tokens)
     num_steps = _while_blocks_last(scheduler, num_steps)

@@ -188,7 +188,7 @@ class SimulatedEngine:
         for request_id in self.scheduler.trace.preempted:
             self._leave_step(request_id)
         self._is_decoding = is_pure_decode(plan)
-        seconds = self._costs.seconds(shape_of(plan))
+        seconds = self._costs.seconds(shape_of(plan, self.scheduler.trace.encoded_tokens))
         self._end = self._clock.at(self._began + seconds, self._end_step, Kind.STEP_END)
 
     def _take_messages(self) -> bool:

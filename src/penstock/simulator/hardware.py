@@ -8,6 +8,7 @@ calibration on the hardware itself is more accurate.
 
 from dataclasses import dataclass
 
+from penstock.config.image_settings import token_elements
 from penstock.config.model_facts import KVSpec, ModelFacts, SharedKV, StateSpec
 from penstock.config.settings import Settings
 from penstock.errors import ConfigError
@@ -92,7 +93,7 @@ def roofline(facts: ModelFacts, settings: Settings, hardware: Hardware) -> Roofl
     """
     bandwidth, flops = MEMORY_SHARE * hardware.bandwidth, COMPUTE_SHARE * hardware.flops
     output = sum(m.rows * m.columns for m in facts.matrices if m.multiplied and m.rows == facts.vocab_size)
-    layers = sum(m.rows * m.columns for m in facts.matrices if m.multiplied) - output
+    layers = token_elements(facts)
     attention = 4 * facts.hidden_size  # of a query and a key in a layer, if all heads are as wide as the model
     a_key = a_pair = window_keys = fixed = 0
     for kept in facts.caches:

@@ -31,7 +31,8 @@ from penstock.simulator.histogram import Histogram
 from penstock.simulator.workload import Arrival, Workload
 
 TOO_LONG = "longer than an engine takes"
-"""Reason of refusals that more engines would not avoid."""
+NO_IMAGE = "an image that the model cannot encode"
+"""Reasons of refusals that more engines would not avoid."""
 REPORTED_STEPS = 2
 """Steps with output after which a request is proven harmless, so the dispatcher needs no further reports."""
 
@@ -204,6 +205,7 @@ class Simulation:
             priority=arrival.priority,
             namespace=arrival.namespace,
             tenant=arrival.tenant,
+            images=arrival.images,
         )
         admitted = self._admit(request)
         if admitted is None:
@@ -215,8 +217,10 @@ class Simulation:
 
     def _admit(self, request: Request) -> Admitted | None:
         """Count a request in the limits; None if it is refused."""
-        refusal = TOO_LONG
-        if len(request.prompt_token_ids) + request.params.max_tokens <= self._settings.max_model_len:
+        refusal, images = TOO_LONG, self._settings.images
+        if any(images is None or images.refusal(image) is not None for image in request.images):
+            refusal = NO_IMAGE
+        elif len(request.prompt_token_ids) + request.params.max_tokens <= self._settings.max_model_len:
             try:
                 (admitted,) = self._admission.enter([request], Caller(tenant=request.tenant), None)
                 return admitted

@@ -2,9 +2,11 @@
 
 Mooncake (Qin et al., arXiv 2407.00079) publishes a JSON object a line: `timestamp` in milliseconds, `input_length` and
 `output_length` in tokens, and `hash_ids`, one per 512 tokens of the prompt. Equal leading ids mean an equal prefix, so
-shared prefixes are known without the text.
+shared prefixes are known without the text. Optional: `tenant`, and `images`, objects with `start` and `tokens`
+in the prompt, and `height` and `width` in pixels; images in the place of equal tokens are equal.
 """
 
+import hashlib
 import json
 import math
 import sqlite3
@@ -12,9 +14,11 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from penstock.api.request import Image
 from penstock.errors import ConfigError
 from penstock.frontend.recovery.journal_rows import decode_outputs, decode_record
 from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
@@ -95,13 +99,25 @@ def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arriva
     for hash_id in hash_ids:
         prompt.extend(make_block(hash_id))
     prompt = prompt[:length] + make_tokens(2 * own, max(0, length - len(prompt)), vocab_size)
+    images = tuple(_image(one, prompt) for one in line.get("images", ()))
+    if any(after.start < before.start + before.count for before, after in pairwise(images)):
+        raise ValueError("its images overlap")
     return Arrival(
         milliseconds / 1000,
         f"{number}",
         prompt,
         make_tokens(2 * own + 1, max(1, answer), vocab_size),
         tenant=str(line.get("tenant", "")),
+        images=images,
     )
+
+
+def _image(described: Any, prompt: "array[int]") -> Image:
+    start, count, height, width = (int(described[name]) for name in ("start", "tokens", "height", "width"))
+    if min(count, height, width) < 1 or not 0 <= start <= len(prompt) - count:
+        raise ValueError(f"an image of {height} x {width} pixels and {count} tokens from {start} on")
+    digest = hashlib.sha256(repr((height, width)).encode() + prompt[start : start + count].tobytes()).digest()
+    return Image(start, count, 1, count, height, width, digest, b"")
 
 
 def _read_journal(path: Path) -> list[Arrival]:
@@ -128,6 +144,7 @@ def _read_journal(path: Path) -> list[Arrival]:
                             tenant=request.tenant,
                             namespace=request.namespace,
                             priority=request.priority,
+                            images=request.images,
                         )
                     )
     except ValueError as error:

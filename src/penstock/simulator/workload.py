@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.api.request import Image
+
 INT32 = "i"
 ANY_TOKEN = 2**31 - 1
 """A vocabulary for engines without a model, in which no two texts are equal by chance."""
@@ -26,6 +28,8 @@ class Arrival:
     tenant: str = ""
     namespace: str = ""
     priority: int = 0
+    images: tuple[Image, ...] = ()
+    """Without pixels."""
     follow: "Callable[[float], Arrival | None] | None" = None
     """Called when the answer is complete; returns the follow-up request, if any."""
 

@@ -10,6 +10,11 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
+def has_pillow() -> bool:
+    """Whether Pillow is installed."""
+    return find_spec("PIL") is not None
+
+
 def require_torch(purpose: str, reason: str = "") -> None:
     """See `MissingTorchError` for the arguments.
 

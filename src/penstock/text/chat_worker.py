@@ -19,6 +19,7 @@ from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_ti
 from penstock.text.chat_frames import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, REFUSED, TEXT, longest_prompt
 from penstock.text.template_fallbacks import fallbacks
 
+_PROBE = "text to be found"
 _LONGEST_COMPLAINT = 2000
 """Maximum characters of an error message from a template, whose length is unbounded."""
 
@@ -42,6 +43,7 @@ class Renderer:
         self._sources = sources
         self._environment = _environment()
         self._compiled: dict[str, Template] = {}
+        self._of_parts: set[str] = set()  # names of templates that show text in parts alone
 
     def prepare(self) -> None:
         """Compile the default template; a compile error is reported with the first conversation."""
@@ -51,6 +53,8 @@ class Renderer:
     def _template(self, name: str) -> Template:
         if name not in self._compiled:
             self._compiled[name] = self._environment.from_string(self._sources[name])
+            if _shows_parts_alone(self._compiled[name]):
+                self._of_parts.add(name)
         return self._compiled[name]
 
     def _render(self, template: Template, variables: dict[str, Any]) -> str:
@@ -70,6 +74,8 @@ class Renderer:
         try:
             name, variables = json.loads(frame.decode("utf-8", "surrogatepass"))
             template = self._template(name)
+            if variables is not None and name in self._of_parts:
+                variables["messages"] = list(map(_in_parts, variables["messages"]))
             text = "" if variables is None else self._render(template, variables)
             if len(text) > longest_prompt(len(frame)):
                 return _refused(
@@ -83,6 +89,22 @@ class Renderer:
             return _refused(f"the model's chat template says: {error}")
         except Exception as error:  # a template is a program: on messages of another shape it may fail in any way
             return _refused(f"the model's chat template cannot render these messages: {type(error).__name__}: {error}")
+
+
+def _shows_parts_alone(template: Template) -> bool:
+    """Whether a template shows text in parts, and nothing of a text that is no list of parts (SmolVLM, Idefics 3)."""
+    for content, wanted in ((_PROBE, False), ([{"type": "text", "text": _PROBE}], True)):
+        shown = False
+        with contextlib.suppress(Exception):  # a template may refuse a conversation as short as this
+            shown = _PROBE in template.render(messages=[{"role": "user", "content": content}])
+        if shown is not wanted:
+            return False
+    return True
+
+
+def _in_parts(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _refused(message: str) -> bytes:

@@ -8,13 +8,15 @@ the rewrites are applied cumulatively.
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.text.content import joined, text_of
+
 Messages = list[dict[str, Any]]
 
 
 def fallbacks(messages: Messages) -> Iterator[Messages]:
     """Yield the cumulative rewrites of a conversation, without those that change nothing."""
-    if not all(isinstance(message.get(name), str) for message in messages for name in _PLAIN):
-        return  # content in parts, for templates that read those
+    if not all(isinstance(message.get("role"), str) and _is_content(message.get("content")) for message in messages):
+        return  # parts in another form, for templates that read it
     for change in _CHANGES:
         changed = change(messages)
         if changed != messages:
@@ -22,11 +24,19 @@ def fallbacks(messages: Messages) -> Iterator[Messages]:
             messages = changed
 
 
+def _is_content(content: Any) -> bool:
+    """Whether it is text, or parts of text and images."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return all(isinstance(part, dict) and part.get("type") in ("text", "image") for part in content)
+
+
 def _text_in_reasoning(messages: Messages) -> Messages:
     """The text beside a call becomes the end of its reasoning (gpt-oss)."""
 
     def changed(message: dict[str, Any]) -> dict[str, Any]:
-        if not (message.get("tool_calls") and message.get("thinking") and message.get("content")):
+        content = message.get("content")
+        if not (message.get("tool_calls") and message.get("thinking") and content and isinstance(content, str)):
             return message
         return {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
 
@@ -35,7 +45,7 @@ def _text_in_reasoning(messages: Messages) -> Messages:
 
 def _system_first(messages: Messages) -> Messages:
     """All system messages, in order, become one at the beginning (Qwen 3.5, Mistral)."""
-    texts = [message["content"] for message in messages if message["role"] == "system"]
+    texts = [text_of(message["content"]) for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join(texts)}, *others] if texts else messages
 
@@ -46,7 +56,7 @@ def _turns_merged(messages: Messages) -> Messages:
     for message in messages:
         last = merged[-1] if merged else {}
         if last.get("role") == message["role"] in ("user", "assistant") and last.keys() == message.keys() == _PLAIN:
-            merged[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+            merged[-1] = {**last, "content": joined(last["content"], message["content"], "\n\n")}
         else:
             merged.append(message)
     return merged
@@ -56,7 +66,7 @@ def _system_in_user(messages: Messages) -> Messages:
     """The system message becomes the beginning of the first user message (Gemma 1 and 2)."""
     if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
         return messages
-    user = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+    user = {**messages[1], "content": joined(messages[0]["content"], messages[1]["content"], "\n\n")}
     return [user, *messages[2:]]
 
 

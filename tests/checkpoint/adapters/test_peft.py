@@ -46,6 +46,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         LATENTS | {"first_k_dense_replace": 1},
         {"target_modules": r".*(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)"},
     ),
+    "queries, keys and values by head, beside an MLP": (
+        "GPTNeoX",
+        {"num_attention_heads": 2},
+        {"target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]},
+    ),
+    "matrices stored transposed": (
+        "GPT2",
+        {},
+        {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
+    ),
     "delta nets": ("Qwen3_5", DELTA, {"target_modules": "all-linear"}),
     "delta nets, fused and grouped by key head": (
         "Qwen3Next",

@@ -169,12 +169,9 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
         revision: str | None = None,
         allow_patterns: list[str] | None = None,
         ignore_patterns: list[str] | None = None,
-        local_files_only: bool = False,
     ) -> str:
         assert repository == "some/repo"
-        if allow_patterns is None:
-            assert local_files_only
-            return str(snapshot)
+        assert allow_patterns is not None
         downloads.append(allow_patterns)
         for name in allow_patterns:
             if name in names:
@@ -221,6 +218,7 @@ def test_without_the_hub_what_was_downloaded_before_is_used(tmp_path: Path, monk
     hub_of(monkeypatch, tmp_path, NAMES)
     resolve_path("some/repo:Q4_K_M")
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fail)
+    monkeypatch.setattr(checkpoint, "cached_folder", lambda repository, revision: tmp_path)
     checkpoint._download_once.cache_clear()
     assert resolve_path("some/repo:Q4_K_M") == resolve_path("some/repo") == tmp_path / "m-Q4_K_M.gguf"
     with pytest.raises(CheckpointError, match=r"has no GGUF file Q4_K_S; it has m-Q4_K_M\.gguf"):

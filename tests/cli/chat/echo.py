@@ -1,6 +1,7 @@
 """A backend that answers with what it was asked, and a clock that a test sets."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from penstock.cli.chat.backend import Ending, Setting, StreamItem, Usage
 from penstock.cli.chat.conversation import Conversation
@@ -16,7 +17,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.model = "echo"
-        self.asked: list[list[Mapping[str, str]]] = []
+        self.asked: list[list[Mapping[str, Any]]] = []
         self.given: list[dict[str, Setting]] = []
 
     def models(self) -> list[str]:
@@ -27,10 +28,11 @@ class Echo:
             raise InvalidRequestError(f"there is no model {model}", "model")
         self.model = model
 
-    def stream(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
+    def stream(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
         self.asked.append(list(messages))
         self.given.append(dict(settings))
-        question = messages[-1]["content"]
+        content = messages[-1]["content"]
+        question = content if isinstance(content, str) else content[-1]["text"]
         if question == "fail":
             raise PenstockError("refused")
         yield Reasoning("Let me see.")

@@ -45,7 +45,7 @@ def test_undo_regenerate_and_reset_change_what_is_sent_next() -> None:
     assert asked(session) == [("system", "Be brief."), ("user", "one"), ("assistant", "one"), ("user", "two")]
     question = run_command(session, "/regenerate").question
     assert question is not None
-    assert question.text == "two"
+    assert question.message.content == "two"
     assert contents(session) == ["one", "one", "two", "two"], "the old answer stays until there is a new one"
     session.finish(question, answer := session.begin())
     assert not answer.text
@@ -94,6 +94,31 @@ def test_a_saved_conversation_is_an_openai_request_and_loads_as_it_was(tmp_path:
     run_command(session, f"/load {file}")
     assert session.conversation == before
     assert run_command(session, "/reasoning").text == "Let me see."
+
+
+def test_an_image_goes_with_the_next_message_and_stays_with_it(tmp_path: Path) -> None:
+    session, file, saved = new_session(), tmp_path / "red.png", tmp_path / "chat.json"
+    file.write_bytes(b"red")
+    url = "data:image/png;base64,cmVk"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what?"}]
+    run_command(session, f"/image {file}")
+    ask(session, "what?")
+    ask(session, "more")
+    assert [one["content"] for one in session.backend.asked[-1]] == [parts, "what? ", "more"]
+    run_command(session, f"/save {saved}")
+    run_command(session, "/reset")
+    run_command(session, f"/load {saved}")
+    run_command(session, "/undo")
+    question = run_command(session, "/regenerate").question
+    assert question is not None
+    assert question.message.parts == parts
+    for argument, words in (("none.png", "cannot be read"), (str(saved), "is no image")):
+        with pytest.raises(InvalidRequestError, match=words):
+            run_command(session, f"/image {argument}")
+    run_command(session, f"/image {file}")
+    assert run_command(session, "/image").text.endswith(" 1")
+    run_command(session, "/image none")
+    assert session.images == ()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def test_the_parent_of_ranks_tells_which_one_ended(tiny_llama: Path, monkeypatch
     waiting.start()
     started = list(parent._processes.items())
     assert [rank for rank, _ in started] == [2, 3]
-    assert all(RANK_PROCESS in psutil.Process(process.pid).cmdline() for _, process in started)
+    # Until it has its own program, a new process shows its parent's command.
+    wait_until(lambda: all(RANK_PROCESS in psutil.Process(process.pid).cmdline() for _, process in started))
     assert not told
     started[1][1].kill()
     waiting.join(30)

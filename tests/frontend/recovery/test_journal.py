@@ -1,8 +1,11 @@
 """The journal: what is in it after the death of whoever wrote it."""
 
 import asyncio
+import contextlib
+import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +14,7 @@ from penstock.api.sampling_params import ResolvedParams, SamplingParams
 from penstock.errors import ConfigError
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry, Record, row_of
+from tests.core.images import make_image
 
 
 def make_entry(request_id, call=None, position=0, alias=None, accepted=1000.0, **params):
@@ -58,6 +62,38 @@ def test_what_was_accepted_and_emitted_is_read_back_to_the_letter(tmp_path):
         assert read.outputs == [tokens("a", 1), tokens("a", 2, 3)]
         read.outputs = []
         assert read == entry
+
+    run(work)
+
+
+def with_images(entry, *images):
+    return replace(entry, record=replace(entry.record, request=replace(entry.record.request, images=images)))
+
+
+def test_an_image_is_on_disk_once_comes_back_with_its_request_and_goes_with_the_last_that_has_it(tmp_path):
+    path, picture, other = tmp_path / "journal", make_image(1), make_image(2)
+
+    async def work():
+        journal = Journal(path, kept_seconds=0.0)
+        entries = [
+            with_images(make_entry(name, accepted=1.0), *of) for name, of in (("a", [picture, other]), ("b", [picture]))
+        ]
+        accept(journal, *entries)
+        await journal.flush()
+        journal.emitted(tokens("a", 1, ending=FinishReason.LENGTH), ended=True)
+        await journal.close()
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            stored = database.execute("SELECT digest, pixels FROM images ORDER BY digest").fetchall()
+            (record,) = database.execute("SELECT record FROM requests WHERE id = 'b'").fetchone()
+        assert stored == sorted((one.digest, one.pixels) for one in (picture, other))
+        assert picture.pixels not in record
+        await asyncio.sleep(0.01)
+        assert await reopened(path, unfinished, kept_seconds=0.0) == [entries[1]]
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            assert database.execute("SELECT digest FROM images").fetchall() == [(picture.digest,)]
+            database.execute("UPDATE images SET pixels = zeroblob(4)")
+            database.commit()
+        assert await reopened(path, unfinished) == [], "another picture would have another answer"
 
     run(work)
 

@@ -439,12 +439,12 @@ def test_a_journal_of_version_1_is_read_and_brought_up_to_date(tmp_path):
         assert (a.call, b.call, len(a.outputs)) == ("a", "b", 3)
 
     run(work)
-    assert edit(path, "PRAGMA user_version") == [(2,)]
+    assert edit(path, "PRAGMA user_version") == [(3,)]
 
 
 @pytest.mark.parametrize(
     "statement",
-    [f"PRAGMA user_version = 3; PRAGMA application_id = {APPLICATION_ID + 3}", "DROP TABLE requests"],
+    [f"PRAGMA user_version = 4; PRAGMA application_id = {APPLICATION_ID + 4}", "DROP TABLE requests"],
     ids=["newer", "of something else"],
 )
 def test_a_journal_of_another_version_and_another_database_are_left_alone(tmp_path, statement):
@@ -453,7 +453,7 @@ def test_a_journal_of_another_version_and_another_database_are_left_alone(tmp_pa
     for one in statement.split(";"):
         edit(path, one)
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match=r"version 3|something else"):
+    with pytest.raises(ConfigError, match=r"version 4|something else"):
         Journal(path, retry_seconds=RETRY)
     assert path.read_bytes() == before
 

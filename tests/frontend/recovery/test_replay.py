@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import sqlite3
 from dataclasses import replace
 
@@ -20,6 +22,7 @@ from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Record
 from penstock.frontend.recovery.replay import catch_up, entries_of, rebuild
+from tests.core.images import make_image
 from tests.engine.rule_core import RULE_CORE, SLOW
 from tests.frontend.test_client import drain, tokens_of, until
 from tests.frontend.test_output_processor import EOS, TOKENIZER, ids_of, processor_for
@@ -176,6 +179,34 @@ def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path)
         for name, prompt in (("nothing", SLOW), ("a", SLOW - 1)):
             with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
                 await engine.reopen(name, [accept(engine, prompt)])
+
+    with_servers(tmp_path, first, second)
+
+
+def test_an_answer_about_an_image_goes_on_when_the_engine_and_then_the_server_is_killed(tmp_path):
+    expected = [(SLOW + 1 + i + 7) % 1000 for i in range(40)]
+
+    def accept_image(engine, name, number):
+        accepted = accept(engine, SLOW, SLOW, request_id=name)
+        return replace(accepted, request=replace(accepted.request, images=(make_image(number),)))
+
+    async def first(engine):
+        request_stream = await opened(engine, accept_image(engine, "a", 7))
+        deltas = [delta for _, delta in await request_stream.__anext__()]
+        os.kill(engine.pid, signal.SIGKILL)
+        while len(told := tokens_of(deltas)) < 4 or not engine.metrics.restarts.values:
+            deltas += [delta for _, delta in await request_stream.__anext__()]
+        assert told == expected[: len(told)]
+        assert len(told) < 40
+
+    async def second(engine):
+        await until(lambda: not engine.fleet.replicas[0].is_busy)
+        ((_, result),) = await engine.look_up("a", "")
+        assert result.outputs[0].token_ids == expected
+        again = await engine.reopen("a", [accept_image(engine, "x", 7)])
+        assert tokens_of(await drain(again)) == expected
+        with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
+            await engine.reopen("a", [accept_image(engine, "y", 8)])
 
     with_servers(tmp_path, first, second)
 

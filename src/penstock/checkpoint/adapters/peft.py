@@ -27,7 +27,7 @@ _INITS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Supported initializations. Others also modify the base weights, by amounts that the folder does not contain."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "fan_in_fan_out": (False,),
+    "fan_in_fan_out": (False, True),  # of the base weight alone: GPT-2 stores it transposed
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
     "use_dora": (False,),

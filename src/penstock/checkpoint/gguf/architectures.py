@@ -16,10 +16,13 @@ from penstock.checkpoint.gguf.keys import NULL, Given
 from penstock.checkpoint.gguf.mixtures import (
     read_deepseek2,
     read_dots1,
+    read_ernie4_5_moe,
     read_exaone_moe,
     read_experts,
     read_glm4_moe,
+    read_glm_dsa,
     read_gpt_oss,
+    read_hunyuan_moe,
     read_llama4,
     read_minimax_m2,
     read_phimoe,
@@ -137,6 +140,47 @@ def _read_plain_mlp(given: Given) -> dict[str, Any]:
     return {**_read_biases(given), "mlp_bias": given.has("ffn_up.bias")}
 
 
+def _layer_norm_eps(given: Given) -> dict[str, Any]:
+    return {"layer_norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
+
+
+def _read_cohere(given: Given) -> dict[str, Any]:
+    return {
+        **_read_biases(given),
+        **_layer_norm_eps(given),
+        "logit_scale": given.keys.find("logit_scale", float),
+        "use_qk_norm": given.has("attn_q_norm.weight") or None,
+    }
+
+
+def _read_cohere2(given: Given) -> dict[str, Any]:
+    window = given.keys.find("attention.sliding_window", int)
+    return {**_read_cohere(given), "use_qk_norm": None, "sliding_window": window}
+
+
+def _read_gpt_neox(given: Given) -> dict[str, Any]:
+    return {
+        **_layer_norm_eps(given),
+        "attention_bias": given.has("attn_qkv.bias"),
+        "use_parallel_residual": given.keys.find("use_parallel_residual", bool),
+    }
+
+
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+
+
+def _read_gpt2(given: Given) -> dict[str, Any]:
+    others = ("head_dim", "num_key_value_heads", "rope_theta", *_GPT2_NAMES)
+    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _GPT2_NAMES.items()}}
+
+
 def _read_nemotron(given: Given) -> dict[str, Any]:
     return {**_read_plain_mlp(given), "norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
 
@@ -210,6 +254,8 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
 ARCHITECTURES = {
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
+    "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
+    "command-r": Architecture(("CohereForCausalLM",), False, _read_cohere),
     "deepseek2": Architecture(
         ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
         False,
@@ -219,6 +265,7 @@ ARCHITECTURES = {
     ),
     "dots1": Architecture(("Dots1ForCausalLM",), False, read_dots1),
     "ernie4_5": Architecture(("Ernie4_5ForCausalLM",), False, _read_ernie4_5),
+    "ernie4_5-moe": Architecture(("Ernie4_5_MoeForCausalLM",), False, read_ernie4_5_moe),
     "exaone4": Architecture(("Exaone4ForCausalLM",), False, _read_exaone4),
     "exaone-moe": Architecture(
         ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
@@ -227,8 +274,11 @@ ARCHITECTURES = {
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
+    "glm-dsa": Architecture(("GlmMoeDsaForCausalLM",), False, read_glm_dsa, partial_rope=True, yarn_mscale=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
     "glm4moe": Architecture(("Glm4MoeForCausalLM",), False, read_glm4_moe, partial_rope=True),
+    "gpt2": Architecture(("GPT2LMHeadModel",), False, _read_gpt2),
+    "gptneox": Architecture(("GPTNeoXForCausalLM",), False, _read_gpt_neox, partial_rope=True),
     "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
     "granite": Architecture(("GraniteForCausalLM",), True, _read_granite),
     "granitehybrid": Architecture(
@@ -238,6 +288,10 @@ ARCHITECTURES = {
         sizes_by_layer=True,
     ),
     "granitemoe": Architecture(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), True, _read_granite_moe),
+    "hunyuan-dense": Architecture(("HunYuanDenseV1ForCausalLM",), False, _read_biases),
+    "hunyuan-moe": Architecture(
+        ("HunYuanMoEV1ForCausalLM",), False, lambda given: {**_read_biases(given), **read_hunyuan_moe(given)}
+    ),
     "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
     "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
     "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
@@ -250,6 +304,7 @@ ARCHITECTURES = {
     "olmoe": Architecture(
         ("OlmoeForCausalLM",), False, lambda given: {**_read_biases(given), **read_experts(given.keys)}
     ),
+    "phi2": Architecture(("PhiForCausalLM",), False, _layer_norm_eps, partial_rope=True),
     "phi3": Architecture(("Phi3ForCausalLM",), False, _read_phi3, partial_rope=True),
     "phimoe": Architecture(("PhimoeForCausalLM",), False, read_phimoe),
     "qwen2": Architecture(("Qwen2ForCausalLM",), False, lambda given: {}),

@@ -107,6 +107,37 @@ def read_exaone_moe(given: Given) -> dict[str, Any]:
     }
 
 
+def read_ernie4_5_moe(given: Given) -> dict[str, Any]:
+    """ERNIE 4.5's mixtures of experts; the file does not state the last layer with experts."""
+    keys = given.keys
+    experts = read_experts(keys)
+    keys.ignore("leading_dense_block_count", "expert_shared_feed_forward_length")
+    sparse = [index for index, has in enumerate(given.layers_with("ffn_gate_inp.weight")) if has]
+    return {
+        "moe_num_experts": experts.get("num_local_experts"),
+        "moe_k": experts.get("num_experts_per_tok"),
+        "moe_intermediate_size": keys.find("expert_feed_forward_length", int),
+        "moe_num_shared_experts": keys.find("expert_shared_count", int) or 0,
+        "moe_layer_start_index": min(sparse, default=given.num_layers),
+        "moe_layer_end_index": max(sparse, default=-1),
+        "moe_layer_interval": keys.find("interleave_moe_layer_step", int) or 1,
+        "use_bias": given.has("attn_q.bias"),
+    }
+
+
+def read_hunyuan_moe(given: Given) -> dict[str, Any]:
+    """The experts of Hunyuan A13B, as many of them in all layers."""
+    keys = given.keys
+    experts = read_experts(keys)
+    keys.ignore("expert_shared_feed_forward_length")
+    keys.expect("expert_shared_count", 1)
+    return {
+        "num_experts": experts.get("num_local_experts"),
+        "moe_topk": experts.get("num_experts_per_tok"),
+        "intermediate_size": keys.find("expert_feed_forward_length", int) or given.config["intermediate_size"],
+    }
+
+
 def read_minimax_m2(given: Given) -> dict[str, Any]:
     """MiniMax M2."""
     given.keys.expect("expert_gating_func", _SIGMOID)
@@ -192,6 +223,16 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
         return {**common, **layers, "architectures": ["Glm4MoeLiteForCausalLM"]}
     grouped = "group_limited_greedy" if groups > 1 else "greedy"
     return {**common, "architectures": ["DeepseekV2ForCausalLM"], "topk_method": grouped, "norm_topk_prob": False}
+
+
+def read_glm_dsa(given: Given) -> dict[str, Any]:
+    """GLM 5: DeepSeek V3's keys, and those of the indexer."""
+    given.keys.ignore("attention.indexer.head_count", "attention.indexer.key_length")
+    return {
+        **read_deepseek2(given),
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "index_topk": given.keys.need("attention.indexer.top_k", int),
+    }
 
 
 def _stretched(given: Given) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.parsers.parts import Reasoning, Text
 
@@ -56,7 +56,7 @@ class Backend(Protocol):
         """
         ...
 
-    def stream(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
+    def stream(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
         """Stream an answer with these settings besides its own; leaving the loop early stops it.
 
         Raises:

@@ -1,6 +1,8 @@
 """The commands of a chat, such as `/reset`: each takes the session and a text, and returns what to show or to do."""
 
+import base64
 import difflib
+import mimetypes
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from penstock.cli.chat.session import Question, Session
 from penstock.cli.chat.settings import DEFAULT, EFFORT, EFFORTS, SETTINGS, changed
 from penstock.errors import InvalidRequestError
 
+MAX_IMAGE_BYTES = 20 * 2**20
 _COMMAND = re.compile(r"/(\S*?)(?:\s+(.*))?", re.DOTALL)
 
 
@@ -107,8 +110,31 @@ def _regenerate(session: Session, argument: str) -> Result:
     return Result(question=Question(conversation.last_question(), conversation.without_last_turn()))
 
 
+def _image(session: Session, argument: str) -> Result:
+    if not argument:
+        return Result(f"images for the next message: {len(session.images)}")
+    if argument == "none":
+        session.images = ()
+        return Result("no image goes with the next message")
+    session.images += (_data_url(Path(argument).expanduser()),)
+    return Result(f"{argument} goes with the next message; /image none removes it")
+
+
+def _data_url(path: Path) -> str:
+    try:
+        if (size := path.stat().st_size) > MAX_IMAGE_BYTES:
+            raise InvalidRequestError(f"{path} has {size} bytes; at most {MAX_IMAGE_BYTES} are sent")
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from None
+    kind = mimetypes.guess_type(path.name, strict=False)[0] or ""
+    if not kind.startswith("image/"):
+        raise InvalidRequestError(f"{path} is no image, by the end of its name")
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
 def _undo(session: Session, argument: str) -> Result:
-    question = session.conversation.last_question()
+    question = session.conversation.last_question().content
     session.conversation = session.conversation.without_last_turn()
     return Result(f"removed the last question and its answer: {_shortened(question)}")
 
@@ -171,6 +197,7 @@ COMMANDS = {
     "help": Command(_help, "list the commands"),
     "reset": Command(_reset, "start a new conversation; the system message stays"),
     "system": Command(_system, "show or change the system message; none removes it", "[TEXT]"),
+    "image": Command(_image, "send an image with the next message; none removes it", "[PATH]"),
     "regenerate": Command(_regenerate, "answer the last question again"),
     "undo": Command(_undo, "remove the last question and its answer"),
     "save": Command(_save, "write the conversation as JSON", "FILE"),

@@ -20,6 +20,16 @@ class Message:
     role: str
     content: str
     reasoning: str = ""
+    images: tuple[str, ...] = ()
+    """Data URLs of the images that precede the text."""
+
+    @property
+    def parts(self) -> str | list[dict[str, Any]]:
+        """Its content as in an OpenAI request."""
+        if not self.images:
+            return self.content
+        images = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        return [*images, {"type": "text", "text": self.content}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +39,22 @@ class Conversation:
     system: str = ""
     messages: tuple[Message, ...] = ()
 
-    def prompt(self, question: str) -> list[dict[str, str]]:
+    def prompt(self, question: Message) -> list[dict[str, Any]]:
         """The messages that ask a question."""
         opening = (Message("system", self.system),) if self.system else ()
-        asked = (*opening, *self.messages, Message("user", question))
-        return [{"role": message.role, "content": message.content} for message in asked]
+        asked = (*opening, *self.messages, question)
+        return [{"role": message.role, "content": message.parts} for message in asked]
 
-    def with_turn(self, question: str, answer: str, reasoning: str = "") -> "Conversation":
+    def with_turn(self, question: Message, answer: str, reasoning: str = "") -> "Conversation":
         """The conversation after a question and its answer."""
-        turn = (Message("user", question), Message("assistant", answer, reasoning))
-        return replace(self, messages=(*self.messages, *turn))
+        return replace(self, messages=(*self.messages, question, Message("assistant", answer, reasoning)))
 
-    def last_question(self) -> str:
+    def last_question(self) -> Message:
         """
         Raises:
             InvalidRequestError: nothing has been asked.
         """
-        return self.messages[self._last_question()].content
+        return self.messages[self._last_question()]
 
     def without_last_turn(self) -> "Conversation":
         """The conversation before its last question.
@@ -105,14 +114,35 @@ class Conversation:
         raise InvalidRequestError("the conversation has no question yet")
 
 
-def _as_json(message: Message) -> dict[str, str]:
-    shown = {"role": message.role, "content": message.content}
+def _as_json(message: Message) -> dict[str, Any]:
+    shown = {"role": message.role, "content": message.parts}
     return shown | ({"reasoning_content": message.reasoning} if message.reasoning else {})
 
 
 def _message(entry: Any, place: str) -> Message:
     fields = entry if isinstance(entry, Mapping) else {}
     role, content, reasoning = fields.get("role"), fields.get("content"), fields.get("reasoning_content", "")
+    images: tuple[str, ...] = ()
+    if role == "user" and isinstance(content, list):
+        content, images = _read_parts(content)
     if role not in ROLES or not isinstance(content, str) or not isinstance(reasoning, str):
-        raise InvalidRequestError(f"{place} needs a role ({', '.join(ROLES)}) and a content that is text")
-    return Message(role, content, reasoning)
+        raise InvalidRequestError(
+            f"{place} needs a role ({', '.join(ROLES)}) and a content that is text, or of a user images and text"
+        )
+    return Message(role, content, reasoning, images)
+
+
+def _read_parts(parts: list[Any]) -> tuple[str | None, tuple[str, ...]]:
+    """The text and the images of a content; None if it has other parts."""
+    texts, images = [], []
+    for part in parts:
+        fields = part if isinstance(part, Mapping) else {}
+        image = fields.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if isinstance(url, str):
+            images.append(url)
+        elif isinstance(fields.get("text"), str):
+            texts.append(fields["text"])
+        else:
+            return None, ()
+    return "\n".join(texts), tuple(images)

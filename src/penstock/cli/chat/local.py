@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.api.sampling_params import SamplingParams
 from penstock.api.tools import Tools
@@ -10,11 +10,9 @@ from penstock.cli.chat.backend import Ending, Setting, StreamItem, Usage
 from penstock.cli.chat.settings import EFFORT, settings_of, with_settings
 from penstock.cli.flags import check_model, fill_sampling, only_adapter, open_llm, sampling_params
 from penstock.errors import InvalidRequestError
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.parsers.conversation import ChatFormat, Parsers, constrain, format_of
 from penstock.parsers.parts import Reasoning, Text
-
-if TYPE_CHECKING:
-    pass
 
 
 class LocalBackend:
@@ -48,13 +46,13 @@ class LocalBackend:
             raise
         self._args = chosen
 
-    def stream(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
+    def stream(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
         tokenizer = self._llm.tokenizer
         assert tokenizer is not None, "open_llm refuses a model without a chat template"
         known = format_of(tokenizer.chat_template_source)
-        prompt = self._llm.encode_chat(messages, **_template_variables(known, settings))
-        params = constrain(with_settings(self._params, settings), known, tokenizer, prompt, Tools(()))
-        return self._parsed(prompt, params, Parsers(known, tokenizer, prompt, Tools(())))
+        prompt = self._llm.chat_prompt(messages, **_template_variables(known, settings))
+        params = constrain(with_settings(self._params, settings), known, tokenizer, prompt.token_ids, Tools(()))
+        return self._parsed(prompt, params, Parsers(known, tokenizer, prompt.token_ids, Tools(())))
 
     def close(self) -> None:
         self._llm.close()
@@ -63,11 +61,11 @@ class LocalBackend:
         self._llm = open_llm(args, chats=True)
         self._params = fill_sampling(sampling_params(args), self._llm)
 
-    def _parsed(self, prompt: list[int], params: SamplingParams, parsers: Parsers) -> Iterator[StreamItem]:
+    def _parsed(self, prompt: ImagePrompt, params: SamplingParams, parsers: Parsers) -> Iterator[StreamItem]:
         num_tokens = 0
         for delta in self._llm.stream(prompt, params, adapter=self._adapter):
             num_tokens += len(delta.token_ids)
-            yield Usage(len(prompt), num_tokens)
+            yield Usage(len(prompt.token_ids), num_tokens)
             yield from (piece for piece in parsers.feed_text(delta) if isinstance(piece, (Reasoning, Text)))
             if delta.finish_reason is not None:
                 yield Ending(delta.finish_reason, delta.error)

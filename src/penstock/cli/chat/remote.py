@@ -54,7 +54,7 @@ class RemoteBackend:
             raise InvalidRequestError(f"{self._url} does not serve {model}: it serves {', '.join(served)}", "model")
         self.model = model
 
-    def stream(self, messages: Sequence[Mapping[str, str]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
+    def stream(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Iterator[StreamItem]:
         body = {"model": self.model, "messages": list(messages), **self._fields, **self.settings, **settings}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return _items(self._url, open_path(self._url, "/v1/chat/completions", body, self._key))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from penstock.cli.chat.backend import Backend, Ending, Setting, Usage
-from penstock.cli.chat.conversation import Conversation
+from penstock.cli.chat.conversation import Conversation, Message
 from penstock.parsers.parts import Reasoning, Text
 
 
@@ -13,7 +13,7 @@ from penstock.parsers.parts import Reasoning, Text
 class Question:
     """A message to answer, after a conversation."""
 
-    text: str
+    message: Message
     before: Conversation
 
 
@@ -87,12 +87,16 @@ class Session:
     conversation: Conversation
     settings: dict[str, Setting] = field(default_factory=dict)
     """Settings of `/set`, which precede those of the backend."""
+    images: tuple[str, ...] = ()
+    """Data URLs of images for the next message."""
     totals: Totals = field(default_factory=Totals)
     last: Answer | None = None
     clock: Callable[[], float] = time.monotonic
 
     def question(self, text: str) -> Question:
-        return Question(text, self.conversation)
+        """The next message, with the images attached to it."""
+        images, self.images = self.images, ()
+        return Question(Message("user", text, images=images), self.conversation)
 
     def begin(self) -> Answer:
         return Answer(self.clock())
@@ -103,7 +107,7 @@ class Session:
         Raises:
             PenstockError: as `Backend.stream`.
         """
-        for item in self.backend.stream(question.before.prompt(question.text), self.settings):
+        for item in self.backend.stream(question.before.prompt(question.message), self.settings):
             now = self.clock()
             answer.first = now if answer.first is None else answer.first
             if isinstance(item, Usage):
@@ -125,7 +129,7 @@ class Session:
         answer.ended = self.clock()
         if answer.ending is None and not answer.text:
             return False
-        self.conversation = question.before.with_turn(question.text, answer.text, answer.reasoning)
+        self.conversation = question.before.with_turn(question.message, answer.text, answer.reasoning)
         self.totals.add(answer)
         self.last = answer
         return True

@@ -178,7 +178,7 @@ class _Completer(Completer):
         if not text.startswith("/") or "\n" in text:
             return
         command, space, argument = text.partition(" ")
-        if space and command in ("/save", "/load"):
+        if space and command in ("/save", "/load", "/image"):
             yield from self._paths.get_completions(Document(argument), complete_event)
             return
         with contextlib.suppress(PenstockError):  # the server does not say which models there are

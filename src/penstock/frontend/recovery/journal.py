@@ -2,6 +2,7 @@
 
     accept ──> requests (one row each) ──┐                        SQLite, WAL: one thread writes, in batches; the
     tokens ──> outputs (a row a batch) ──┴─> unfinished(), find() event loop waits only for what it asks to wait for
+    their images ──> images (by digest)                           (`penstock.frontend.recovery.journal_images`)
     stored responses ──> responses ────────> stored_responses()   (`penstock.frontend.recovery.recent_responses`)
 
 A request is on disk before its caller gets its id; tokens follow within `FLUSH_SECONDS`. Tokens that were sent but not
@@ -79,7 +80,7 @@ class Journal:
 
     def add_entries(self, rows: Iterable[Row]) -> None:
         """Add accepted requests. They are on disk once `flush` has returned."""
-        self._batch.rows |= {row[0]: row for row in rows}
+        self._batch.rows |= {row.request_id: row for row in rows}
         self._write_soon(FLUSH_SECONDS)
 
     def emitted(self, output: SequenceOutput, ended: bool) -> None:

@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.frontend.recovery.journal_log import PAGE, read_log
-from penstock.frontend.recovery.journal_rows import APPLICATION_ID, SET_VERSION, TABLES, VERSION, lossy_text
+from penstock.frontend.recovery.journal_rows import (
+    APPLICATION_ID,
+    NUM_LATER_TABLES,
+    SET_VERSION,
+    TABLES,
+    VERSION,
+    lossy_text,
+)
 
 
 def _plain(statement: str) -> str:
@@ -20,6 +27,7 @@ def _plain(statement: str) -> str:
 
 
 _STATEMENTS = [_plain(one) for one in TABLES.replace("IF NOT EXISTS ", "").split(";") if one.strip()]
+_OF_ALL_VERSIONS = _STATEMENTS[:-NUM_LATER_TABLES]
 _SIZE_AT, _FORMAT_AT = 28, 18
 """Offsets in the header of the number of pages, and of the versions that say whether there is a log.
 https://sqlite.org/fileformat2.html#the_database_header"""
@@ -41,7 +49,7 @@ def check_is_journal(database: sqlite3.Connection) -> bool:
     has_requests = ("requests",) in tables
     if has_requests and 1 <= version <= VERSION and marked in (0, APPLICATION_ID + version):
         return True
-    if 0 < marked - APPLICATION_ID <= VERSION and _num_known(_statements(database)) > len(_STATEMENTS) // 2:
+    if 0 < marked - APPLICATION_ID <= VERSION and _num_known(_statements(database)) > len(_OF_ALL_VERSIONS) // 2:
         raise sqlite3.DatabaseError("its header or its schema is damaged")
     what = f"a journal of version {version}" if has_requests else "a database of something else"
     raise sqlite3.NotSupportedError(
@@ -70,22 +78,21 @@ def _statements(database: sqlite3.Connection) -> list[str]:
 
 
 def _num_known(statements: list[str]) -> int:
-    return len(set(_STATEMENTS).intersection(statements))
+    return len(set(_OF_ALL_VERSIONS).intersection(statements))
 
 
 def _is_schema_sound(database: sqlite3.Connection) -> bool:
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    found = _statements(database)
-    missing = set(_STATEMENTS).difference(found)
-    is_older = len(found) < len(_STATEMENTS) and missing == {_STATEMENTS[-1]}  # it had no table of responses
-    return version < VERSION or not missing or is_older
+    missing = set(_STATEMENTS).difference(_statements(database))
+    later = set(_STATEMENTS[-NUM_LATER_TABLES:]) if version < VERSION else set()
+    return version == 1 or missing <= later
 
 
 def holds_schema(path: Path) -> bool:
     """Whether the first page of a file, perhaps with a damaged header, has most of a journal's schema."""
     with path.open("rb") as file:
         page = _plain(file.read(PAGE).decode("latin-1"))
-    return sum(one in page for one in _STATEMENTS) > len(_STATEMENTS) // 2
+    return sum(one in page for one in _OF_ALL_VERSIONS) > len(_OF_ALL_VERSIONS) // 2
 
 
 @contextlib.contextmanager

@@ -4,8 +4,8 @@
                      kept if that fails, and written by the next write
 
 An unreadable row is moved to the table `damaged`. An unreadable file is renamed, and a new one gets all its readable
-rows (`penstock.frontend.recovery.journal_repair`). Deleted are only requests that ended long ago, and responses that
-are no longer stored.
+rows (`penstock.frontend.recovery.journal_repair`). Deleted are only requests that ended long ago, images that no
+request has any more, and responses that are no longer stored.
 """
 
 import contextlib
@@ -13,11 +13,13 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from penstock.errors import ConfigError, JournalDamagedError
 from penstock.frontend.recovery.journal_copy import check_is_journal, damage_of, holds_schema, readable_copy
+from penstock.frontend.recovery.journal_images import with_pixels, write_images
 from penstock.frontend.recovery.journal_log import read_log
 from penstock.frontend.recovery.journal_repair import (
     MALFORMED,
@@ -268,7 +270,11 @@ class JournalFile:
             if batch.is_empty:
                 database.execute(f"PRAGMA user_version = {VERSION}")  # makes this transaction access the disk, too
             self._move_damaged(batch.damage)
-            database.executemany("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)", batch.rows.values())
+            rows = batch.rows.values()
+            database.executemany(
+                "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, NULL, ?)", [row.columns for row in rows]
+            )
+            write_images(database, ((row.request_id, row.images) for row in rows if row.images))
             database.executemany(
                 "INSERT INTO outputs SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM requests WHERE id = ?1)",
                 [(name, self._part, encode_outputs(some)) for name, some in batch.outputs.items()],
@@ -359,9 +365,12 @@ class JournalFile:
             " ORDER BY accepted, call, position",
             values,
         ).fetchall()
+        pixels: dict[bytes, bytes] = {}
         for request_id, call, alias, position, accepted, ended, blob in rows:
             try:
                 record = decode_record(blob, request_id)
+                if ended is None and record.request.images:
+                    record = replace(record, request=with_pixels(self._database, record.request, pixels))
                 accepted, ended = float(accepted), None if ended is None else float(ended)
                 if not (isinstance(call, str) and isinstance(position, int) and isinstance(alias, str | None)):
                     raise ValueError("a column is of another type")

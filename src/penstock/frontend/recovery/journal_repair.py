@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.frontend.recovery.journal_images import salvage_images
 from penstock.frontend.recovery.journal_responses import HAS_TABLE
-from penstock.frontend.recovery.journal_rows import recorded_id, request_of_outputs
+from penstock.frontend.recovery.journal_rows import recorded_request, request_of_outputs
 
 _MAGIC = b"SQLite format 3\0"
 MALFORMED = "a page of the file is malformed"
@@ -101,6 +102,8 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
     calls, ends = _read_index(old, "call"), _read_index(old, "ended")
     rows = [_mended(row, calls, ends) for row in requests.before + requests.after]
     _insert(new, "requests", 7, rows)
+    recorded = (recorded_request(row[-1]) for row in rows)
+    salvage_images(old, new, ((one.request_id, one.images) for one in recorded if one is not None and one.images))
     whole = [row for row in outputs.after if not outputs.may_lack_rows_of(row[0])]
     _insert(new, "outputs", 3, outputs.before + whole)
     _insert(new, "damaged", 7, _read(old, "SELECT * FROM damaged")[0])
@@ -131,7 +134,8 @@ def _mended(row: Any, calls: dict[Any, Any], ends: dict[Any, Any]) -> Any:
     A call is the id of a request. What may be unfinished runs again at most, and what ended later is kept longer.
     """
     request_id, call, alias, position, accepted, ended, blob = row
-    request_id = recorded_id(blob) or request_id
+    recorded = recorded_request(blob)
+    request_id = request_id if recorded is None else recorded.request_id
     if request_id in calls and calls[request_id] in calls:
         call = calls[request_id]
     other = ends.get(request_id, ended)

@@ -8,18 +8,19 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
 
-from penstock.api.request import Request, SequenceOutput
+from penstock.api.request import Image, Request, SequenceOutput
 from penstock.api.sampling_params import SamplingParams
+from penstock.frontend.recovery.journal_images import delete_unused_images, without_pixels
 from penstock.frontend.recovery.recent_responses import StoredResponse
 
 T = TypeVar("T")
 
-VERSION = 2  # of the tables; version 1 had neither checksums nor the table of damaged rows
+VERSION = 3  # of the tables; version 2 had no images, version 1 neither checksums nor the table of damaged rows
 APPLICATION_ID = int.from_bytes(b"PNJ\0", "big")
 """Plus the version it is the file's `application_id`: where the two differ, its header is damaged."""
 SET_VERSION = f"PRAGMA user_version = {VERSION}; PRAGMA application_id = {APPLICATION_ID + VERSION}"
@@ -38,8 +39,14 @@ CREATE TABLE IF NOT EXISTS damaged (
     request TEXT NOT NULL, call TEXT, alias TEXT, part INTEGER, content BLOB, reason TEXT NOT NULL, found REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS responses (number INTEGER PRIMARY KEY, response BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS images (digest BLOB PRIMARY KEY, pixels BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS image_uses (
+    request TEXT, digest BLOB, PRIMARY KEY (request, digest)
+) WITHOUT ROWID;
 """
 """In `damaged`, `part` is NULL for a request's record, and `content` is NULL for an unreadable row."""
+NUM_LATER_TABLES = 3
+"""Number of the last tables, which a journal of an earlier version may lack."""
 
 OF_CALL = """call IN (
     SELECT call FROM requests WHERE id = ?1 OR call IN (?1, ?1 || '-0')
@@ -77,8 +84,17 @@ class Entry:
     outputs: list[SequenceOutput] = field(default_factory=list)
 
 
-Row = tuple[str, str, str | None, int, float, bytes]
-"""Columns of a new entry: id, call, alias, position, accepted, record."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A new entry."""
+
+    columns: tuple[str, str, str | None, int, float, bytes]
+    """Id, call, alias, position, accepted, record."""
+    images: tuple[Image, ...]
+
+    @property
+    def request_id(self) -> str:
+        return self.columns[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +145,13 @@ class Batch:
 
 def row_of(entry: Entry) -> Row:
     """An entry's row."""
-    request_id = entry.record.request.request_id
-    return request_id, entry.call, entry.alias, entry.position, entry.accepted, _with_checksum(_encode(entry.record))
+    request = entry.record.request
+    record = replace(entry.record, request=without_pixels(request)) if request.images else entry.record
+    blob = _with_checksum(_encode(record))
+    return Row(
+        (request.request_id, entry.call, entry.alias, entry.position, entry.accepted, blob),
+        request.images,
+    )
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -168,10 +189,10 @@ def decode_record(blob: bytes, request_id: str) -> Record:
     return record
 
 
-def recorded_id(blob: bytes) -> str | None:
-    """The id of a record's request; None if the record is damaged."""
+def recorded_request(blob: bytes) -> Request | None:
+    """A record's request, without pixels; None if the record is damaged."""
     try:
-        return _decode(blob, _decode_record).request.request_id
+        return _decode(blob, _decode_record).request
     except ValueError:
         return None
 
@@ -232,6 +253,7 @@ def delete_ended(database: sqlite3.Connection, kept_seconds: float) -> None:
     long_ago = (time.time() - kept_seconds,)
     database.execute("DELETE FROM outputs WHERE request IN (SELECT id FROM requests WHERE ended < ?)", long_ago)
     database.execute("DELETE FROM requests WHERE ended < ?", long_ago)
+    delete_unused_images(database)
 
 
 def lossy_text(stored: bytes) -> str:

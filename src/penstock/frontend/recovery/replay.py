@@ -69,18 +69,21 @@ class RequestReplay:
             raise JournalDamagedError(f"the journal's record of request {request_id} is damaged: {error!r}") from None
 
     async def catch_up_call(
-        self, name: str, tenant: str, asked: Sequence[tuple[tuple[int, ...], SamplingParams]]
+        self, name: str, tenant: str, asked: Sequence[tuple[Request, SamplingParams]]
     ) -> tuple[list[OutputProcessor], list[tuple[int, CompletionDelta]]]:
         """A call's output processors, and the deltas that bring a new reader up to them.
 
         Args:
-            asked: prompts and parameters of the repeated call.
+            asked: requests and parameters of the repeated call.
 
         Raises:
-            InvalidRequestError: there is no such call, or its prompts or parameters differ.
+            InvalidRequestError: there is no such call, or its prompts, images or parameters differ.
         """
         found = await self.look_up(name, tenant)
-        if asked != [(entry.record.request.prompt_token_ids, entry.record.params) for entry, _ in found]:
+        recorded = [(entry.record.request, entry.record.params) for entry, _ in found]
+        if [(_content(request), params) for request, params in asked] != [
+            (_content(request), params) for request, params in recorded
+        ]:
             raise InvalidRequestError("Last-Event-ID names no known call with the same prompts and parameters")
         deltas = [
             (position, delta)
@@ -88,6 +91,11 @@ class RequestReplay:
             for delta in catch_up(entry, output_processor, self._tokenizer)
         ]
         return [output_processor for _, output_processor in found], deltas
+
+
+def _content(request: Request) -> tuple[tuple[int, ...], list[bytes]]:
+    """A prompt's tokens, and the digests of its images; the journal may have them without pixels."""
+    return request.prompt_token_ids, [image.digest for image in request.images]
 
 
 def entries_of(

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of the query and key heads, applied before RoPE."""
+    """RMS norms of the query and key heads, applied before RoPE, or after it."""
 
     query: AnyArray
     """[head_dim], in the activations' dtype or float32; so is `key`."""
     key: AnyArray | None
     """None: the layer has no keys of its own."""
     eps: float
+    last: bool = False
+    """Whether they are applied after RoPE, whose cosines and sines must have no factor then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class AttentionOptions:
     """As in `RopeOptions`."""
     bidirectional: bool = False
     """Queries also attend to later keys, k < p + window; for texts computed whole."""
+    takes_ends: bool = False
+    """Queries attend to the keys up to their `Batch.seen_ends`, if the batch has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class PackedCache:
         if (norms := options.norms) is not None:
             arguments.query_norm, arguments.key_norm = norms.query.data_ptr(), native.address(norms.key)
             arguments.norm_dtype, arguments.eps = native.dtype_code(norms.query.dtype), norms.eps
+            arguments.norm_last = norms.last
         call(self._library, qkv, arguments)
         return qkv
 
@@ -99,6 +100,7 @@ class PackedCache:
             num_heads=options.num_heads,
             window=options.window or 0,
             bidirectional=options.bidirectional,
+            takes_ends=options.takes_ends,
             chunk=options.chunk or 0,
             scale=options.scale,
             soft_cap=options.soft_cap or 0.0,

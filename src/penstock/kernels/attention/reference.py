@@ -165,8 +165,13 @@ def paged_attention(
     seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
+    seen_ends: IntArray | None = None,
 ) -> Tensor:
-    """See `LayerCache.attend`."""
+    """See `LayerCache.attend`.
+
+    Args:
+        seen_ends: see `Batch`; a sequence with one query sees no key after it.
+    """
     dtype = queries.dtype
     if cache.key_scales is not None:
         integers, steps = to_int8(hadamard(queries.float()))
@@ -179,7 +184,8 @@ def paged_attention(
         out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap, sinks))
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
-        _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, out[part])
+        ends = None if seen_ends is None else seen_ends[part] - chunk.first
+        _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, ends, out[part])
     if cache.key_scales is not None:
         out = hadamard(out.float()).to(dtype)
     return out.flatten(1)
@@ -247,6 +253,7 @@ def _prompt(
     seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
+    ends: NDArray[Any] | None,
     out: Tensor,
 ) -> None:
     query_len, num_heads, head_dim = query.shape
@@ -275,7 +282,7 @@ def _prompt(
     for first, last in _slices(query_len, scores_each):
         places = np.arange(chunk.start + first, chunk.start + last)
         first_keys = seen.first(places + chunk.first) - chunk.first
-        end_keys = seen.end(places, seq_len)
+        end_keys = seen.end(places, seq_len) if ends is None else np.minimum(ends[first:last], seq_len)
         keys = slice(int(first_keys[0]), int(end_keys[-1]))
         mask = _mask(first_keys, end_keys).to(query.device)
         rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionOptions, CacheShape, LayerCaches, RopeOptions, reference
+from penstock.kernels.attention import AttentionOptions, CacheShape, HeadNorms, LayerCaches, RopeOptions, reference
 from penstock.kernels.batch import Batch
 from penstock.kernels.elementwise.reference import rms_norm
 from penstock.system.allocator import Allocator
@@ -65,16 +65,16 @@ class ReferenceCache:
             stored.append(stored[0].clone())
         query = query[:, ::gates]
         rotated = [query, *stored[:1]]
-        if norms is not None:
-            query.copy_(rms_norm(query, norms.query, norms.eps))
-            if norms.key is not None:
-                stored[0].copy_(rms_norm(stored[0], norms.key, norms.eps))
-            if options.value_norm:
-                ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
-                stored[1] = rms_norm(stored[1], ones, norms.eps)
+        if norms is not None and not norms.last:
+            _normalize(rotated, norms)
+        if norms is not None and options.value_norm:
+            ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
+            stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:
             for part in rotated:
                 apply_rotary(part, *angles.unbind(1), interleaved=options.interleaved)
+        if norms is not None and norms.last:
+            _normalize(rotated, norms)
         if query_factors is not None:
             query.mul_(query_factors.view(-1, 1, 1))
         if stored:
@@ -87,13 +87,23 @@ class ReferenceCache:
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
         gates, head_dim = 1 + options.gated, self.key.shape[3]
         queries = query[:, : options.num_heads * gates * head_dim].view(len(query), -1, head_dim)[:, ::gates]
-        return reference.paged_attention(queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks)
+        ends = batch.seen_ends if options.takes_ends else None
+        return reference.paged_attention(
+            queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks, ends
+        )
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the cache, each [num_blocks, ...]."""
         keys, values = (self.key, self.key_scales), (self.value, self.value_scales)
         tensors = keys if self._latent else (*keys, *values)
         return [tensor for tensor in tensors if tensor is not None]
+
+
+def _normalize(parts: Sequence[Tensor], norms: HeadNorms) -> None:
+    """Normalize the queries, and the keys if the layer has its own, in place."""
+    for part, weight in zip(parts, (norms.query, norms.key), strict=False):
+        if weight is not None:
+            part.copy_(rms_norm(part, weight, norms.eps))
 
 
 def new_caches(shapes: Sequence[CacheShape], allocator: Allocator) -> LayerCaches:

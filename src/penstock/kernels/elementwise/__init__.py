@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
@@ -55,15 +55,28 @@ class AddRMSNormOp(Protocol):
         ...
 
 
+ElementActivation = HeadActivation | Literal["clip", "xielu"]
+"""clip: to -1 to 1. xielu: Huang and Schlag, 2024, arXiv:2411.13010, with beta 0.5."""
+
+
 class ActivateOp(Protocol):
-    """An activation of each element, or, with tanh between a division and a product, a soft cap."""
+    """An activation of each element, or, between a division and a product, a soft cap (tanh) or a limit (clip)."""
 
     def __call__(
-        self, x: AnyArray, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
+        self,
+        x: AnyArray,
+        activation: ElementActivation | None,
+        *,
+        divisor: float = 1.0,
+        factor: float = 1.0,
+        alphas: tuple[AnyArray, AnyArray] | None = None,
     ) -> AnyArray:
         """factor * activation(x / divisor) for `x` [rows, columns], which is overwritten; rounded once.
 
         `activation` None: none. gelu is the exact one.
+
+        Args:
+            alphas: of xielu, for values above and below 0, before their softplus: each [1] float32.
         """
         ...
 

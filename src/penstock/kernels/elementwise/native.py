@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
-from penstock.kernels.elementwise import Columns, NormWeight
+from penstock.kernels.elementwise import Columns, ElementActivation, NormWeight
 from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code
 from penstock.native.array import Array, dtype_name
@@ -20,13 +19,24 @@ from penstock.native.structs import (
     ColumnsArgs,
     GateArgs,
     GatherArgs,
+    GatherAxesArgs,
     HeadGatesArgs,
+    LimitArgs,
     NormArgs,
     ScaleArgs,
     ScatterArgs,
 )
 
-_ACTIVATIONS: dict[HeadActivation | None, int] = {None: 0, "silu": 1, "gelu": 5, "relu": 6, "sigmoid": 7, "tanh": 8}
+_ACTIVATIONS: dict[ElementActivation | None, int] = {
+    None: 0,
+    "silu": 1,
+    "gelu": 5,
+    "relu": 6,
+    "sigmoid": 7,
+    "tanh": 8,
+    "clip": 9,
+    "xielu": 10,
+}
 """Codes of ops.h."""
 
 
@@ -46,6 +56,21 @@ class ElementwiseKernels:
             table_stride=stride,
             row_bytes=row_bytes,
             row_ids=row_ids.data_ptr(),
+            y=out.data_ptr(),
+        )
+        call(self._library, row_ids, arguments)
+        return out
+
+    def gather_axes(self, table: Array, row_ids: Array, axes: Array) -> Array:
+        assert (dtype_name(row_ids.dtype), dtype_name(axes.dtype)) == ("int64", "int32")
+        assert (row_ids.shape[1:], table.shape[2:]) == ((3,), axes.shape)
+        assert row_ids.is_contiguous()
+        out = empty_rows(row_ids, tuple(table.shape[1:]), table.dtype)
+        arguments = GatherAxesArgs(
+            table=table.data_ptr(),
+            row_ids=row_ids.data_ptr(),
+            axes=axes.data_ptr(),
+            columns=table.shape[2],
             y=out.data_ptr(),
         )
         call(self._library, row_ids, arguments)
@@ -104,7 +129,13 @@ class ElementwiseKernels:
         return x
 
     def activate(
-        self, x: Array, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0
+        self,
+        x: Array,
+        activation: ElementActivation | None,
+        *,
+        divisor: float = 1.0,
+        factor: float = 1.0,
+        alphas: tuple[Array, Array] | None = None,
     ) -> Array:
         assert x.dim() == 2
         assert x.is_contiguous()
@@ -116,8 +147,23 @@ class ElementwiseKernels:
             divisor=divisor,
             factor=factor,
         )
+        if alphas is not None:
+            arguments.alpha_p, arguments.alpha_n = (alpha.data_ptr() for alpha in alphas)
         call(self._library, x, arguments)
         return x
+
+    def limit(self, x: Array, first: int, count: int, low: Array, high: Array) -> None:
+        assert x.stride(1) == 1
+        assert first + count <= x.shape[1]
+        arguments = LimitArgs(
+            x=x.data_ptr() + first * x.dtype.itemsize,
+            stride=x.stride(0),
+            dtype=dtype_code(x.dtype),
+            columns=count,
+            low=low.data_ptr(),
+            high=high.data_ptr(),
+        )
+        call(self._library, x, arguments)
 
     def add_rows(self, x: Array, residual: Array, factor: float, *, total: Array | None = None) -> Array:
         assert x.dim() == 2

@@ -1,14 +1,14 @@
 """Row-wise operations in plain torch: gather, scatter, scale, activations, sums, gates and normalization."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
-from penstock.kernels.elementwise import Columns, NormWeight
+from penstock.kernels.elementwise import Columns, ElementActivation, NormWeight
 
 _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
 
@@ -16,6 +16,15 @@ _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
 def gather(table: Tensor, row_ids: Tensor) -> Tensor:
     """`table` [rows, ...], `row_ids` [count] int64, each below `rows` -> [count, ...]."""
     return table.index_select(0, row_ids)
+
+
+def gather_axes(table: Tensor, row_ids: Tensor, axes: Tensor) -> Tensor:
+    """`table` [rows, 2, columns], `row_ids` [count, 3] int64 -> [count, 2, columns]: each column from its axis's row.
+
+    `axes` [columns] int32: which of a row's three ids each column has (M-RoPE; Wang et al., 2024, arXiv:2409.12191).
+    """
+    rows = row_ids[:, axes.long()].unsqueeze(1).expand(-1, 2, -1)
+    return table.gather(0, rows)
 
 
 def scatter(x: Tensor, row_ids: Tensor, table: Tensor) -> None:
@@ -44,8 +53,9 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x.mul_(factor)
 
 
-_FUNCTIONS: dict[HeadActivation | None, Callable[[Tensor], Tensor]] = {
+_FUNCTIONS: dict[ElementActivation | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
+    "clip": lambda x: x.clamp(-1.0, 1.0),
     "gelu": F.gelu,
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
@@ -54,9 +64,28 @@ _FUNCTIONS: dict[HeadActivation | None, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activate(x: Tensor, activation: HeadActivation | None, *, divisor: float = 1.0, factor: float = 1.0) -> Tensor:
+def activate(
+    x: Tensor,
+    activation: ElementActivation | None,
+    *,
+    divisor: float = 1.0,
+    factor: float = 1.0,
+    alphas: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """See `ActivateOp`."""
-    return x.copy_(_FUNCTIONS[activation](x.float().div_(divisor)).mul_(factor))
+    apply = _FUNCTIONS[activation] if alphas is None else partial(_xielu, alphas=alphas)
+    return x.copy_(apply(x.float().div_(divisor)).mul_(factor))
+
+
+def _xielu(x: Tensor, alphas: tuple[Tensor, Tensor]) -> Tensor:
+    positive, negative = (F.softplus(alpha) for alpha in alphas)
+    below = (x.clamp(max=-1e-6).expm1() - x) * (negative + 0.5)
+    return torch.where(x > 0, positive * x * x, below) + 0.5 * x
+
+
+def limit(x: Tensor, first: int, count: int, low: Tensor, high: Tensor) -> None:
+    """Limit `count` columns of `x` [rows, any] from `first` on to `low` up to `high`, each [1] float32, in place."""
+    x[:, first : first + count].clamp_(low.to(x.dtype), high.to(x.dtype))
 
 
 def add_rows(x: Tensor, residual: Tensor, factor: float, *, total: Tensor | None = None) -> Tensor:

@@ -15,8 +15,10 @@ def route(
     assert scales is None or routing.score != "sparsemixer"
     if routing.score == "sparsemixer":
         return _mixed_sparsely(logits, routing)
-    scores = logits.sigmoid() if routing.score == "sigmoid" else logits  # softmax preserves the order
-    choice = scores if correction is None else scores + correction
+    scores = logits.sigmoid() if routing.score == "sigmoid" else logits
+    choice = scores  # softmax preserves the order
+    if correction is not None:
+        choice = (logits.softmax(-1) if routing.score == "softmax" else scores) + correction
     if routing.groups > 1:
         choice = _within_best_groups(choice, routing)
     ids = _largest(choice, routing.top_k)

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention, mixtures of experts after the first layers.
+"""DeepSeek V2, V3 and V3.2, GLM 4.7 Flash and GLM 5: multi-head latent attention, experts after the first layers.
 
 q = Wq n, or Wqb norm(Wqa n)                    n = norm(x); each head: a plain part and one with RoPE
 c, r = Wkva n; c = norm(c)                      what the cache keeps: a latent, and a key part with RoPE for all
@@ -7,6 +7,9 @@ x += Wo attend(q, [k, r], v)
 n = norm(x)
 s = softmax(Wr n), V3: sigmoid                  V3: the experts are chosen by s + correction, in the best groups
 x += scaling * sum of s[e] * mlp_e(n) + shared_mlp(n)                    V3: s / sum(s); first layers: mlp(n)
+
+V3.2 and GLM 5 attend to the `index_topk` keys that an indexer chooses. Up to that many tokens these are all keys, so
+the indexer is skipped, and longer texts are refused.
 """
 
 import math
@@ -40,7 +43,8 @@ def deepseek_v2_spec(config: HFConfig) -> ModelSpec:
     dense = _dense(config, max_position=2048)
     first = config.size("first_k_dense_replace", 0, least=0)
     sparse = [index >= first for index in range(dense.num_layers)]
-    return _model(config, dense, sparse, routing, correction=False, paired=True)
+    attention = _attention(config, dense, paired=True)
+    return latent_model(config, dense, attention, sparse, routing, correction=False)
 
 
 def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
@@ -54,6 +58,39 @@ def deepseek_v3_spec(config: HFConfig) -> ModelSpec:
     first = config.size("first_k_dense_replace", 3, least=0)
     sparse = [index >= first for index in range(dense.num_layers)]
     return _with_sigmoids(config, dense, sparse, num_experts=256, groups=(8, 4), scaling=2.5)
+
+
+def deepseek_v32_spec(config: HFConfig) -> ModelSpec:
+    """Read a `DeepseekV32ForCausalLM`: DeepSeek V3, for texts of up to `index_topk` tokens."""
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
+    config.expect("moe_layer_freq", 1)
+    dense = _dense(config, max_position=163840)
+    return _indexed(config, dense, groups=(8, 4), key_dim=128)
+
+
+def glm_moe_dsa_spec(config: HFConfig) -> ModelSpec:
+    """Read a `GlmMoeDsaForCausalLM` (GLM 5): DeepSeek V3.2, with layers that share the choice of an earlier layer."""
+    config.ignore("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
+    dense = _dense(config, max_position=202752, norm_eps=1e-5)
+    return _indexed(config, dense, groups=(1, 1), key_dim=192)
+
+
+def _indexed(config: HFConfig, dense: Dense, groups: tuple[int, int], key_dim: int) -> ModelSpec:
+    """The model for texts in which the indexer chooses all keys."""
+    config.expect("rope_interleave", True)
+    config.ignore("index_n_heads", "index_head_dim", "indexer_rope_interleave")  # of the indexer
+    config.layer_kinds(dense.num_layers, ("indexed_attention",), [])
+    sparse = sparse_layers(config, dense.num_layers, config.size("first_k_dense_replace", 3, least=0))
+    model = _with_sigmoids(config, dense, sparse, num_experts=256, groups=groups, scaling=2.5, key_dim=key_dim)
+    most = config.size("index_topk", 2048)
+    ignored = (*model.names.ignored, r".*\.self_attn\.indexer\..*", r"blk\.\d+\.indexer\..*")
+    model = replace(model, names=replace(model.names, ignored=ignored))
+    if most >= model.max_position:
+        return model
+    return replace(model, max_position=most, limit="its index_topk, as its indexer for longer texts is not implemented")
 
 
 def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
@@ -70,7 +107,13 @@ def _dense(config: HFConfig, max_position: int, norm_eps: float = 1e-6) -> Dense
 
 
 def _with_sigmoids(
-    config: HFConfig, dense: Dense, sparse: list[bool], num_experts: int, groups: tuple[int, int], scaling: float
+    config: HFConfig,
+    dense: Dense,
+    sparse: list[bool],
+    num_experts: int,
+    groups: tuple[int, int],
+    scaling: float,
+    key_dim: int = 128,
 ) -> ModelSpec:
     routing = read_routing(
         config,
@@ -83,14 +126,21 @@ def _with_sigmoids(
         top_groups=config.size("topk_group", groups[1]),
         group_tops=2,
     )
-    return _model(config, dense, sparse, routing, correction=True, paired=config.get("rope_interleave", True))
+    attention = _attention(config, dense, paired=config.get("rope_interleave", True), key_dim=key_dim)
+    return latent_model(config, dense, attention, sparse, routing, correction=True)
 
 
-def _model(
-    config: HFConfig, dense: Dense, sparse: list[bool], routing: Routing, *, correction: bool, paired: bool
+def latent_model(
+    config: HFConfig,
+    dense: Dense,
+    attention: LatentAttentionSpec,
+    sparse: list[bool],
+    routing: Routing,
+    *,
+    correction: bool,
 ) -> ModelSpec:
+    """A model of latent attention, with experts in the layers that are `sparse`."""
     hidden = dense.model.hidden_size
-    attention = _attention(config, dense, paired=paired)
     inner = config.size("moe_intermediate_size", 1408)
     shared = shared_experts(hidden, inner * config.size("n_shared_experts", 1))
     mixture = MixtureSpec(hidden, inner, routing, correction=correction, shared=shared)
@@ -102,8 +152,8 @@ def _model(
     return replace(dense.model, layers=layers, names=names, mtp=head if num_mtp_layers else None)
 
 
-def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttentionSpec:
-    rope, key_dim = dense.attention.rope, config.size("qk_nope_head_dim", 128)
+def _attention(config: HFConfig, dense: Dense, *, paired: bool, key_dim: int = 128) -> LatentAttentionSpec:
+    rope, key_dim = dense.attention.rope, config.size("qk_nope_head_dim", key_dim)
     assert rope is not None, "read_dense gives one"
     config.expect("mlp_bias", False)
     config.expect("qk_head_dim", key_dim + rope.dim, None)
@@ -114,11 +164,16 @@ def _attention(config: HFConfig, dense: Dense, *, paired: bool) -> LatentAttenti
         key_dim=key_dim,
         value_dim=config.size("v_head_dim", 128),
         rope=rope,
-        scale=(key_dim + rope.dim) ** -0.5 * _stretched(rope) ** 2,
+        scale=latent_scale(key_dim, rope),
         query_rank=config.find_size("q_lora_rank"),
         paired=paired,
         bias=config.get("attention_bias", False),
     )
+
+
+def latent_scale(key_dim: int, rope: RopeConfig) -> float:
+    """Factor on the scores of heads with `key_dim` elements without RoPE."""
+    return float((key_dim + rope.dim) ** -0.5 * _stretched(rope) ** 2)
 
 
 def _stretched(rope: RopeConfig) -> float:

@@ -1,4 +1,4 @@
-"""Gemma 4 (text): dense models, E-models with per-layer embeddings and shared keys, and mixtures of experts.
+"""Gemma 4: dense models, E-models with per-layer embeddings and shared keys, and mixtures of experts.
 
     x = sqrt(hidden_size) * embedding
     q, k, v = norm(Wq n), norm(Wk n), norm(Wv n)    n = norm(x); the last without weights
@@ -7,8 +7,8 @@
     x += norm(W (gelu(Wp x) * p)); x *= scalar      p: the layer's part of the token's per-layer embedding
 
 Full-attention layers have wider heads than sliding-window layers, apply RoPE to a part of each head only, and may use
-their keys as their values. The upper layers of E-models read the KV cache of the last lower layer of the same kind. The
-towers of multimodal checkpoints are skipped.
+their keys as their values. The upper layers of E-models read the KV cache of the last lower layer of the same kind. In
+some models the tokens of an image attend to each other in sliding-window layers. The audio tower is skipped.
 """
 
 import re
@@ -27,6 +27,8 @@ from penstock.models.families.dense import Dense, check_heads, check_rotation, r
 from penstock.models.families.gemma2 import read_soft_cap
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mixtures import read_routing
+from penstock.models.families.towers.gemma_vision import gemma4_vision_tower
+from penstock.models.families.towers.reading import read_tower
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer
 
@@ -46,6 +48,7 @@ def gemma4_spec(config: HFConfig) -> ModelSpec:
     """Read a `Gemma4ForCausalLM`, or the text model of a `Gemma4ForConditionalGeneration`."""
     text = config.text(*_TOWERS)
     text.expect("use_bidirectional_attention", None, "vision")  # applies to images only
+    joins = text.find("use_bidirectional_attention", str) is not None
     dense = read_dense(
         text,
         max_position=131072,
@@ -58,8 +61,13 @@ def gemma4_spec(config: HFConfig) -> ModelSpec:
         activation="gelu_tanh",
         reads_rope=False,
     )
-    attentions = _attentions(text, dense)
     per_layer = _per_layer(text, dense)
+    stand_in = None if per_layer is None else text.size("pad_token_id", 0, least=0)
+    tower = read_tower(config, lambda vision: gemma4_vision_tower(vision, dense.model.hidden_size, stand_in))
+    attentions = [
+        replace(one, joins_images=tower is not None and joins and one.window is not None)
+        for one in _attentions(text, dense)
+    ]
     parts = _feed_forwards(text, dense, attentions)
     layers = (
         _layer(dense, index, attention, part, per_layer)
@@ -72,6 +80,7 @@ def gemma4_spec(config: HFConfig) -> ModelSpec:
         logits_soft_cap=read_soft_cap(text, "final_logit_softcapping", None),
         per_layer=per_layer,
         names=_names(attentions),
+        tower=tower,
     )
 
 

@@ -12,7 +12,7 @@ logits = W norm(x) / logits_scaling
 from dataclasses import replace
 
 from penstock.layers.mixture import MixtureSpec
-from penstock.models.families.dense import read_dense
+from penstock.models.families.dense import Dense, read_dense
 from penstock.models.families.granite import granite_model
 from penstock.models.families.granite_moe_hybrid import EXPERT_NAMES, shared_mlp
 from penstock.models.families.mixtures import read_routing
@@ -39,12 +39,16 @@ def _granite_moe(config: HFConfig, shared: int) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
     )
+    return granite_model(config, dense, [attention] * dense.num_layers, granite_mixture(config, dense, shared))
+
+
+def granite_mixture(config: HFConfig, dense: Dense, shared: int) -> MixtureSpec:
+    """Granite's mixture of experts, with a shared expert of the size `shared`, or none if that is 0."""
     hidden = dense.model.hidden_size
-    mixture = MixtureSpec(
+    return MixtureSpec(
         hidden,
         dense.mlp.intermediate_size,
         read_routing(config, config.size("num_local_experts", 8), 2, score="softmax_of_top"),
         shared=shared_mlp(hidden, shared) if shared else None,
         names=EXPERT_NAMES,
     )
-    return granite_model(config, dense, [attention] * dense.num_layers, mixture)

@@ -69,7 +69,7 @@ def _mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
     """The mixer of each layer, by `layer_types`; older files have other names for the types."""
     bias = config.get("attention_bias", False)
     scale = config.positive("attention_multiplier", 1.0)
-    mamba = _mamba(config, dense)
+    mamba = read_mamba(config, dense)
     attention = replace(dense.attention, scale=scale, qkv_bias=bias, output_bias=bias)
     kinds: dict[str, MixerSpec] = {"linear_attention": mamba, "full_attention": attention}
     default = ["linear_attention"] * dense.num_layers
@@ -77,7 +77,8 @@ def _mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
     return [kinds[_LEGACY.get(kind, kind)] for kind in named]
 
 
-def _mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
+def read_mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
+    """Mamba 2 as Granite and Bamba have it."""
     hidden, heads = dense.model.hidden_size, config.size("mamba_n_heads", 128)
     groups = config.size("mamba_n_groups", 1)
     inner = config.size("mamba_expand", 2) * hidden

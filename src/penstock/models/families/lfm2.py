@@ -43,11 +43,15 @@ def read_lfm2(config: HFConfig) -> Dense:
     return replace(dense, norm_eps=eps, attention=replace(dense.attention, qk_norm_eps=eps, names=NAMES), model=model)
 
 
+def read_conv(config: HFConfig, dense: Dense, kernel: int) -> ShortConvSpec:
+    """The convolution; `kernel` is the default of its width."""
+    bias = config.get("conv_bias", False)
+    return ShortConvSpec(dense.model.hidden_size, config.size("conv_L_cache", kernel, least=2), bias)
+
+
 def lfm2_mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
     """The mixer of each layer, by `layer_types` or `full_attn_idxs`."""
-    conv = ShortConvSpec(
-        dense.model.hidden_size, config.size("conv_L_cache", 3, least=2), config.get("conv_bias", False)
-    )
+    conv = read_conv(config, dense, 3)
     kinds: dict[str, MixerSpec] = {"conv": conv, "full_attention": dense.attention}
     attending = config.find("full_attn_idxs", list)
     if attending is None:

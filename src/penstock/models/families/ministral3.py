@@ -1,4 +1,4 @@
-"""Ministral 3, and the text model of Mistral Small 3 with vision: Mistral with an optional query scale by position.
+"""Ministral 3, and Mistral Small 3 and 4 with vision: Mistral with a query scale by position.
 
 x += attention(norm(x))      Llama's with q *= 1 + beta * log(1 + floor(position / original context))
 x += mlp(norm(x))
@@ -7,11 +7,15 @@ x += mlp(norm(x))
 from dataclasses import replace
 
 from penstock.layers.rope import RopeConfig, TemperatureConfig
+from penstock.layers.spec import NormSpec
 from penstock.models.families.dense import check_rotation, read_dense
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.mistral4 import mistral4_spec
+from penstock.models.families.towers.pixtral import pixtral_tower
+from penstock.models.families.towers.reading import read_tower
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import ModelSpec
+from penstock.models.spec import MergeSpec, ModelSpec, ProjectionSpec, TowerSpec
 
 _USUAL = {
     "rope_type": "yarn",
@@ -58,10 +62,29 @@ def _positions(config: HFConfig, head_dim: int, max_position: int) -> tuple[Rope
 
 
 def mistral3_spec(config: HFConfig) -> ModelSpec:
-    """Read the text model of a `Mistral3ForConditionalGeneration`."""
+    """Read a `Mistral3ForConditionalGeneration`."""
     text = config.text(*_TOWERS)
     kind = text.get("model_type", "mistral")
-    families = {"mistral": mistral_spec, "ministral3": ministral3_spec}
+    families = {"mistral": mistral_spec, "ministral3": ministral3_spec, "mistral4": mistral4_spec}
     if kind not in families:
         raise text.unsupported("model_type of text_config", kind, tuple(families))
-    return replace(families[kind](text), names=multimodal_names("vision_tower", "multi_modal_projector"))
+    model = replace(families[kind](text), names=multimodal_names("vision_tower", "multi_modal_projector"))
+    eps = model.final_norm.eps
+    return replace(model, tower=read_tower(config, lambda vision: _tower(vision, config, model.hidden_size, eps)))
+
+
+def _tower(vision: HFConfig, config: HFConfig, text_size: int, eps: float) -> TowerSpec:
+    """Pixtral's tower, with a linear map of merged patches."""
+    config.expect("vision_feature_layer", -1)
+    config.expect("projector_hidden_act", "gelu")
+    bias, merge = config.get("multimodal_projector_bias", False), config.size("spatial_merge_size", 2)
+    tower = pixtral_tower(vision, "vision_tower", merge)
+    name, size = "multi_modal_projector", tower.hidden_size
+    connector = (
+        NormSpec(f"{name}.norm", size, eps),
+        MergeSpec(),
+        ProjectionSpec(f"{name}.patch_merger.merging_layer", size * merge**2, size, layout="by_channel"),
+        ProjectionSpec(f"{name}.linear_1", size, text_size, bias=bias, activation="gelu"),
+        ProjectionSpec(f"{name}.linear_2", text_size, text_size, bias=bias),
+    )
+    return replace(tower, connector=connector)

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 (text): gated delta nets in three of four layers, gated attention in the others.
+"""Qwen3.5 and 3.6: gated delta nets in three of four layers, gated attention in the others.
 
     q, k, v = conv(Wqkv n); g, b, a = Wg n, Wb n, Wa n                       n = norm(x); one state S for each head
     S = exp(-A softplus(a + dt)) S
@@ -6,8 +6,8 @@
     x += Wo (norm(qᵀ S) * silu(g))                  or attention: q and k with norms, times sigmoid of a gate
     x += mlp(norm(x))                               or experts with a gated shared expert
 
-Norms multiply by 1 + weight; RoPE rotates a quarter of each head. The vision tower of multimodal checkpoints is
-skipped. The multi-token prediction head (`mtp.*`) has one layer, with attention.
+Norms multiply by 1 + weight; RoPE rotates a quarter of each head, in multimodal checkpoints by positions on three axes.
+The multi-token prediction head (`mtp.*`) has one layer, with attention.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,8 @@ from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mixtures import read_routing
+from penstock.models.families.towers.qwen_vision import qwen3_vision_tower
+from penstock.models.families.towers.reading import read_tower, with_axes
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec, SubLayer
 
@@ -48,12 +50,14 @@ def _qwen3_5(config: HFConfig, feed_forward: Callable[[HFConfig, Dense], FeedFor
     own_embedding = text.get("mtp_use_dedicated_embeddings", False)
     has_head = text.size("mtp_num_hidden_layers", 0, least=0) > 0 and not own_embedding
     names = multimodal_names("visual")
-    return replace(
+    model = replace(
         dense.model,
         layers=tuple(hybrid_layer(dense, index, mixer, part) for index, mixer in enumerate(delta_mixers(text, dense))),
         names=replace(names, ignored=(*names.ignored, r"mtp\..*")),
         mtp=mtp_head(dense, part) if has_head else None,
     )
+    tower = read_tower(config, lambda vision: qwen3_vision_tower(vision, model.hidden_size, taps=()))
+    return model if tower is None else replace(with_axes(model, text, [11, 11, 10]), tower=tower)
 
 
 def read_hybrid(config: HFConfig) -> Dense:

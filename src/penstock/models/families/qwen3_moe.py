@@ -18,6 +18,11 @@ from penstock.models.spec import ModelSpec
 
 def qwen3_moe_spec(config: HFConfig) -> ModelSpec:
     """Read a `Qwen3MoeForCausalLM`."""
+    return qwen3_mixture(config, renormalize=config.get("norm_topk_prob", False))
+
+
+def qwen3_mixture(config: HFConfig, *, renormalize: bool) -> ModelSpec:
+    """Read a mixture; `renormalize`: whether the weights of a token's experts are divided by their sum."""
     dense = read_dense(config, max_position=32768)
     bias = config.get("attention_bias", False)
     window = config.find_size("sliding_window", absent=4096)
@@ -32,7 +37,7 @@ def qwen3_moe_spec(config: HFConfig) -> ModelSpec:
     mixture = MixtureSpec(
         dense.model.hidden_size,
         config.size("moe_intermediate_size", 768),
-        read_routing(config, experts, renormalize=config.get("norm_topk_prob", False)),
+        read_routing(config, experts, renormalize=renormalize),
     )
     plain = mlp_layers(config, dense.num_layers)
     layers = tuple(

@@ -53,6 +53,8 @@ def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
     if mixer is not None and isinstance(mixer.part, GatedDeltaNetSpec):
         part = mixer.part if mixer.part.together == "none" else replace(mixer.part, together="rates")
         mixer = replace(mixer, part=replace(part, in_turn=in_turn))
+    if mixer is not None and isinstance(mixer.part, AttentionSpec):
+        mixer = replace(mixer, part=replace(mixer.part, qkv_by_head=False))
     if feed_forward is not None and isinstance(feed_forward.part, MixtureSpec):
         feed_forward = replace(feed_forward, part=_mixture(feed_forward.part))
     elif feed_forward is not None and isinstance(feed_forward.part, GatedMLPSpec):

@@ -111,6 +111,9 @@ def _load_file(
     unexpected = [name for name in names if name not in parameters]
     if unexpected:
         raise CheckpointError(f"{file.path} holds {_some(unexpected)}, which this architecture does not have")
+    vectors = {name: parameters[name] for name in names if len(parameters[name].shape) == 1}
+    rows = {name: _OneRow(vector) for name, vector in vectors.items() if file.shapes[name] == (1, *vector.shape)}
+    parameters = parameters | rows
     for name in names:
         if file.shapes[name] != parameters[name].shape:
             wanted = list(parameters[name].shape)
@@ -126,6 +129,17 @@ def _load_file(
                 num_read += (piece.last - piece.first) * math.prod(file.shapes[piece.name][1:])
         report_bytes(bytes_before + size * num_read // num_elements, total_bytes)
     return names
+
+
+class _OneRow:
+    """A vector that the checkpoint stores as a matrix of one row. See `Parameter`."""
+
+    def __init__(self, vector: Parameter) -> None:
+        self.shape: tuple[int, ...] = (1, *vector.shape)
+        self._vector = vector
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._vector.load(0, rows[0])
 
 
 def _check_equal(name: str, file: WeightFile, other: WeightFile) -> None:

@@ -21,12 +21,14 @@ from penstock.server.anthropic.schema import (
     ToolUseAnswer,
     Usage,
 )
-from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
+from penstock.server.streams import Frame, event
 
 
 class MessagesAnswer:
     """One message: blocks of reasoning, of text and of calls, in the order the model wrote them; one at least."""
+
+    frame = Frame.SERVER_SENT_EVENTS
 
     def __init__(self, model: str, request: Request, parsers: Parsers, *, show_thinking: bool = True) -> None:
         self.id = request.request_id

@@ -10,6 +10,8 @@ from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import is_billing, placeholder
 from penstock.server.anthropic.schema import Block, ContextManagement, PromptBody, ToolChoice, ToolParam, Turn
 from penstock.server.body import check_text
+from penstock.server.image_parts import image_in_source, not_supported
+from penstock.text.content import Content, ImageSource, content_of, joined, text_of
 
 _OWNERS = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
 _UNREAD = frozenset({"redacted_thinking"})
@@ -24,10 +26,10 @@ def conversation(body: PromptBody, known: ChatFormat) -> Conversation:
             context management is unsupported.
     """
     asked_from = 1 + max((i for i, turn in enumerate(body.messages) if turn.role == "assistant"), default=-1)
-    system = _system(body.system or "")
+    system = _system(body.system or "", known)
     messages = [{"role": "system", "content": system}] if system else []
     for index, turn in enumerate(body.messages):
-        for message in _messages(turn, f"messages[{index}].content", is_history=index < asked_from):
+        for message in _messages(turn, f"messages[{index}].content", known, is_history=index < asked_from):
             last = messages[-1] if messages else {}
             if last.get("role") == message["role"] != "tool" and "tool_calls" not in last:
                 _join(last, message)
@@ -60,7 +62,7 @@ def _ignored_edits(given: ContextManagement | None) -> list[str]:
     return ["context_management"] if any(edit.keep != "all" for edit in edits) else []
 
 
-def _messages(turn: Turn, field: str, *, is_history: bool) -> list[dict[str, Any]]:
+def _messages(turn: Turn, field: str, known: ChatFormat, *, is_history: bool) -> list[dict[str, Any]]:
     """A turn's messages as chat templates expect them: tool results are separate messages."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": check_text(turn.content, field)}]
@@ -70,15 +72,15 @@ def _messages(turn: Turn, field: str, *, is_history: bool) -> list[dict[str, Any
         if _OWNERS.get(block.type, turn.role) != turn.role:
             raise InvalidRequestError(f"{at}: a {turn.role} has no {block.type} block", at)
         if block.type == "tool_result":
-            messages.append(_result(block, at))
+            messages.append(_result(block, at, known))
             continue
         if not messages or messages[-1]["role"] == "tool":
             messages.append({"role": turn.role, "content": ""})
-        _add(messages[-1], block, at, with_placeholder=is_history or turn.role != "user")
+        _add(messages[-1], block, at, known, with_placeholder=is_history or turn.role != "user")
     return messages or [{"role": turn.role, "content": ""}]
 
 
-def _add(message: dict[str, Any], block: Block, field: str, *, with_placeholder: bool) -> None:
+def _add(message: dict[str, Any], block: Block, field: str, known: ChatFormat, *, with_placeholder: bool) -> None:
     if block.type == "thinking":
         thought = check_text(block.thinking or "", field)
         if thought:
@@ -89,10 +91,16 @@ def _add(message: dict[str, Any], block: Block, field: str, *, with_placeholder:
         made = called(check_text(block.name, field), arguments, check_text(block.id, field))
         message.setdefault("tool_calls", []).append(made)
     else:
-        message["content"] += block_text(block, field, with_placeholder=with_placeholder)
+        takes_image = known.takes_images and block.type == "image" and message["role"] == "user"
+        content = (
+            content_of([image_in_source(block.source, field)], "")
+            if takes_image
+            else _block_text(block, field, known, with_placeholder=with_placeholder)
+        )
+        message["content"] = joined(message["content"], content, "")
 
 
-def block_text(block: Block, field: str, *, with_placeholder: bool) -> str:
+def _block_text(block: Block, field: str, known: ChatFormat, *, with_placeholder: bool) -> str:
     """The text of a block.
 
     Args:
@@ -109,34 +117,45 @@ def block_text(block: Block, field: str, *, with_placeholder: bool) -> str:
         return check_text("\n\n".join(filter(None, (block.title, str(block.source.get("data", ""))))), field)
     if block.type == "search_result":
         source = block.source if isinstance(block.source, str) else None
-        return "\n".join(filter(None, (block.title, source, _content_text(block.content, field))))
+        return "\n".join(filter(None, (block.title, source, text_of(_content(block.content, field, known)))))
     if block.type == "tool_reference":
         return check_text(f"[tool: {block.tool_name}]", field)
     if block.type in _UNREAD:
         return ""
     if not with_placeholder:
-        raise InvalidRequestError(f"{field}: {block.type} is not supported here: this model reads text", field)
+        raise not_supported(block.type, field, known)
     return check_text(placeholder(block.type), field)
 
 
-def _result(block: Block, field: str) -> dict[str, Any]:
-    text = _content_text(block.content, f"{field}.content")
+def _result(block: Block, field: str, known: ChatFormat) -> dict[str, Any]:
+    content = _content(block.content, f"{field}.content", known)
     id = template_id(check_text(block.tool_use_id, field))
-    return {"role": "tool", "content": f"Error: {text}" if block.is_error else text, "tool_call_id": id}
+    return {
+        "role": "tool",
+        "content": joined("Error: ", content, "") if block.is_error else content,
+        "tool_call_id": id,
+    }
 
 
-def _content_text(content: Any, field: str) -> str:
+def _content(content: Any, field: str, known: ChatFormat) -> Content:
+    """The content of a result: of its blocks, or its JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
         return check_text(content, field)
     if isinstance(content, list) and all(isinstance(one, Block) for one in content):
-        return "".join(block_text(one, f"{field}[{index}]", with_placeholder=True) for index, one in enumerate(content))
+        return content_of([_result_part(one, f"{field}[{i}]", known) for i, one in enumerate(content)], "")
     return check_text(json.dumps(content, ensure_ascii=False), field)
 
 
+def _result_part(block: Block, field: str, known: ChatFormat) -> str | ImageSource:
+    if known.takes_images and block.type == "image":
+        return image_in_source(block.source, field)
+    return _block_text(block, field, known, with_placeholder=True)
+
+
 def _join(last: dict[str, Any], message: dict[str, Any]) -> None:
-    last["content"] = "\n\n".join(text for text in (last["content"], message.pop("content")) if text)
+    last["content"] = joined(last["content"], message.pop("content"), "\n\n")
     last |= message
 
 
@@ -176,11 +195,11 @@ def _template_variables(body: PromptBody, known: ChatFormat) -> tuple[dict[str, 
     return variables, tuple(ignored)
 
 
-def _system(system: str | Sequence[Block]) -> str:
+def _system(system: str | Sequence[Block], known: ChatFormat) -> str:
     if isinstance(system, str):
         return check_text(system, "system")
     return "".join(
-        block_text(block, f"system[{index}]", with_placeholder=False)
+        _block_text(block, f"system[{index}]", known, with_placeholder=False)
         for index, block in enumerate(system)
         if not (block.text and is_billing(block.text))
     )

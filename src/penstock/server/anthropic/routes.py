@@ -15,7 +15,8 @@ from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import CountTokensBody, MessageAnswer, MessagesBody, TokenCount
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import EVENTS, CallOf, accept_conversation, prepare
+from penstock.server.dialect import CallOf, accept_conversation, prepare
+from penstock.server.streams import EVENTS
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=BodyRoute)
 
@@ -45,8 +46,8 @@ async def count_tokens(body: CountTokensBody, call: CallOf) -> TokenCount:
     """Number of tokens of a conversation's prompt."""
     call.choose_model(body.model)
     with renamed_params(_NAMES):
-        asked = await prepare(call, partial(conversation, body), SamplingParams())
-        return {"input_tokens": len(asked.token_ids)}
+        asked = await prepare(call, partial(conversation, body), SamplingParams(), wants_pixels=False)
+        return {"input_tokens": len(asked.prompt.token_ids)}
 
 
 def _params(body: MessagesBody) -> SamplingParams:

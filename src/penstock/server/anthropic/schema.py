@@ -14,8 +14,9 @@ from penstock.server.response_format import SchemaFormat
 class Block(HistoryItem):
     """A content block; its type determines its fields.
 
-    `text`, `thinking`, `tool_use`, `tool_result`, `search_result`, and `document` with a text in it are read. Any other
-    becomes a placeholder, but is refused in the current user turn.
+    `text`, `thinking`, `tool_use`, `tool_result`, `search_result`, and `document` with a text in it are read; `image`
+    too, also in results, if the model takes images. Any other becomes a placeholder, but is refused in the current
+    user turn.
     """
 
     type: str = ""

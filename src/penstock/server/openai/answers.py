@@ -4,14 +4,15 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.api.tools import call_id
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
-from penstock.parsers.parts import CallArguments, Part, Piece, Reasoning, Text, ToolCall
-from penstock.server.dialect import COMMENT, DONE, encode, event
+from penstock.parsers.parts import BETWEEN_PARTS, CallArguments, Part, Piece, PieceSeparators, Reasoning, Text, ToolCall
 from penstock.server.errors import ErrorReply
+from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.schema import (
     AnswerMessage,
     ChatChoice,
@@ -25,19 +26,18 @@ from penstock.server.openai.schema import (
     FinishedBy,
     PromptLogprobs,
     PromptToken,
+    TokenDetails,
     TopLogprob,
     Usage,
 )
 from penstock.server.openai.tools_schema import FunctionDelta
 from penstock.server.openai_errors import shape
+from penstock.server.streams import COMMENT, DONE, Frame, encode, event
 from penstock.text.tokenizer import Tokenizer
 
-_BETWEEN_PARTS = "\n"
-"""Separator of parts that are joined to one message: texts around a call, or two pieces of reasoning."""
+_CACHED, _IMAGES = attrgetter("num_cached_tokens"), attrgetter("num_image_tokens")
 _SLOT = "text"
 """Stands for the text in an event that is encoded once; the last thing of its kind in it."""
-LEAST_LOGPROB = -9999.0
-"""Log-probability of an impossible token, as JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,16 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+        "prompt_tokens_details": token_details(outputs),
     }
+
+
+def token_details(outputs: Sequence[RequestOutput]) -> TokenDetails:
+    """What the tokens of the call's prompts are."""
+    details: TokenDetails = {"cached_tokens": sum(map(_CACHED, outputs))}
+    if image_tokens := sum(map(_IMAGES, outputs)):
+        details["image_tokens"] = image_tokens
+    return details
 
 
 class StreamUsage:
@@ -113,6 +121,8 @@ def _end_of_chat(answer: CompletionOutput | CompletionDelta, calls: int) -> Chat
 class Chunks:
     """Base of both kinds of streams: no opening event, a marked end, and failures as events."""
 
+    frame = Frame.SERVER_SENT_EVENTS
+
     def begin_stream(self) -> bytes:
         return b""
 
@@ -131,16 +141,7 @@ class _Sent:
     """The part of one answer that a stream has sent."""
 
     calls: int = 0
-    latest: type[Piece] | None = None
-    kinds: set[type[Piece]] = field(default_factory=set)
-
-    def separator(self, piece: Piece) -> str:
-        """The separator before a piece: a line break if another part was sent since the last piece of its kind."""
-        kind = type(piece)
-        resumed = kind is not self.latest and kind in self.kinds
-        self.latest = kind
-        self.kinds.add(kind)
-        return _BETWEEN_PARTS if resumed else ""
+    separators: PieceSeparators = field(default_factory=PieceSeparators)
 
 
 class ChatAnswer(Chunks):
@@ -173,7 +174,7 @@ class ChatAnswer(Chunks):
         self._stream_usage.count(delta)
         pieces = self._parsers.feed_text(delta)
         if len(pieces) == 1 and isinstance(pieces[0], Text) and not (chunks or logprobs or delta.finish_reason):
-            return self._text_event(index, self._sent[index].separator(pieces[0]) + pieces[0].text)
+            return self._text_event(index, self._sent[index].separators.before(pieces[0]) + pieces[0].text)
         shown = [(piece, self._delta(index, piece)) for piece in pieces]
         deltas = [one for piece, one in shown if self._shows(piece)]
         for one in deltas or ([{"content": ""}] if logprobs else []):
@@ -200,7 +201,7 @@ class ChatAnswer(Chunks):
 
     def _delta(self, index: int, piece: Piece) -> Delta:
         sent = self._sent[index]
-        separator = sent.separator(piece)
+        separator = sent.separators.before(piece)
         if isinstance(piece, Text):
             return {"content": separator + piece.text}
         if isinstance(piece, Reasoning):
@@ -267,9 +268,9 @@ class ChatAnswer(Chunks):
         }
 
     def _message(self, index: int, parts: Sequence[Part], calls: Sequence[ToolCall]) -> AnswerMessage:
-        text = _BETWEEN_PARTS.join(part.text for part in parts if isinstance(part, Text))
+        text = BETWEEN_PARTS.join(part.text for part in parts if isinstance(part, Text))
         message: AnswerMessage = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
-        if reasoning := _BETWEEN_PARTS.join(part.text for part in parts if isinstance(part, Reasoning)):
+        if reasoning := BETWEEN_PARTS.join(part.text for part in parts if isinstance(part, Reasoning)):
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [

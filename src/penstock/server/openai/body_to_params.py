@@ -11,9 +11,11 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
 from penstock.server.body import check_text, renamed_params
+from penstock.server.image_parts import image_at_url, not_supported
 from penstock.server.openai.answers import StreamUsage
 from penstock.server.openai.schema import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from penstock.server.openai.tools_schema import CalledFunction, ToolChoice, ToolDefinition
+from penstock.text.content import Content, ImageSource, content_of, joined
 
 
 def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | None, parallel: bool | None) -> Tools:
@@ -209,12 +211,13 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
     messages = [
-        _message(message, f"messages[{index}]", is_history=index < asked_from)
+        _message(message, f"messages[{index}]", known, is_history=index < asked_from)
         for index, message in enumerate(body.messages)
     ]
     add_names(messages)
     if body.tool_prompt is not None and tools.offered:
-        messages[-1]["content"] += "\n---\n" + check_text(body.tool_prompt, "tool_prompt")
+        addition = "\n---\n" + check_text(body.tool_prompt, "tool_prompt")
+        messages[-1]["content"] = joined(messages[-1]["content"], addition, "")
     variables, ignored = _template_variables(body, known)
     return Conversation(messages, tools, variables, _take_prefill(body, messages), ignored)
 
@@ -241,10 +244,11 @@ def _take_prefill(body: ChatBody, messages: list[dict[str, Any]]) -> str:
     return cast(str, messages.pop()["content"])
 
 
+_IMAGES = ("image_url", "input_image", "image")
 _ROLES = {"developer": "system", "function": "tool"}
 
 
-def _message(message: Message, field: str, *, is_history: bool) -> dict[str, Any]:
+def _message(message: Message, field: str, known: ChatFormat, *, is_history: bool) -> dict[str, Any]:
     role = _ROLES.get(message.role, message.role)
     calls = calls_made(message, f"{field}.tool_calls")
     if message.content is None and role not in ("assistant", "tool"):
@@ -252,8 +256,10 @@ def _message(message: Message, field: str, *, is_history: bool) -> dict[str, Any
     for name, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):
         if getattr(message, name) and role != owner:
             raise InvalidRequestError(f"{field}.{name} goes with the role {owner!r} only", f"{field}.{name}")
-    text = content_text(message.content or "", f"{field}.content", with_placeholders=is_history or role == "tool")
-    made: dict[str, Any] = {"role": role, "content": text}
+    content = _content(
+        message.content or "", f"{field}.content", role, known, with_placeholders=is_history or role == "tool"
+    )
+    made: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
         made["name"] = message.name
     if role == "assistant" and message.thoughts:
@@ -265,32 +271,37 @@ def _message(message: Message, field: str, *, is_history: bool) -> dict[str, Any
     return made
 
 
-def content_text(content: str | Sequence[ContentPart], field: str, *, with_placeholders: bool) -> str:
-    """The text of a message's content.
+def _content(
+    content: str | Sequence[ContentPart], field: str, role: str, known: ChatFormat, *, with_placeholders: bool
+) -> Content:
+    """A message's content.
 
     Args:
-        with_placeholders: a part that is not text becomes a placeholder, so that a conversation goes on; otherwise
-            it is refused.
+        with_placeholders: a part that the model cannot read becomes a placeholder, so that a conversation goes on;
+            otherwise it is refused.
 
     Raises:
-        InvalidRequestError: a part is not text, or is not valid Unicode.
+        InvalidRequestError: a part cannot be read, or is not valid Unicode.
     """
     if isinstance(content, str):
         return check_text(content, field)
-    texts = []
+    takes_images = known.takes_images and role in ("user", "tool")
+    made: list[str | ImageSource] = []
     for index, part in enumerate(content):
+        if takes_images and part.type in _IMAGES:
+            at = f"{field}[{index}].{part.type}"
+            made.append(image_at_url(part.image_url, part.detail, at))
+            continue
         text = part.text if part.text is not None else part.refusal
         if text is None:
             at = f"{field}[{index}]"
             if part.type == "text":
                 raise InvalidRequestError(f"{at}.text: this parameter is required", f"{at}.text")
             if not with_placeholders:
-                raise InvalidRequestError(
-                    f"{at}.{part.type} is not supported here: this model reads text", f"{at}.{part.type}"
-                )
+                raise not_supported(part.type, f"{at}.{part.type}", known)
             text = placeholder(part.type)
-        texts.append(check_text(text, field))
-    return "\n".join(texts)
+        made.append(check_text(text, field))
+    return content_of(made, "\n")
 
 
 def _template_variables(body: ChatBody, known: ChatFormat) -> tuple[dict[str, Any], tuple[str, ...]]:

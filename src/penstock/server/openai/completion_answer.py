@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock.api.request import CompletionOutput, RequestOutput, TokenLogprob
 from penstock.frontend.output_processor import CompletionDelta
-from penstock.server.dialect import DONE, event
+from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.answers import (
-    LEAST_LOGPROB,
     Chunks,
     Head,
     StreamUsage,
@@ -18,6 +17,7 @@ from penstock.server.openai.answers import (
     usage_of,
 )
 from penstock.server.openai.schema import Completion, CompletionChoice, LegacyLogprobs
+from penstock.server.streams import DONE, event
 from penstock.text.tokenizer import Tokenizer
 
 

@@ -16,9 +16,8 @@ from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import CallArguments, CallBegins, Part, Piece, Reasoning, Text, ToolCall, add, begins
 from penstock.server.body import Body
-from penstock.server.dialect import event
 from penstock.server.errors import ErrorReply
-from penstock.server.openai.answers import Head, chat_logprobs
+from penstock.server.openai.answers import Head, chat_logprobs, token_details
 from penstock.server.openai.custom_input import CustomInput, custom_input
 from penstock.server.openai.responses_items import OutputItems, output_text, reasoning_text
 from penstock.server.openai.responses_schema import (
@@ -31,11 +30,14 @@ from penstock.server.openai.responses_schema import (
     Status,
 )
 from penstock.server.openai.schema import ChatTokenLogprob
+from penstock.server.streams import Frame, event
 from penstock.text.tokenizer import Tokenizer
 
 
 class ResponsesAnswer:
     """One response: items of reasoning, text and calls, in the order the model wrote them; one at least."""
+
+    frame = Frame.SERVER_SENT_EVENTS
 
     def __init__(
         self,
@@ -182,7 +184,7 @@ class ResponsesAnswer:
         reasoning = self._parsers.reasoning_tokens(answer)
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {**token_details([output]), "cache_write_tokens": 0},
             "output_tokens": generated,
             "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": prompt + generated,

@@ -47,7 +47,7 @@ def conversation(
     Raises:
         InvalidRequestError: the new input is not text, or there is nothing to answer.
     """
-    messages = messages_of(items, num_earlier)
+    messages = messages_of(items, num_earlier, known)
     if not messages:
         raise InvalidRequestError("input has no text for the model: add a message", "input")
     if body.instructions is not None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from penstock.api.tools import arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
+from penstock.parsers.conversation import ChatFormat
 from penstock.parsers.history import REASONING, placeholder
 from penstock.server.body import check_text
+from penstock.server.image_parts import image_at_url, not_supported
 from penstock.server.openai.responses_items_schema import (
     AdditionalToolsItem,
     CustomCallItem,
@@ -23,23 +25,25 @@ from penstock.server.openai.responses_items_schema import (
     ShellCallItem,
 )
 from penstock.server.openai.responses_tools import SHELL, joined_name, shell_arguments
+from penstock.text.content import Content, ImageSource, content_of, text_of
 
+_IMAGES = ("input_image", "computer_screenshot")
 _NOT_TEXT = ("image_url", "file_data", "file_id", "file_url", "input_audio")
 _ARGUMENTS = ("arguments", "input", "action", "operation")
 _RESULTS = ("output", "result", "outputs")
 _NAME_OF_UNKNOWN_TOOL = "tool"
 
 
-def messages_of(items: Sequence[Item], num_earlier: int) -> list[dict[str, Any]]:
+def messages_of(items: Sequence[Item], num_earlier: int, known: ChatFormat) -> list[dict[str, Any]]:
     """
     Args:
         num_earlier: number of leading items that come from stored responses; the others are the body's `input`.
 
     Raises:
-        InvalidRequestError: the input after the assistant's last item is not text.
+        InvalidRequestError: the model cannot read the input after the assistant's last item.
     """
     asked_from = 1 + max((index for index, item in enumerate(items) if _is_assistants(item)), default=-1)
-    turns = _Turns()
+    turns = _Turns(known)
     for index, item in enumerate(items):
         turns.add(item, f"input[{index - num_earlier}]", is_history=index < max(asked_from, num_earlier))
     return turns.messages
@@ -60,7 +64,8 @@ def _is_result(item: OtherItem) -> bool:
 class _Turns:
     """Builds messages item by item."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: ChatFormat) -> None:
+        self._known = known
         self.messages: list[dict[str, Any]] = []
         self._call_ids: set[str] = set()
 
@@ -68,7 +73,8 @@ class _Turns:
         if isinstance(item, MessageItem):
             self._add_message(item, field, is_history=is_history)
         elif isinstance(item, ReasoningItem):
-            self._add_reasoning(_parts_text(item.content or item.summary or "", field, with_placeholders=True))
+            thought = self._content(item.content or item.summary or "", field, "assistant", with_placeholders=True)
+            self._add_reasoning(text_of(thought))
         elif isinstance(item, FunctionCallItem):
             self._add_call(joined_name(item.name, item.namespace), item.arguments, item.call_id or item.id, field)
         elif isinstance(item, CustomCallItem):
@@ -86,7 +92,7 @@ class _Turns:
     def _add_message(self, item: MessageItem, field: str, *, is_history: bool) -> None:
         if item.content is None and item.role != "assistant":
             raise InvalidRequestError(f"{field}.content: this parameter is required", f"{field}.content")
-        text = _parts_text(item.content or "", f"{field}.content", with_placeholders=is_history)
+        text = self._content(item.content or "", f"{field}.content", item.role, with_placeholders=is_history)
         if item.role != "assistant":
             self.messages.append({"role": "system" if item.role == "developer" else item.role, "content": text})
         elif (last := self._assistants_last()) is not None and not last["content"]:
@@ -115,8 +121,8 @@ class _Turns:
         id = template_id(check_text(id or "", field))
         if id not in self._call_ids:
             self._add_call(name or _NAME_OF_UNKNOWN_TOOL, None, id, field)
-        text = check_text(_result_text(output, f"{field}.output"), f"{field}.output")
-        self.messages.append({"role": "tool", "content": text, "tool_call_id": id})
+        content = self._result(output, f"{field}.output")
+        self.messages.append({"role": "tool", "content": content, "tool_call_id": id})
 
     def _add_other(self, item: OtherItem, field: str) -> None:
         kind, given = str(item.type), item.model_extra or {}
@@ -130,6 +136,45 @@ class _Turns:
         else:
             turn, text = self._assistants_turn(), check_text(placeholder(kind), field)
             turn["content"] = f"{turn['content']}\n{text}" if turn["content"] else text
+
+    def _content(self, content: str | Sequence[Part], field: str, role: str, *, with_placeholders: bool) -> Content:
+        """A message's content.
+
+        Args:
+            with_placeholders: a part that the model cannot read becomes a placeholder, so that a conversation goes on;
+                otherwise it is refused.
+        """
+        if isinstance(content, str):
+            return check_text(content, field)
+        made: list[str | ImageSource] = []
+        for index, part in enumerate(content):
+            at = f"{field}[{index}]"
+            if self._known.takes_images and role == "user" and part.type == "input_image" and part.image_url:
+                made.append(image_at_url(part.image_url, part.detail, at))
+                continue
+            text = part.text if part.text is not None else part.refusal
+            if text is None and not with_placeholders:
+                by_id = self._known.takes_images and part.type == "input_image"
+                raise not_supported("file_id" if by_id else part.type, at, self._known)
+            made.append(check_text(placeholder(part.type) if text is None else text, field))
+        return content_of(made, "")
+
+    def _result(self, output: Any, field: str) -> Content:
+        """The content of a result: of its parts if it has some, otherwise its JSON."""
+        if output is None or isinstance(output, str):
+            return check_text(output or "", field)
+        parts = output if isinstance(output, list) else [output]
+        if all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in parts):
+            return content_of([self._result_part(part, f"{field}[{i}]") for i, part in enumerate(parts)], "")
+        return check_text(arguments_text(output, field), field)
+
+    def _result_part(self, part: dict[str, Any], field: str) -> str | ImageSource:
+        if isinstance(part.get("text"), str):
+            return check_text(part["text"], field)
+        if self._known.takes_images and part.get("image_url") and part["type"] in _IMAGES:
+            return image_at_url(part["image_url"], part.get("detail"), field)
+        text = placeholder(part["type"]) if part.keys() & set(_NOT_TEXT) else arguments_text(part, field)
+        return check_text(text, field)
 
     def _assistants_last(self) -> dict[str, Any] | None:
         """The last message if it is the assistant's, otherwise None."""
@@ -147,38 +192,3 @@ def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
     """The first of these fields that an item has; if it has none of them, all of its fields, if any."""
     others = {name: value for name, value in given.items() if name not in ("id", "call_id", "name")}
     return next((given[name] for name in names if name in given), others or None)
-
-
-def _parts_text(content: str | Sequence[Part], field: str, *, with_placeholders: bool) -> str:
-    """The text of a message's content.
-
-    Args:
-        with_placeholders: a part that is not text becomes a placeholder, so that a conversation goes on; otherwise
-            it is refused.
-    """
-    if isinstance(content, str):
-        return check_text(content, field)
-    texts = []
-    for index, part in enumerate(content):
-        text = part.text if part.text is not None else part.refusal
-        if text is None and not with_placeholders:
-            at = f"{field}[{index}]"
-            raise InvalidRequestError(f"{at}: {part.type} is not supported here: this model reads text", at)
-        texts.append(check_text(placeholder(part.type) if text is None else text, field))
-    return "".join(texts)
-
-
-def _result_text(output: Any, field: str) -> str:
-    """The text of a result: of its parts if it has some, otherwise its JSON."""
-    if output is None or isinstance(output, str):
-        return output or ""
-    parts = output if isinstance(output, list) else [output]
-    if all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in parts):
-        return "".join(_result_part(part, field) for part in parts)
-    return arguments_text(output, field)
-
-
-def _result_part(part: dict[str, Any], field: str) -> str:
-    if isinstance(part.get("text"), str):
-        return str(part["text"])
-    return placeholder(part["type"]) if part.keys() & set(_NOT_TEXT) else arguments_text(part, field)

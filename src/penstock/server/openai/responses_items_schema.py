@@ -9,10 +9,12 @@ from penstock.server.openai.responses_tools_schema import Tool
 
 
 class Part(HistoryItem):
-    """A part of a message, of reasoning or of a result. Only text is read."""
+    """A part of a message, of reasoning or of a result: text, and images if the model takes them."""
 
     type: str = "input_text"
     text: str | None = None
+    image_url: Any = Field(None, description="A data URL.")
+    detail: Any = None
     refusal: str | None = None
 
 

@@ -66,8 +66,16 @@ def _card(call: Call, name: str) -> ModelCard:
         "display_name": name,
         "root": call.engine.info.model_path,
         "parent": None,
+        "capabilities": _capabilities(call.engine),
         "created_at": datetime.fromtimestamp(call.created, timezone.utc).isoformat().replace("+00:00", "Z"),
     }
+
+
+def _capabilities(engine: AsyncEngine) -> list[str]:
+    encoder = engine.info.encoder
+    if encoder is not None:
+        return ["embedding" if encoder.task == "embed" else "rerank"]
+    return ["completion"] if engine.images is None else ["completion", "vision"]
 
 
 @router.post("/chat/completions", response_class=Response, responses=answers_or_errors(ChatCompletion))

@@ -143,10 +143,12 @@ class GenerationBody(FormatBody):
 
 
 class ContentPart(HistoryItem):
-    """A part of a message's content. Only text is read."""
+    """A part of a message's content: text, and images if the model takes them."""
 
     type: str = "text"
     text: str | None = None
+    image_url: Any = Field(None, description="A data URL, or an object with `url` and `detail`.")
+    detail: Any = None
     refusal: str | None = None
 
 
@@ -220,6 +222,7 @@ class ChatBody(GenerationBody):
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "moderation": (),
         "reasoning_format": ("auto", "deepseek"),
@@ -293,6 +296,8 @@ class CompletionBody(GenerationBody):
 
 class TokenDetails(TypedDict):
     cached_tokens: int
+    image_tokens: NotRequired[int]
+    """Of a prompt with images."""
 
 
 class CompletionDetails(TypedDict):
@@ -430,6 +435,8 @@ class ModelCard(TypedDict):
     """As in vLLM: the path."""
     parent: str | None
     """As in vLLM: the base model of an adapter."""
+    capabilities: list[str]
+    """As in Ollama: `completion`, `embedding` or `rerank`, and `vision` if it takes images."""
 
 
 class ModelList(TypedDict):

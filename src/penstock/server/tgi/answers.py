@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.frontend.output_processor import CompletionDelta, Detokenizer
-from penstock.server.dialect import COMMENT, event
 from penstock.server.errors import ErrorReply
 from penstock.server.huggingface_errors import INCOMPLETE, shape
-from penstock.server.openai.answers import LEAST_LOGPROB
+from penstock.server.logprobs import LEAST_LOGPROB
+from penstock.server.streams import COMMENT, Frame, event
 from penstock.server.tgi.schema import (
     BestOfSequence,
     Details,
@@ -45,6 +45,8 @@ class Question:
 
 class GenerateAnswer:
     """One generation. `as_list`: the answer is wrapped in a list, as for `POST /`."""
+
+    frame = Frame.SERVER_SENT_EVENTS
 
     def __init__(self, question: Question, tokenizer: Tokenizer, *, as_list: bool = False) -> None:
         self._question = question

@@ -3,7 +3,8 @@
 import functools
 import time
 import uuid
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter
@@ -13,15 +14,18 @@ from penstock import __version__
 from penstock.api.sampling_params import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from penstock.checkpoint.encoder_config import Task
 from penstock.errors import InvalidRequestError
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.server.body import check_text, renamed_params
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import EVENTS, Call, CallOf
+from penstock.server.dialect import Call, CallOf
 from penstock.server.huggingface_errors import ERRORS
 from penstock.server.openai.body_to_params import conversation
 from penstock.server.openai.routes import chat_completions, completions
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody
+from penstock.server.streams import EVENTS
 from penstock.server.tei.routes import EmbedBody, Rank, TeiRerankBody, embed, encoder_info, rerank
 from penstock.server.tgi.answers import GenerateAnswer, Question
+from penstock.server.tgi.inputs import split_images
 from penstock.server.tgi.schema import (
     ChatTokenizeBody,
     ChatTokenized,
@@ -34,6 +38,10 @@ from penstock.server.tgi.schema import (
     TokenizeBody,
 )
 from penstock.server.tgi.validation import check_length, check_stream, is_sampled, sampling_params
+from penstock.text.content import take_images
+
+if TYPE_CHECKING:
+    from penstock.frontend.images.reader import Picture
 
 router = APIRouter(tags=["TGI"], route_class=BodyRoute)
 
@@ -95,7 +103,14 @@ async def invocations(body: Invocation, call: CallOf) -> Response:
 @router.post("/tokenize", response_class=Response, responses={200: {"model": list[SimpleToken]}, **ERRORS})
 async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
     """Tokenise a text; returns tokens with their positions."""
-    tokens = await _tokens(call, check_text(body.inputs, "inputs"), add_special_tokens=True)
+    text = check_text(body.inputs, "inputs")
+    parts = await call.off_loop_if_large(lambda: split_images(text, call.engine.images is not None))
+    pictures = await call.read_images([one for one in parts if not isinstance(one, str)], wants_pixels=False)
+    if pictures:
+        assert call.engine.images is not None
+        images = call.engine.images.tokens
+        text = images.with_placeholders(images.bare_prompt(parts, "inputs"))
+    tokens = await _tokens(call, text, add_special_tokens=True, pictures=pictures)
     return Response(tokens, media_type="application/json")
 
 
@@ -105,28 +120,30 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     call.choose_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
     tools = asked.template_tools(call.chat_format)
-    messages = asked.template_messages(call.chat_format)
+    messages, sources = take_images(asked.template_messages(call.chat_format))
+    pictures = await call.read_images(sources, wants_pixels=False)
     with call.connected():
-        text = (
-            await call.engine.prompts.render_chat(messages, tools, asked.variables, tenant=call.tenant) + asked.prefill
-        )
+        text = await call.render(messages, pictures, tools, asked)
     check_text(text, "messages")
-    tokens = await _tokens(call, text, add_special_tokens=False)
+    tokens = await _tokens(call, text, add_special_tokens=False, pictures=pictures)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def _tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
+async def _tokens(call: Call, text: str, *, add_special_tokens: bool, pictures: "Sequence[Picture]" = ()) -> bytes:
     """A list of `SimpleToken`s as JSON, built in pieces off the event loop, as there may be a million."""
     if len(text) > LONGEST_TEXT:
         raise InvalidRequestError(
             f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
         )
 
-    tokenizer = call.engine.prompts.need_tokenizer()
+    tokenizer, images = call.engine.prompts.need_tokenizer(), call.engine.images
 
     def encode() -> bytes:
         spans = tokenizer.encode_with_offsets(text, add_special_tokens)
+        if pictures:
+            assert images is not None
+            spans = images.tokens.expand_spans(spans, pictures)
         pieces = []
         for start in range(0, len(spans), _PIECE):
             tokens: list[SimpleToken] = [
@@ -162,6 +179,20 @@ async def info(call: CallOf) -> Info:
     return facts if encoder is None else {**facts, **encoder_info(call)}
 
 
+async def _prompt(call: Call, inputs: str) -> ImagePrompt:
+    """The prompt of inputs, with the images in them."""
+    prompts = call.engine.prompts
+    parts = await call.off_loop_if_large(lambda: split_images(inputs, call.engine.images is not None))
+    with call.connected():
+        if len(parts) == 1:
+            return ImagePrompt(await prompts.encode(inputs, call.tenant))
+        assert call.engine.images is not None
+        pictures = await call.read_images([part for part in parts if not isinstance(part, str)])
+        return await call.engine.images.bare_prompt(
+            parts, pictures, lambda text: prompts.encode(text, call.tenant), "inputs"
+        )
+
+
 async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bool = False) -> Response:
     received, given, facts = time.monotonic(), body.parameters, call.engine.info
     if stream:
@@ -170,12 +201,17 @@ async def _generate(body: GenerateBody, call: Call, *, stream: bool, as_list: bo
     if given.adapter_id is not None:
         call.choose_adapter(given.adapter_id)
     tokenizer = call.engine.prompts.need_tokenizer()
-    with call.connected():
-        token_ids = await call.engine.prompts.encode(check_text(body.inputs, "inputs"), call.tenant)
-    token_ids = token_ids[-given.truncate :] if given.truncate else token_ids
+    prompt = await _prompt(call, check_text(body.inputs, "inputs"))
+    token_ids = prompt.token_ids
+    if given.truncate and len(token_ids) > given.truncate:
+        if prompt.images:
+            raise InvalidRequestError("truncate would cut an input with images: leave it out", "truncate")
+        token_ids = token_ids[-given.truncate :]
     check_length(len(token_ids), given.max_new_tokens, facts, refuse_long=call.engine.refuses_long_max_tokens)
     with renamed_params({"structured": "grammar"}):
-        accepted = await call.accept_prompt(token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs)
+        accepted = await call.accept_prompt(
+            token_ids, params, request_id=f"tgi-{uuid.uuid4().hex}", prompt=body.inputs, images=prompt.images
+        )
     question = Question(
         inputs=body.inputs,
         token_ids=token_ids,

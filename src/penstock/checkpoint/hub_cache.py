@@ -1,0 +1,203 @@
+"""Models in the hub's cache on this machine: their list, their checksums, and their removal. No network.
+
+    models--ORG--REPO/snapshots/COMMIT/FILE ──link──> blobs/ETAG
+
+The etag of a file is the SHA-256 of its content or, of a small file, git's SHA-1; a cached blob has it as its name.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.checkpoint.gguf.file import choose_gguf, model_name, parts_of
+from penstock.errors import CheckpointError
+
+if TYPE_CHECKING:  # importing it takes a quarter of a second
+    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo
+
+_QUANTIZATION = re.compile(r"(?:^|[-._])((?:UD-)?I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*)$", re.IGNORECASE)
+_READ_BYTES = 2**22
+_SHA256, _GIT_SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the cache."""
+
+    name: str
+    """The hub id, of a GGUF file with its quantization or file name: as `--model` takes it."""
+    commit: str
+    branches: tuple[str, ...]
+    """Branches and tags that name the commit."""
+    path: Path
+    """The folder, or the GGUF file."""
+    files: tuple[Path, ...]
+    num_bytes: int
+    used: float
+    """When it was last read, in seconds since 1970."""
+
+
+def cached_models() -> list[CachedModel]:
+    """All models in the cache that have weights, by name."""
+    found = [model for repository in _repositories() for model in _models_of(repository)]
+    return sorted(found, key=lambda model: (model.name, model.commit))
+
+
+def cached_folder(repository: str, revision: str | None) -> Path | None:
+    """The folder of a repository's revision (None: the main branch) in the cache, with the files that it has there.
+
+    `snapshot_download` refuses a folder in which files are missing, such as those of other quantizations.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    root = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    name = revision or "main"
+    ref = root / "refs" / name
+    folder = root / "snapshots" / (ref.read_text().strip() if ref.is_file() else name)
+    return folder if folder.is_dir() else None
+
+
+def find_cached(name: str, revision: str | None = None) -> CachedModel | None:
+    """The cached model of a hub id, perhaps with the choice of a GGUF file; None if there is none.
+
+    Args:
+        revision: branch, tag or commit; None: the main branch or, without it, any.
+
+    Raises:
+        CheckpointError: there are several.
+    """
+    repository, _, choice = name.partition(":")
+    models = [model for model in cached_models() if model.name.partition(":")[0] == repository]
+    if revision is not None:
+        models = [model for model in models if revision in (model.commit, *model.branches)]
+    elif any("main" in model.branches for model in models):
+        models = [model for model in models if "main" in model.branches]
+    if choice:
+        models = [model for model in models if _is_chosen(model, choice)]
+    if len(models) > 1:
+        listed = ", ".join(f"{model.name} ({model.commit[:7]})" for model in models)
+        raise CheckpointError(f"{name} names {len(models)} models in the cache: {listed}")
+    return models[0] if models else None
+
+
+def _is_chosen(model: CachedModel, choice: str) -> bool:
+    try:
+        return choose_gguf([model.path.name], choice, model.name) == model.path.name
+    except CheckpointError:
+        return False
+
+
+def _repositories() -> "list[CachedRepoInfo]":
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        return [one for one in scan_cache_dir().repos if one.repo_type == "model"]
+    except CacheNotFound:
+        return []
+
+
+def _models_of(repository: "CachedRepoInfo") -> Iterator[CachedModel]:
+    for revision in repository.revisions:
+        files = {str(one.file_path.relative_to(revision.snapshot_path)): one.file_path for one in revision.files}
+        if "config.json" in files and any(name.endswith(".safetensors") for name in files):
+            path = revision.snapshot_path
+            yield _model(repository, revision, repository.repo_id, path, list(files.values()))
+            continue
+        names = [name for name in files if name.endswith(".gguf")]
+        for name in names:
+            parts = parts_of(names, name)
+            if name == min(parts) and not Path(name).name.startswith("mmproj"):
+                full = f"{repository.repo_id}:{_choice(names, name)}"
+                yield _model(repository, revision, full, files[name], [files[part] for part in parts])
+
+
+def _choice(names: Sequence[str], name: str) -> str:
+    """The shortest text that chooses a GGUF file among others: its quantization, or else its name."""
+    found = _QUANTIZATION.search(model_name(Path(name)))
+    try:
+        return found[1] if found and choose_gguf(names, found[1], "") == name else name
+    except CheckpointError:
+        return name
+
+
+def _model(
+    repository: "CachedRepoInfo", revision: "CachedRevisionInfo", name: str, path: Path, files: list[Path]
+) -> CachedModel:
+    held = [one for one in revision.files if one.file_path in files]
+    return CachedModel(
+        name,
+        revision.commit_hash,
+        tuple(sorted(revision.refs)),
+        path,
+        tuple(sorted(files)),
+        sum(one.size_on_disk for one in held),
+        max(one.blob_last_accessed for one in held),
+    )
+
+
+def check_files(files: Sequence[Path]) -> int:
+    """Compare files of the cache with their checksums; damaged ones are deleted, so that they are downloaded again.
+
+    Returns the number of compared files: those that are links to a blob named by its checksum.
+
+    Raises:
+        CheckpointError: some are damaged.
+    """
+    compared, damaged = 0, []
+    for file in files:
+        blob = Path(os.readlink(file)) if file.is_symlink() else file
+        wanted = blob.name
+        if not (_SHA256.fullmatch(wanted) or _GIT_SHA1.fullmatch(wanted)):
+            continue
+        compared += 1
+        if checksum(file, wanted) != wanted:
+            damaged.append(file)
+    for file in damaged:
+        file.resolve().unlink(missing_ok=True)
+        (file.parent / os.readlink(file)).unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+    if damaged:
+        names = ", ".join(file.name for file in damaged)
+        raise CheckpointError(f"{names}: the content differs from the hub's checksum; deleted: pull the model again")
+    return compared
+
+
+def checksum(file: Path, wanted: str) -> str:
+    """The checksum of a file, of the same kind as `wanted`: SHA-256, or git's SHA-1."""
+    if len(wanted) == 64:
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(usedforsecurity=False)
+        digest.update(f"blob {file.stat().st_size}\0".encode())  # as git hashes it
+    with file.open("rb") as opened:
+        while chunk := opened.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def remove_cached(model: CachedModel) -> None:
+    """Delete a model's files; those of the repository altogether if no other model is left in it.
+
+    Raises:
+        CheckpointError: they cannot be deleted.
+    """
+    from huggingface_hub import scan_cache_dir
+
+    repository = model.name.partition(":")[0]
+    others = [one for one in cached_models() if one.name.partition(":")[0] == repository and one.path != model.path]
+    shared = {file.resolve() for one in others for file in one.files}
+    try:
+        if not any(one.commit == model.commit for one in others):
+            scan_cache_dir().delete_revisions(model.commit).execute()
+            return
+        for file in model.files:
+            if file.is_symlink() and file.resolve() not in shared:
+                (file.parent / os.readlink(file)).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{model.name} cannot be deleted: {error}") from None

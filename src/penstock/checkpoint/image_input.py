@@ -1,0 +1,210 @@
+"""Reads how a checkpoint takes images. No torch.
+
+config.json                the family, the ids of placeholder tokens, sizes of the tower
+preprocessor_config.json   sizes, filter, mean and deviation of pictures
+processor_config.json      the same in newer checkpoints, within `image_processor`
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.checkpoint.checkpoint import Checkpoint, read_json
+from penstock.config.image_input import GEMMA4_TOKENS, ImageInput
+from penstock.errors import CheckpointError, shown
+
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_HALF = (0.5, 0.5, 0.5)
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3
+_LARGEST = 2**26
+"""Largest size, area or token id that is plausible."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Values of a JSON object, with their file for errors."""
+
+    values: Mapping[str, Any]
+    file: str
+
+    def within(self, *keys: str) -> "_Settings":
+        """The object at the first of these keys; empty if there is none."""
+        found: dict[str, Any] = next((self.values[key] for key in keys if isinstance(self.values.get(key), dict)), {})
+        return _Settings(found, self.file)
+
+    def integer(self, *keys: str, default: int | None = None) -> int:
+        """The number at the first of these keys that is set.
+
+        Raises:
+            CheckpointError: it is missing, or is no plausible number.
+        """
+        for key in keys:
+            value = self.values.get(key)
+            if value is not None:
+                if isinstance(value, float) and value.is_integer():
+                    value = int(value)
+                if type(value) is not int or not 0 <= value < _LARGEST:
+                    raise CheckpointError(
+                        f"{self.file}: {key} must be a number from 0 to {_LARGEST}, not {shown(value)}"
+                    )
+                return value
+        if default is None:
+            raise CheckpointError(f"{self.file} has no {keys[0]}, which image input needs")
+        return default
+
+    def side(self, *keys: str, default: int | None = None) -> int:
+        """As `integer`, above 0."""
+        if (value := self.integer(*keys, default=default)) == 0:
+            raise CheckpointError(f"{self.file}: {keys[0]} must be above 0")
+        return value
+
+    def channels(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
+        given = self.values.get(key, default)
+        numbers = tuple(given) if isinstance(given, (list, tuple)) else ()
+        if len(numbers) != 3 or not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers):
+            raise CheckpointError(f"{self.file}: {key} must be three numbers, not {shown(given)}")
+        return float(numbers[0]), float(numbers[1]), float(numbers[2])
+
+
+def read_image_input(checkpoint: Checkpoint) -> ImageInput | None:
+    """How a checkpoint with a vision tower takes images; None if images of its family are not supported.
+
+    Raises:
+        CheckpointError: a file or a setting is missing, or is not plausible.
+    """
+    read = _FAMILIES.get(str(checkpoint.config.get("model_type")))
+    if read is None or checkpoint.gguf is not None:
+        return None
+    return read(_Settings(checkpoint.config, str(checkpoint.config_file)), _processor(checkpoint))
+
+
+def _processor(checkpoint: Checkpoint) -> _Settings:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = checkpoint.path / name
+        found = read_json(file)
+        if found is not None:
+            inner = found.get("image_processor", found if name.startswith("pre") else None)
+            if isinstance(inner, dict):
+                return _Settings(inner, str(file))
+    raise CheckpointError(
+        f"{checkpoint.path} has neither a preprocessor_config.json nor a processor_config.json with an "
+        "image_processor, which image input needs: add it, or start with --no-images"
+    )
+
+
+def _pixels(
+    processor: _Settings, mean: tuple[float, float, float], std: tuple[float, float, float], resample: int
+) -> dict[str, Any]:
+    """The settings that turn pixels into numbers."""
+    plain, values = processor.values.get("do_normalize") is False, processor.values
+    factor = values.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, (int, float)) or not math.isfinite(factor):
+        raise CheckpointError(f"{processor.file}: rescale_factor must be a number, not {shown(factor)}")
+    resample = processor.integer("resample", default=resample)
+    if resample not in (_LANCZOS, _BILINEAR, _BICUBIC):
+        raise CheckpointError(f"{processor.file}: resample {resample} is not supported; 1, 2 and 3 are")
+    return {
+        "mean": (0.0, 0.0, 0.0) if plain else processor.channels("image_mean", mean),
+        "std": (1.0, 1.0, 1.0) if plain else processor.channels("image_std", std),
+        "rescale_factor": 1.0 if values.get("do_rescale") is False else float(factor),
+        "resample": resample,
+    }
+
+
+def _qwen2_vl(config: _Settings, processor: _Settings) -> ImageInput:
+    size = processor.within("size")
+    return ImageInput(
+        processor="qwen2_vl",
+        patch_size=processor.side("patch_size", default=14),
+        merge_size=processor.side("merge_size", default=2),
+        placeholder=config.integer("image_token_id"),
+        min_pixels=processor.side("min_pixels", default=size.side("shortest_edge", "min_pixels", default=56 * 56)),
+        max_pixels=processor.side(
+            "max_pixels", default=size.side("longest_edge", "max_pixels", default=1280 * 28 * 28)
+        ),
+        **_pixels(processor, _CLIP_MEAN, _CLIP_STD, _BICUBIC),
+    )
+
+
+def _idefics3(config: _Settings, processor: _Settings) -> ImageInput:
+    patch, merge = config.within("vision_config").side("patch_size"), config.side("scale_factor", default=2)
+    tile = processor.within("max_image_size").side("longest_edge", default=364)
+    splits = processor.values.get("do_image_splitting") is not False
+    return ImageInput(
+        processor="idefics3",
+        patch_size=patch,
+        merge_size=merge,
+        placeholder=config.integer("image_token_id"),
+        size=processor.within("size").side("longest_edge", default=4 * 364),
+        tile_size=tile,
+        max_tokens=0 if splits else (tile // patch // merge) ** 2,
+        **_pixels(processor, _HALF, _HALF, _LANCZOS),
+    )
+
+
+def _gemma3(config: _Settings, processor: _Settings) -> ImageInput:
+    vision = config.within("vision_config")
+    if processor.values.get("do_pan_and_scan"):
+        raise CheckpointError(f"{processor.file}: do_pan_and_scan is not supported: set it to false")
+    size, patch = processor.within("size").side("height", default=224), vision.side("patch_size", default=14)
+    side = math.isqrt(config.side("mm_tokens_per_image", default=256))
+    begin, end = config.integer("boi_token_index", "boi_token_id"), config.integer("eoi_token_index", "eoi_token_id")
+    return ImageInput(
+        processor="gemma3",
+        patch_size=patch,
+        merge_size=max(1, size // patch // side),
+        placeholder=config.integer("image_token_index", "image_token_id"),
+        marker=begin,
+        size=size,
+        begin=(begin,),
+        end=(end,),
+        around="\n\n",
+        **_pixels(processor, _HALF, _HALF, _BILINEAR),
+    )
+
+
+def _gemma4(config: _Settings, processor: _Settings) -> ImageInput:
+    tokens = processor.side("max_soft_tokens", default=280)
+    if tokens not in GEMMA4_TOKENS:
+        raise CheckpointError(f"{processor.file}: max_soft_tokens must be one of {GEMMA4_TOKENS}, not {tokens}")
+    return ImageInput(
+        processor="gemma4",
+        patch_size=processor.side("patch_size", default=16),
+        merge_size=processor.side("pooling_kernel_size", default=3),
+        placeholder=config.integer("image_token_id"),
+        max_tokens=tokens,
+        begin=(config.integer("boi_token_id"),),
+        end=(config.integer("eoi_token_id"),),
+        **(_pixels(processor, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), _BICUBIC)),
+    )
+
+
+def _pixtral(config: _Settings, processor: _Settings) -> ImageInput:
+    if config.within("vision_config").values.get("model_type") != "pixtral":  # LLaVA with another tower
+        raise CheckpointError(f"{config.file}: images of this vision tower are not supported: start with --no-images")
+    return ImageInput(
+        processor="pixtral",
+        patch_size=config.within("vision_config").side("patch_size"),
+        merge_size=config.side("spatial_merge_size", default=1),
+        placeholder=config.integer("image_token_index", "image_token_id"),
+        size=processor.within("size").side("longest_edge", default=1024),
+        **_pixels(processor, _CLIP_MEAN, _CLIP_STD, _BICUBIC),
+    )
+
+
+_FAMILIES: dict[str, Callable[[_Settings, _Settings], ImageInput]] = {
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_vl,
+    "qwen3_vl": _qwen2_vl,
+    "qwen3_vl_moe": _qwen2_vl,
+    "qwen3_5": _qwen2_vl,
+    "qwen3_5_moe": _qwen2_vl,
+    "idefics3": _idefics3,
+    "smolvlm": _idefics3,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "mistral3": _pixtral,
+    "llava": _pixtral,
+}
+"""By `model_type` of config.json."""

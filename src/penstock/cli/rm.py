@@ -1,0 +1,33 @@
+"""`penstock rm`: deletes a model from this machine, or a short name."""
+
+import argparse
+
+from penstock.checkpoint.aliases import remove_alias
+from penstock.checkpoint.hub_cache import find_cached, remove_cached
+from penstock.cli.parser import Parser
+from penstock.config.memory import in_words
+from penstock.errors import CheckpointError
+
+
+def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
+    parser = commands.add_parser(
+        "rm",
+        help="delete a model or a short name",
+        description="Delete a model from the hub's cache on this machine, or a short name, whose model stays. Models "
+        "elsewhere are never deleted, nor packed weights, which penstock cache --clear deletes.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="as penstock list prints it")
+    parser.add_argument("--revision", help="branch, tag or commit; default: the main branch")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if remove_alias(args.model):
+        print(f"{args.model}: deleted the short name")
+        return 0
+    cached = find_cached(args.model, args.revision)
+    if cached is None:
+        raise CheckpointError(f"no model {args.model} is in the hub's cache; penstock list prints those that are")
+    remove_cached(cached)
+    print(f"{cached.name}: deleted {in_words(cached.num_bytes)}")
+    return 0

@@ -1,0 +1,61 @@
+"""Costs and sizes of images in a model's vision tower, for the scheduler, the memory plan and the simulator."""
+
+from dataclasses import dataclass
+
+from penstock.api.request import Image
+from penstock.config.model_facts import ModelFacts, TowerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """Settings of an engine whose model takes images."""
+
+    tower: TowerFacts
+    element_bytes: int
+    """Bytes of an element of features and activations."""
+    token_elements: int
+    """Matrix elements that the text model multiplies for a token."""
+    feature_bytes: int
+    """Budget for the features of encoded images, and for the activations of those that are partly encoded."""
+
+    def num_patches(self, height: int, width: int) -> int:
+        """Number of patches of a picture."""
+        side = self.tower.patch_pixels
+        return -(-height // side) * -(-width // side)
+
+    def layer_tokens(self, height: int, width: int) -> int:
+        """Cost of one layer of the tower for a picture: the text tokens that take as many multiplications."""
+        return -(-self.layer_multiplications(height, width) // self.token_elements)
+
+    def layer_multiplications(self, height: int, width: int) -> int:
+        """Multiplications of one layer of the tower for a picture."""
+        patches = self.num_patches(height, width)
+        return patches * (self.tower.layer_elements + 2 * patches * self.tower.hidden_size)
+
+    def image_bytes(self, image: Image) -> int:
+        """Bytes of an image's features, or of its activations between two of the tower's layers if these are more."""
+        features = image.rows * image.columns * self.tower.feature_elements
+        activations = self.num_patches(image.height, image.width) * self.tower.hidden_size
+        return max(features, activations) * self.element_bytes
+
+    def refusal(self, image: Image) -> str | None:
+        """Why an image cannot be encoded; None if it can."""
+        tower, patches = self.tower, self.num_patches(image.height, image.width)
+        if image.rows * image.columns <= tower.max_tokens and patches <= tower.max_patches:
+            return None
+        return (
+            f"an image of {image.height} x {image.width} pixels takes {image.rows * image.columns} tokens of {patches} "
+            f"patches; this model's vision tower encodes at most {tower.max_tokens} tokens of {tower.max_patches} "
+            "patches: send a smaller one"
+        )
+
+
+def largest_image_bytes(tower: TowerFacts, element_bytes: int) -> int:
+    """`ImageSettings.image_bytes` of the largest image."""
+    return max(tower.max_tokens * tower.feature_elements, tower.max_patches * tower.hidden_size) * element_bytes
+
+
+def token_elements(facts: ModelFacts) -> int:
+    """Matrix elements that the layers of a model multiply for a token."""
+    multiplied = (matrix for matrix in facts.matrices if matrix.multiplied and matrix.rows != facts.vocab_size)
+    return max(1, sum(matrix.rows * matrix.columns for matrix in multiplied) - facts.idle_elements)

@@ -1,0 +1,265 @@
+"""Reads images in worker processes, and keeps the latest.
+
+    source ──digest──> cache, or a process of `penstock.frontend.images.worker` ──> Picture
+
+Images are strangers' bytes. At most `NUM_WORKERS` processes decode at a time; one that crashes or exceeds its limits
+ends alone, and its image is refused. Conversations repeat their images in each turn: those come from the cache.
+"""
+
+import hashlib
+import queue
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.config.engine_config import ImageConfig
+from penstock.config.image_input import ImageInput
+from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
+from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, pack, unpack
+from penstock.system.extras import has_pillow
+from penstock.system.worker_process import WorkerEndedError, WorkerProcess
+from penstock.text.content import ImageSource
+
+NUM_WORKERS = 2
+PATIENCE = 120.0
+"""Seconds to wait for a decoding process, which may be short of CPU time."""
+_LONGEST_ANSWER = 2**29
+_LONGEST_HEAD = 256
+"""Characters of a data URL before its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A resized picture or a tile of one."""
+
+    height: int
+    width: int
+    digest: bytes = b""
+    """Empty, as `pixels`, where only the size was asked for."""
+    pixels: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image as the model takes it."""
+
+    parts: tuple[Part, ...]
+    """Its tiles row by row, and the whole picture after them; without tiles, that alone."""
+    rows: int = 0
+    """Of tiles."""
+    columns: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(part.pixels) for part in self.parts)
+
+
+class ImageReader:
+    """Reads images for one model. Its methods block, and may be called from any thread."""
+
+    def __init__(self, image_input: ImageInput, limits: ImageConfig) -> None:
+        self._image_input = asdict(image_input)
+        self._limits = limits
+        self._workers = _Workers()
+        self._kept = _KeptPictures(limits.image_cache_bytes)
+
+    def read(self, source: ImageSource, namespace: str = "", *, wants_pixels: bool = True) -> Picture:
+        """Decode, resize and cut an image.
+
+        Args:
+            namespace: images are shared within it only.
+            wants_pixels: False reads its header only: the picture has sizes and no pixels.
+
+        Raises:
+            InvalidRequestError: it is too large, damaged, or in a format that is not read.
+            EngineError: there is no process to read it.
+        """
+        content, is_base64 = self._content_of(source)
+        key = (namespace, source.is_low, hashlib.sha256(content).digest())
+        picture = self._kept.find(key)
+        if picture is None:
+            header = {
+                "image_input": self._image_input,
+                "is_base64": is_base64,
+                "is_low": source.is_low,
+                "max_pixels": self._limits.max_image_pixels,
+                "wants_pixels": wants_pixels,
+            }
+            picture = _picture(self._workers.ask(pack(header, content), source.field), source.field)
+            if wants_pixels:
+                self._kept.add(key, picture)
+        return picture
+
+    def _content_of(self, source: ImageSource) -> tuple[bytes, bool]:
+        """The content of a source, and whether it is base64."""
+        data, is_base64 = source.data, isinstance(source.data, str)
+        if source.is_url:
+            assert isinstance(data, str)
+            data = _of_data_url(data, source.field)
+        if isinstance(data, str):
+            try:
+                data = data.encode("ascii")
+            except UnicodeEncodeError:
+                raise InvalidRequestError(
+                    f"{source.field}: the image is not base64: it has other characters", source.field
+                ) from None
+        most = self._limits.max_image_bytes
+        if len(data) > (most * 4 // 3 + 4 if is_base64 else most) and not source.is_own:
+            raise InvalidRequestError(
+                f"{source.field}: the image has more than {most} bytes (max_image_bytes): send a smaller one",
+                source.field,
+            )
+        return data, is_base64
+
+    def close(self) -> None:
+        """Kill the processes; nothing can be read afterwards."""
+        self._workers.close()
+
+
+def _of_data_url(url: str, field: str) -> str:
+    """The base64 content of a data URL."""
+    comma = url.find(",", 0, _LONGEST_HEAD)
+    kind, *parameters = url[: max(comma, 0)].lower().removeprefix("data:").split(";")
+    if comma < 0 or not url[:5].lower() == "data:":
+        raise InvalidRequestError(f"{field}: the image's URL must begin with data:image/...;base64,", field)
+    if "base64" not in parameters:
+        raise InvalidRequestError(f"{field}: the image's data URL must say ;base64 before its comma", field)
+    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
+        raise InvalidRequestError(f"{field}: {kind} is not supported; images and text are", field)
+    return url[comma + 1 :]
+
+
+def _picture(answer: bytes, field: str) -> Picture:
+    """
+    Raises:
+        InvalidRequestError: the process refused the image.
+    """
+    view = memoryview(answer)
+    if answer[:1] == NO_MEMORY:
+        raise InvalidRequestError(f"{field}: decoding the image takes more than {MEMORY_BYTES >> 20} MiB", field)
+    if answer[:1] != DECODED:
+        raise InvalidRequestError(f"{field}: {bytes(view[1:]).decode(errors='replace')}", field)
+    about, pixels = unpack(view[1:])
+    return Picture(tuple(_parts(about["sizes"], about.get("digests"), pixels)), about["rows"], about["columns"])
+
+
+def _parts(sizes: Sequence[Sequence[int]], digests: Sequence[str] | None, pixels: memoryview) -> list[Part]:
+    if digests is None:
+        return [Part(height, width) for height, width in sizes]
+    parts, start = [], 0
+    for (height, width), digest in zip(sizes, digests, strict=True):
+        end = start + 3 * height * width
+        parts.append(Part(height, width, bytes.fromhex(digest), bytes(pixels[start:end])))
+        start = end
+    assert start == len(pixels), "the pixels are not those of the sizes"
+    return parts
+
+
+class _Workers:
+    """Processes, started when they are first needed; each serves one thread at a time."""
+
+    def __init__(self) -> None:
+        self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
+        for _ in range(NUM_WORKERS):
+            self._idle.put(None)
+        self._running: set[WorkerProcess] = set()
+        self._is_closed = False
+
+    def ask(self, frame: bytes, field: str) -> bytes:
+        """The answer of a process; one that was killed from outside is replaced once.
+
+        Raises:
+            InvalidRequestError: the image ended the process.
+            EngineError: there is no process, or it was killed twice.
+        """
+        for _ in range(2):
+            answer = self._attempt(frame, field)
+            if answer is not None:
+                return answer
+        raise EngineError("the process that decodes images was killed from outside, twice in a row")
+
+    def _attempt(self, frame: bytes, field: str) -> bytes | None:
+        worker = self._idle.get()
+        kept: WorkerProcess | None = None
+        try:
+            if self._is_closed:
+                raise EngineDeadError("the engine is closed, and its image reader with it")
+            worker = worker or _start()
+            self._running.add(worker)
+            answer = worker.ask(frame, longest=_LONGEST_ANSWER, patience=PATIENCE)
+            if answer[:1] != NO_MEMORY:  # after which it ends
+                kept = worker
+            return answer
+        except WorkerEndedError as error:
+            _blame(error.exit_code, field)
+            return None
+        finally:
+            if kept is None and worker is not None:
+                self._running.discard(worker)
+                worker.kill()
+            self._idle.put(kept)
+
+    def close(self) -> None:
+        """Kill them, also those that decode: whoever asked gets an error."""
+        self._is_closed = True
+        for worker in list(self._running):
+            worker.kill()
+        idle = [self._idle.get() for _ in range(NUM_WORKERS)]
+        for worker in filter(None, idle):
+            worker.close()
+        for _ in idle:
+            self._idle.put(None)
+
+
+def _start() -> WorkerProcess:
+    if not has_pillow():
+        raise InvalidRequestError("Pillow is needed for images: pip install '.[images]' in Penstock's source folder")
+    try:
+        return WorkerProcess("penstock.frontend.images.worker")
+    except OSError as error:
+        raise EngineError(f"the process that decodes images cannot be started: {error}") from error
+
+
+def _blame(exit_code: int | None, field: str) -> None:
+    """Raise if the image ended the process, rather than a kill from outside.
+
+    Raises:
+        InvalidRequestError: decoding exceeded a time limit, or crashed the process.
+    """
+    if exit_code in (0, -signal.SIGKILL):
+        return
+    fault = f"ends the process that decodes it, with exit code {exit_code}"
+    if exit_code is None:
+        fault = f"was not decoded within {PATIENCE:g} s"
+    elif exit_code == -signal.SIGPROF:
+        fault = f"takes more than {CPU_SECONDS:g} s of processor time to decode"
+    raise InvalidRequestError(f"{field}: the image {fault}", field)
+
+
+class _KeptPictures:
+    """The latest pictures, by the digest of what was sent."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._pictures: OrderedDict[Any, Picture] = OrderedDict()
+        self._left = max_bytes
+        self._lock = threading.Lock()
+
+    def find(self, key: Any) -> Picture | None:
+        with self._lock:
+            picture = self._pictures.get(key)
+            if picture is not None:
+                self._pictures.move_to_end(key)
+            return picture
+
+    def add(self, key: Any, picture: Picture) -> None:
+        with self._lock:
+            if key in self._pictures:
+                return
+            self._pictures[key] = picture
+            self._left -= picture.num_bytes
+            while self._left < 0:
+                _, dropped = self._pictures.popitem(last=False)
+                self._left += dropped.num_bytes

@@ -1,0 +1,121 @@
+"""What the vision towers of several families share: reading `vision_config`, layers, and multi-axis positions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.config.feed_forward import Activation
+from penstock.errors import CheckpointError
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.spec import FeedForwardSpec, NormSpec
+from penstock.models.hf_config import HFConfig
+from penstock.models.spec import LayerSpec, ModelSpec, SubLayer, TowerSpec
+
+
+def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> TowerSpec | None:
+    """The tower that `read` makes of `vision_config`; None: there is none, or `read` refuses a setting of it.
+
+    The text model is served in any case; the refusal is logged when the model is loaded.
+    """
+    values = config.find("vision_config", dict)
+    if values is None:
+        return None
+    vision = config.section(values)
+    try:
+        tower = read(vision)
+    except CheckpointError as error:
+        config.note(f"this model takes text only, as its vision tower is not supported: {error}")
+        return None
+    vision.ignore("is_encoder_decoder", "vocab_size")  # of the class that writes it
+    config.include("vision_config", vision)
+    return tower
+
+
+def read_activation(config: HFConfig, known: Mapping[str, Activation], default: str) -> Activation:
+    """The activation `hidden_act`.
+
+    Raises:
+        CheckpointError: it is not in `known`.
+    """
+    name = config.get("hidden_act", default)
+    if name not in known:
+        raise config.unsupported("hidden_act", name, tuple(known))
+    return known[name]
+
+
+def check_divided(config: HFConfig, total: int, parts: int, what: str) -> None:
+    """
+    Raises:
+        CheckpointError: `total` is not a multiple of `parts`.
+    """
+    if total % parts:
+        raise CheckpointError(f"vision_config in {config.file}: {total} cannot be divided into {parts} {what}")
+
+
+def tower_layers(
+    name: str,
+    count: int,
+    attention: AttentionSpec,
+    feed_forward: FeedForwardSpec,
+    norms: tuple[NormSpec, NormSpec],
+) -> tuple[LayerSpec, ...]:
+    """Pre-norm layers `name`.0 to `name`.count - 1; `norms` are those before attention and feed-forward part."""
+    first, second = norms
+    return tuple(
+        LayerSpec(f"{name}.{index}", SubLayer(attention, first), SubLayer(feed_forward, second))
+        for index in range(count)
+    )
+
+
+def read_axial_theta(vision: HFConfig, theta: float = 10000.0) -> float:
+    """The base of the rotary frequencies of two axes; `theta` by default.
+
+    Raises:
+        CheckpointError: the embedding has another type.
+    """
+    given = vision.section(vision.find("rope_parameters", dict) or {})
+    given.expect("rope_type", "axial", "default", None)
+    given.ignore("rope_theta")
+    given.refuse_others("rope_parameters", {"rope_type", "rope_theta"})
+    return given.positive("rope_theta", vision.positive("rope_theta", theta))
+
+
+def with_axes(model: ModelSpec, text: HFConfig, sections: list[int], *, interleaved: bool = True) -> ModelSpec:
+    """The model with rotary positions on three axes in its attention; see `read_axes`.
+
+    Its multi-token prediction head keeps one axis, as it drafts for requests without images alone.
+    """
+
+    def turned(layer: LayerSpec) -> LayerSpec:
+        if layer.mixer is None or not isinstance(layer.mixer.part, AttentionSpec) or layer.mixer.part.rope is None:
+            return layer
+        attention = layer.mixer.part
+        assert attention.rope is not None
+        axes = read_axes(text, attention.rope.dim, sections, interleaved=interleaved)
+        part = replace(attention, rope=replace(attention.rope, axes=axes))
+        return replace(layer, mixer=replace(layer.mixer, part=part))
+
+    return replace(model, layers=tuple(turned(layer) for layer in model.layers))
+
+
+def read_axes(text: HFConfig, rope_dim: int, sections: list[int], *, interleaved: bool) -> tuple[int, ...]:
+    """`RopeConfig.axes` by `mrope_section`, or by the default `sections`.
+
+    Args:
+        interleaved: whether axes take turns, until each of the last two has its share; else each has a run.
+
+    Raises:
+        CheckpointError: the sections do not add up to the frequencies.
+    """
+    settings: dict[str, Any] = text.find("rope_scaling", dict) or text.find("rope_parameters", dict) or {}
+    given = settings.get("mrope_section") or sections
+    half = rope_dim // 2
+    if len(given) != 3 or not all(type(one) is int and one >= 0 for one in given) or sum(given) != half:
+        raise text.unsupported("mrope_section", given, (f"three numbers whose sum is {half}",))
+    if not interleaved:
+        return tuple(axis for axis, count in enumerate(given) for _ in range(count))
+    axes = [0] * half
+    for axis in (1, 2):
+        for index in range(axis, min(3 * given[axis], half), 3):
+            axes[index] = axis
+    return tuple(axes)

@@ -1,0 +1,98 @@
+"""A picture's patches: their order and places, and their pixels as floats. Plain numpy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.api.request import Image
+    from penstock.config.image_input import ImageInput
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float32]
+
+
+class PatchGrid(NamedTuple):
+    """The places of a picture's patches, in the order in which the tower computes them.
+
+    Patches of a square that is merged follow one another; with windows, so do the squares of a window.
+    """
+
+    height: int
+    """Rows and columns of patches."""
+    width: int
+    rows: Ints
+    """[patches]: of each patch, its row and its column."""
+    columns: Ints
+    windows: tuple[int, ...]
+    """Patches of each window; all, if there are no windows."""
+    restore: Ints | None
+    """[merged patches]: where in that order the squares in reading order are; None: in reading order."""
+
+    @classmethod
+    def of(cls, height: int, width: int, merge: int, window: int | None) -> PatchGrid:
+        """The grid of a picture of `height` by `width` patches, in squares of `merge`, and windows of `window`."""
+        assert height % merge == width % merge == 0, "a picture's sides are multiples of a merged patch's"
+        squares = np.arange(height // merge * (width // merge)).reshape(height // merge, -1)
+        order = squares.ravel()
+        lengths: tuple[int, ...] = (height * width,)
+        restore: Ints | None = None
+        if window is not None:
+            side = window // merge
+            parts = [
+                squares[row : row + side, column : column + side].ravel()
+                for row in range(0, squares.shape[0], side)
+                for column in range(0, squares.shape[1], side)
+            ]
+            order, restore = np.concatenate(parts), np.argsort(np.concatenate(parts))
+            lengths = tuple(len(part) * merge**2 for part in parts)
+        inside = np.arange(merge)
+        top, left = order // squares.shape[1] * merge, order % squares.shape[1] * merge
+        rows = np.broadcast_to(top[:, None, None] + inside[:, None], (len(order), merge, merge)).ravel()
+        columns = np.broadcast_to(left[:, None, None] + inside, (len(order), merge, merge)).ravel()
+        return cls(height, width, rows, columns, lengths, restore)
+
+
+def pixel_floats(pixels: ImageInput) -> Floats:
+    """[3, 256]: the float of each channel's 8-bit values."""
+    values = np.arange(256, dtype=np.float32) * np.float32(pixels.rescale_factor)
+    mean, std = (np.array(one, np.float32)[:, None] for one in (pixels.mean, pixels.std))
+    floats: Floats = (values - mean) / std
+    return floats
+
+
+def cut_patches(image: Image, grid: PatchGrid, size: int, floats: Floats, columns: int) -> Floats:
+    """[patches, columns]: channels, then rows and columns of pixels, then zeros."""
+    pixels = np.frombuffer(image.pixels, np.uint8).reshape(grid.height, size, grid.width, size, 3)
+    cut = pixels.transpose(0, 2, 4, 1, 3)[grid.rows, grid.columns].reshape(len(grid.rows), 3, size**2)
+    made = np.zeros((len(cut), columns), np.float32)
+    for channel in range(3):
+        made[:, channel * size**2 : (channel + 1) * size**2] = floats[channel][cut[:, channel]]
+    return made
+
+
+def nearest_places(grid: PatchGrid, side: int) -> Ints:
+    """[patches]: the place in a table of `side` by `side` at the same relative place in the picture."""
+    return grid.rows * side // grid.height * side + grid.columns * side // grid.width
+
+
+def bilinear_places(grid: PatchGrid, side: int) -> tuple[Ints, Floats]:
+    """[patches, 4]: the four places around each patch in a table of `side` by `side`, and their weights."""
+    (rows, row_weights), (columns, column_weights) = (
+        _between(grid.rows, grid.height, side),
+        _between(grid.columns, grid.width, side),
+    )
+    places = (rows[:, :, None] * side + columns[:, None]).reshape(-1, 4)
+    return places, (row_weights[:, :, None] * column_weights[:, None]).reshape(-1, 4)
+
+
+def _between(index: Ints, size: int, side: int) -> tuple[Ints, Floats]:
+    """[patches, 2]: the two places around each on an axis, the first and the last being those of the table."""
+    steps = np.linspace(0, side - 1, size, dtype=np.float32)[index] if size > 1 else np.zeros(len(index), np.float32)
+    low = np.floor(steps).astype(np.int64)
+    share = steps - low.astype(np.float32)
+    return np.stack((low, np.minimum(low + 1, side - 1)), 1), np.stack((1 - share, share), 1)

@@ -1,0 +1,68 @@
+"""The sizes of a model's vision tower, for the memory plan and the scheduler. No torch."""
+
+import logging
+from functools import lru_cache
+
+from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.checkpoint.image_input import read_image_input
+from penstock.config.model_facts import TowerFacts, Working
+from penstock.errors import CheckpointError
+from penstock.layers.attention import AttentionSpec
+from penstock.layers.sizes import SizeRecorder, WeightSizes
+from penstock.models.spec import ModelSpec, TowerSpec
+from penstock.models.tower import Tower
+
+logger = logging.getLogger(__name__)
+
+
+def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | None:
+    """The facts of the tower; None: the model takes text only, as it has no tower or no settings of its pictures."""
+    tower = spec.tower
+    if tower is None:
+        return None
+    try:
+        pixels = read_image_input(checkpoint)
+    except CheckpointError as error:
+        logger.warning("this model takes text only: %s", error)
+        return None
+    if pixels is None:
+        return None
+    side = tower.side or pixels.size
+    area = pixels.max_pixels if tower.side is None and pixels.max_pixels else side**2
+    most = max(area // tower.patch.size**2, tower.merge**2)
+    if tower.side is None and pixels.max_tokens:
+        most = pixels.max_tokens * tower.merge**2
+    layer = sum(one.rows * one.columns for one in _layer_sizes(tower).matrices)
+    working = [part.working for part in tower.layers[0].parts]
+    hidden = tower.hidden_size
+    return TowerFacts(
+        num_layers=len(tower.layers),
+        patch_pixels=tower.patch.size,
+        layer_elements=layer,
+        hidden_size=hidden,
+        num_parameters=_sizes(tower).num_parameters + hidden * 3 * tower.patch.size**2,
+        feature_elements=spec.hidden_size * (1 + len(tower.taps)),
+        working=Working(
+            3 * hidden + sum(one.native for one in working),
+            3 * hidden + sum(one.reference for one in working),
+            max(hidden, *(one.widest for one in working)),
+        ),
+        max_tokens=most // tower.merge**2,
+        max_patches=most,
+        attends_within=any(isinstance(mixer, AttentionSpec) and mixer.joins_images for mixer in spec.mixers),
+        rope_axes=any(rope.axes for rope in spec.ropes),
+    )
+
+
+@lru_cache(maxsize=4)
+def _sizes(tower: TowerSpec) -> WeightSizes:
+    recorder = SizeRecorder()
+    Tower(tower, None, recorder)
+    return recorder.sizes
+
+
+def _layer_sizes(tower: TowerSpec) -> WeightSizes:
+    recorder = SizeRecorder()
+    for part in tower.layers[0].parts:
+        part.build(recorder)
+    return recorder.sizes

@@ -1,0 +1,222 @@
+"""The parts of a vision tower before and after its layers: patch embedding, learned places, connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.layers.encoder_head import wide
+from penstock.layers.norm import Norm
+from penstock.layers.spec import NormSpec
+from penstock.models.patches import PatchGrid, bilinear_places, nearest_places
+from penstock.models.spec import ConnectorPart, MergeSpec, PatchSpec, ProjectionSpec, RootMeanSpec, TowerSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.kernels.elementwise import RMSNormOp
+    from penstock.kernels.memory import Store
+    from penstock.native.array import AnyArray
+    from penstock.quantization.base import WeightFactory
+
+_VECTOR = 64
+"""Columns of the patch embedding are a multiple of this, which kernels read whole; the others are zeros."""
+
+
+@dataclass(slots=True)
+class _ConvertedRows:
+    """A checkpoint tensor whose rows are converted to those of a matrix."""
+
+    store: Store
+    target: AnyArray
+    shape: tuple[int, ...]
+    convert: Callable[[NDArray[Any]], NDArray[Any]]
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self.store(self.target, first, np.ascontiguousarray(self.convert(rows)))
+
+
+class PatchEmbedding:
+    """The linear map of patches, whose pixels are ordered by channel."""
+
+    def __init__(self, spec: PatchSpec, hidden_size: int, factory: WeightFactory) -> None:
+        size = spec.size
+        self.columns = -(-3 * size**2 // _VECTOR) * _VECTOR
+        self._weight = factory.weight_of(spec.name, hidden_size, self.columns)
+        shape: tuple[int, ...] = (hidden_size, 3, size, size)
+        if spec.frames is not None:
+            shape = (hidden_size, 3, spec.frames, size, size)
+        if spec.flat:
+            shape = (hidden_size, 3 * size**2)
+        convert = partial(_patch_rows, spec=spec, columns=self.columns)
+        factory.add_parameter(spec.name, _ConvertedRows(factory.ops.store, self._weight, shape, convert))
+        self._bias = factory.bias((spec.name,), (hidden_size,), self._weight.bias_dtype) if spec.bias else None
+        self._dtype = factory.dtype
+
+    def __call__(self, patches: AnyArray) -> AnyArray:
+        """[patches, columns] -> [patches, hidden_size]"""
+        return self._weight.linear(patches, self._bias, self._dtype)
+
+
+def _patch_rows(rows: NDArray[Any], spec: PatchSpec, columns: int) -> NDArray[Any]:
+    """Rows of a patch embedding as rows over channels, then pixels, then zeros."""
+    count = len(rows)
+    if spec.flat:
+        rows = rows.reshape(count, spec.size**2, 3).swapaxes(1, 2)
+    if spec.frames is not None:
+        rows = rows.astype(np.float32).sum(2).astype(rows.dtype)
+    made = np.zeros((count, columns), rows.dtype)
+    made[:, : 3 * spec.size**2] = rows.reshape(count, -1)
+    return made
+
+
+class Places:
+    """The learned vectors of patches' places."""
+
+    def __init__(self, spec: TowerSpec, factory: WeightFactory) -> None:
+        self._spec, self._ops, self._constant = spec.positions, factory.ops, factory.constant
+        self._dtype, self._table = factory.dtype, None
+        if spec.positions is not None:
+            side = spec.positions.side
+            if spec.positions.kind == "axes":
+                self._table = _stacked_rows(spec.positions.name, 2, side, spec.hidden_size, factory)
+            else:
+                self._table = factory.tensor(spec.positions.name, side**2, spec.hidden_size)
+
+    def of(self, grid: PatchGrid) -> AnyArray | None:
+        """[patches, hidden_size]; None: there are none."""
+        if self._spec is None or self._table is None:
+            return None
+        side = self._spec.side
+        if self._spec.kind == "axes":
+            by_row, by_column = self._rows(side + grid.rows), self._rows(grid.columns)
+            return self._ops.add_rows(by_column, by_row, 1.0)
+        if self._spec.kind == "nearest":
+            return self._rows(nearest_places(grid, side))
+        places, weights = bilinear_places(grid, side)
+        total = np.zeros((len(places), self._table.shape[1]), np.float32)
+        for tap in range(places.shape[1]):
+            rows = self._ops.on_host(wide(self._rows(places[:, tap]), self._ops))
+            total += rows * weights[:, tap, None]
+        return self._constant(total, self._dtype)
+
+    def _rows(self, places: NDArray[np.int64]) -> AnyArray:
+        return self._ops.gather(self._table, self._constant(np.ascontiguousarray(places)))
+
+
+def _stacked_rows(name: str, count: int, rows: int, columns: int, factory: WeightFactory) -> AnyArray:
+    """A checkpoint tensor [count, rows, columns] as one of [count * rows, columns]."""
+    target = factory.empty(count * rows, columns)
+
+    def load(first: int, stacked: NDArray[Any]) -> None:
+        factory.ops.store(target, first * rows, stacked.reshape(-1, columns))
+
+    factory.parameters[name] = _TakenRows((count, rows, columns), load)
+    return target
+
+
+@dataclass(slots=True)
+class _TakenRows:
+    """A checkpoint tensor whose rows a function takes."""
+
+    shape: tuple[int, ...]
+    take: Callable[[int, NDArray[Any]], None]
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self.take(first, rows)
+
+
+class Connector:
+    """The parts after a layer, or after the last: norms, merges and linear maps."""
+
+    def __init__(self, parts: Sequence[ConnectorPart], tower: TowerSpec, factory: WeightFactory) -> None:
+        self._parts = [_part(part, tower, factory) for part in parts]
+        self._ops, self._constant = factory.ops, factory.constant
+
+    def __call__(self, x: AnyArray, grid: PatchGrid) -> AnyArray:
+        """`x` [patches, hidden_size] -> [merged patches, size] in reading order."""
+        for part in self._parts:
+            x = part(x)
+        return x if grid.restore is None else self._ops.gather(x, self._constant(grid.restore))
+
+
+def _part(part: ConnectorPart, tower: TowerSpec, factory: WeightFactory) -> Callable[[AnyArray], AnyArray]:
+    if isinstance(part, NormSpec):
+        return Norm(part, factory)
+    if isinstance(part, ProjectionSpec):
+        return _Projection(part, tower.merge, factory)
+    if isinstance(part, RootMeanSpec):
+        ones = factory.constant(np.ones(part.size, np.float32))
+        return partial(_normed, weight=ones, eps=part.eps, norm=factory.ops.rms_norm)
+    if part.mean:
+        return _Mean(part, tower.merge, tower.hidden_size, factory)
+    return partial(_side_by_side, count=tower.merge**2)
+
+
+def _side_by_side(x: AnyArray, count: int) -> AnyArray:
+    return x.view(-1, count * x.shape[1])
+
+
+def _normed(x: AnyArray, weight: AnyArray, eps: float, norm: RMSNormOp) -> AnyArray:
+    return norm(x, weight, eps)
+
+
+class _Mean:
+    """The mean of merged patches, times a factor, optionally standardised."""
+
+    def __init__(self, spec: MergeSpec, merge: int, size: int, factory: WeightFactory) -> None:
+        self._factor, self._count = np.float32(spec.factor), merge**2
+        self._ops, self._dtype, self._constant = factory.ops, factory.dtype, factory.constant
+        names = (spec.bias, spec.scale)
+        self._bias, self._scale = (None if name is None else factory.float32(name, size) for name in names)
+
+    def __call__(self, x: AnyArray) -> AnyArray:
+        rows = self._ops.on_host(wide(x, self._ops))
+        made = rows.reshape(-1, self._count, rows.shape[1]).mean(1, dtype=np.float32) * self._factor
+        if self._bias is not None:
+            made = made - self._ops.on_host(self._bias)
+        if self._scale is not None:
+            made = made * self._ops.on_host(self._scale)
+        return self._constant(made, self._dtype)
+
+
+class _Projection:
+    """A linear map, whose matrix the checkpoint may order in its own way."""
+
+    def __init__(self, spec: ProjectionSpec, merge: int, factory: WeightFactory) -> None:
+        self._ops, self._dtype, self._activation = factory.ops, factory.dtype, spec.activation
+        if spec.layout == "usual":
+            self._weight = factory.matrix(spec.name, spec.out_size, spec.in_size)
+        else:
+            self._weight = factory.weight_of(spec.name, spec.out_size, spec.in_size)
+            _add_reordered(spec, merge, self._weight, factory)
+        self._bias = factory.bias((spec.name,), (spec.out_size,), self._weight.bias_dtype) if spec.bias else None
+
+    def __call__(self, x: AnyArray) -> AnyArray:
+        x = self._weight.linear(x, self._bias, self._dtype)
+        return x if self._activation is None else self._ops.activate(x, self._activation)
+
+
+def _add_reordered(spec: ProjectionSpec, merge: int, weight: Any, factory: WeightFactory) -> None:
+    store = factory.ops.store
+    if spec.layout == "transposed":
+        gathered: list[NDArray[Any]] = []
+
+        def load(first: int, rows: NDArray[Any]) -> None:
+            gathered.append(rows.copy())
+            if first + len(rows) == spec.in_size:  # rows are loaded in order
+                store(weight, 0, np.ascontiguousarray(np.concatenate(gathered).T))
+                gathered.clear()
+
+        factory.parameters[spec.name] = _TakenRows((spec.in_size, spec.out_size), load)
+        return
+
+    def side_by_side(rows: NDArray[Any]) -> NDArray[Any]:
+        by_patch: NDArray[Any] = rows.reshape(len(rows), -1, merge**2).swapaxes(1, 2)
+        return by_patch.reshape(len(rows), -1)
+
+    factory.add_parameter(spec.name, _ConvertedRows(store, weight, (spec.out_size, spec.in_size), side_by_side))

@@ -1,0 +1,171 @@
+"""Computes the features of images, some layers of the vision tower a step, and puts them into rows of a step.
+
+Between steps only an image's stream is kept, the output of its last layer so far. As in `encoder_runner.py`, one cache
+has the keys and values of one layer: each layer overwrites those of the layer before.
+"""
+
+import itertools
+import logging
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.config.model_facts import KVSpec
+from penstock.config.settings import Settings
+from penstock.core.plan import EncodePart, ForwardPlan, ImageRows
+from penstock.kernels.attention import CacheShape
+from penstock.kernels.batch import Batch, RecordedBatch
+from penstock.kernels.cache import AnyCache
+from penstock.kernels.ops import Ops
+from penstock.layers.encoder_head import wide
+from penstock.models.patches import PatchGrid
+from penstock.models.tower import Tower
+from penstock.native import Library
+from penstock.native.array import AnyArray, Array, CannotRecordError, dtype_of
+from penstock.native.program import Program, memory_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Encoding:
+    """An image whose features are not ready."""
+
+    grid: PatchGrid
+    x: AnyArray
+    """[patches, hidden_size]: the stream after `layers` layers."""
+    angles: AnyArray | None
+    layers: int = 0
+    taps: list[AnyArray] = field(default_factory=list)
+
+
+class ImageRunner:
+    """Holds the features of images, and the streams of those that are being encoded, by digest."""
+
+    def __init__(self, tower: Tower, ops: Ops, settings: Settings) -> None:
+        assert settings.tower is not None
+        self._tower, self._ops, self._device = tower, ops, settings.device
+        self._block_size = settings.memory.block_size
+        most = settings.tower.max_patches
+        blocks = -(-most // self._block_size) + (0 if tower.spec.window is None else most // tower.spec.merge**2)
+        self._cache = ops.new_caches([self._cache_shape(settings, blocks)]).layers[0]
+        self._encodings: dict[bytes, _Encoding] = {}
+        self._features: dict[bytes, tuple[AnyArray, ...]] = {}
+        self._recorded = None if ops.library is None else self._record(ops.library, settings, most)
+
+    def _cache_shape(self, settings: Settings, num_blocks: int) -> CacheShape:
+        cache = self._tower.spec.layers[0].facts.cache
+        assert isinstance(cache, KVSpec), "the layers of a tower are attention, all with heads alike"
+        return CacheShape(
+            num_blocks=num_blocks,
+            block_size=self._block_size,
+            num_heads=cache.num_heads,
+            head_dim=cache.head_dim,
+            dtype=self._ops.dtype(settings.dtype),
+            device=self._device,
+            gather_limit=2 * num_blocks * self._block_size,
+        )
+
+    def _record(self, library: Library, settings: Settings, max_patches: int) -> "_RecordedLayers | None":
+        try:
+            return _RecordedLayers(self._tower, self._cache, library, max_patches, settings.dtype)
+        except CannotRecordError as error:
+            log.warning("the vision tower runs eagerly, more slowly, as no recorded step has %s", error)
+            return None
+
+    @property
+    def tower(self) -> Tower:
+        return self._tower
+
+    def encode(self, plan: ForwardPlan) -> list[bytes]:
+        """Free what the plan frees, and compute its layers; returns the digests of images with features not finite."""
+        for digest in plan.freed_images:
+            self._encodings.pop(digest, None)
+            self._features.pop(digest, None)
+        return [part.digest for part in plan.encode if not self._encode(part)]
+
+    def _encode(self, part: EncodePart) -> bool:
+        """Compute a part; returns whether the image's features are finite, or not ready."""
+        if part.first == 0:
+            assert part.image is not None, "the first part has the image"
+            grid = self._tower.grid(part.image)
+            begun = _Encoding(grid, self._tower.begin(part.image, grid), self._tower.angles(grid))
+            self._encodings[part.digest] = begun
+        encoding = self._encodings[part.digest]
+        assert encoding.layers == part.first, "parts follow one another"
+        self._run_layers(encoding, part.last)
+        if part.last < len(self._tower.spec.layers):
+            return True
+        del self._encodings[part.digest]
+        features = (self._tower.end(encoding.x, encoding.grid), *encoding.taps)
+        self._features[part.digest] = features
+        return all(bool(np.isfinite(self._ops.on_host(wide(one, self._ops))).all()) for one in features)
+
+    def _run_layers(self, encoding: _Encoding, last: int) -> None:
+        tower, grid = self._tower, encoding.grid
+        whole, windows = self._lay_out((len(grid.rows),)), self._lay_out(grid.windows)
+        tapped = [index + 1 for index, _ in tower.spec.taps if encoding.layers <= index < last]
+        for end in sorted({*tapped, last}):
+            if self._recorded is not None:
+                self._recorded.run(encoding, end, whole, windows)
+            else:
+                for index in range(encoding.layers, end):
+                    encoding.x = tower.layer(index, encoding.x, encoding.angles, whole, windows, self._cache)
+            encoding.layers = end
+            tap = tower.tap(end - 1, encoding.x, grid)
+            if tap is not None:
+                encoding.taps.append(tap)
+
+    def _lay_out(self, lengths: Sequence[int]) -> Batch:
+        """The batch of sequences of these lengths, each from a new block on."""
+        ends = list(itertools.accumulate((-(-length // self._block_size) for length in lengths), initial=0))
+        tables = [array("i", range(first, last)) for first, last in itertools.pairwise(ends)]
+        starts, ids = [0] * len(lengths), array("i", bytes(4 * sum(lengths)))
+        memory, blocks = self._ops.lay_out(lengths, starts, tables, ids, self._block_size)
+        return Batch(memory, len(lengths), len(ids), blocks, self._device)
+
+    def place(self, x: AnyArray, depth: int, image_rows: Sequence[ImageRows]) -> None:
+        """Replace these rows of `x` [any, hidden_size] by features (depth 0), or add the features of a tap to them."""
+        ops = self._ops
+        for one in image_rows:
+            values = self._features[one.digest][depth][one.first : one.first + len(one.rows)]
+            rows = ops.from_host(np.array(one.rows, np.int64), values)
+            if depth:
+                values = ops.add_rows(values, ops.gather(x, rows), 1.0)
+            ops.scatter(values, rows, x)
+
+
+class _RecordedLayers:
+    """The tower's layers as native calls, recorded once; a part of them runs from any layer to any other."""
+
+    def __init__(self, tower: Tower, cache: AnyCache, library: Library, max_patches: int, dtype: str) -> None:
+        """
+        Raises:
+            CannotRecordError: the tower uses an operation that the library lacks.
+        """
+        self._library, self._program = library, Program(max_patches)
+        self._whole, self._windows = RecordedBatch(), RecordedBatch()
+        self._angles = None
+        if tower.num_angles:
+            self._angles = self._program.array((2, tower.num_angles), dtype_of("float32"))
+        x = self._program.array((tower.spec.hidden_size,), dtype_of(dtype))
+        self._streams, self._ends = [memory_of(x)], [0]
+        for index in range(len(tower.spec.layers)):
+            x = tower.layer(index, x, self._angles, self._whole, self._windows, cache)
+            self._streams.append(memory_of(x))
+            self._ends.append(self._program.num_calls)
+
+    def run(self, encoding: _Encoding, last: int, whole: Batch, windows: Batch) -> None:
+        """Replace the encoding's stream by that after `last` layers."""
+        count, first = whole.num_tokens, encoding.layers
+        if first == last:
+            return
+        self._streams[first].fill(encoding.x.numpy(), count)
+        if self._angles is not None and encoding.angles is not None:
+            self._angles.fill(encoding.angles.numpy(), count)
+        self._whole.become(whole)
+        self._windows.become(windows)
+        self._library.run(self._program.segment(count, self._ends[first], self._ends[last]))
+        encoding.x = Array(self._streams[last].numpy()[:count].copy())

@@ -1,0 +1,90 @@
+"""`GET /debug/live`: steps, requests and counters as they change, as server-sent events for the page's tab "Live".
+
+Four events a second, whatever the number of steps: each is encoded once, from records that the history keeps anyway.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from penstock.errors import NotPermittedError
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.history import RequestRecord
+from penstock.server.call_context import ContextOf
+from penstock.server.dialect import ServingOf
+from penstock.server.openai_errors import ERRORS
+from penstock.server.streams import EVENTS, EventStream, Frame, event
+
+router = APIRouter(tags=["operation"])
+
+PERIOD = 0.25
+"""Seconds between two events."""
+FIRST_SECONDS = 30.0
+"""Age of the oldest ended requests in the first event."""
+MAX_STEPS = 1000
+"""Maximum steps in an event; of more, the newest."""
+_METRICS = (
+    *("running", "waiting", "fleet_queued", "kv_blocks", "prefix_queries", "prefix_hits", "preemptions"),
+    *("steps", "prompt_tokens", "generation_tokens", "drafted_tokens", "accepted_tokens"),
+)
+
+
+@router.get(
+    "/debug/live",
+    response_class=Response,
+    responses={200: {"content": EVENTS}, "default": ERRORS["default"]},
+)
+async def live(context: ContextOf, serving: ServingOf) -> Response:
+    """Steps, requests and counters as they change, as server-sent events, until the client leaves or the server drains.
+    For operators only."""
+    if not context.caller.operator:
+        raise NotPermittedError("the live view shows every key's requests: it needs an operator's API key")
+    feed = LiveFeed(serving.engine)
+    return EventStream(feed.events(), Frame.SERVER_SENT_EVENTS, feed.stop, {}, context.send_body)
+
+
+class LiveFeed:
+    """What changed since the last event, for one reader."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._is_stopped = False
+        self._at = time.monotonic() - FIRST_SECONDS
+        self._num_steps = max(0, engine.history.num_steps - MAX_STEPS)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """An event now, and one each period."""
+        while not self._is_stopped and self._engine.refusal is None:
+            yield event(self.changes())
+            await asyncio.sleep(PERIOD)
+
+    def stop(self) -> None:
+        """End the events."""
+        self._is_stopped = True
+
+    def changes(self) -> dict[str, Any]:
+        """Steps since the last call, requests that are open or ended since then, and all counters."""
+        engine, now = self._engine, time.monotonic()
+        history, metrics, info = engine.history, engine.metrics, engine.info
+        steps = history.newest_steps(min(MAX_STEPS, history.num_steps - self._num_steps))
+        requests = list(self._changed(history.records()))
+        self._num_steps, self._at = history.num_steps, now
+        return {
+            "now": now,
+            "steps": steps,
+            "requests": requests,
+            "metrics": {name: getattr(metrics, name).values for name in _METRICS},
+            "engines": [{"place": one.replica, "state": one.state} for one in engine.fleet.states()],
+            "max_num_seqs": info.max_num_seqs,
+            "block_size": info.block_size,
+        }
+
+    def _changed(self, records: list[RequestRecord]) -> Iterator[RequestRecord]:
+        find = self._engine.open_requests.find
+        for record in records:
+            if record.ended >= self._at if record.ended is not None else find(record.request_id) is not None:
+                yield record

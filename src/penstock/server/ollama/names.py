@@ -1,0 +1,46 @@
+"""Names of the served model and its adapters, which Ollama's clients write with a tag: `NAME:latest`."""
+
+import re
+from collections.abc import Mapping
+
+from penstock.errors import InvalidRequestError
+from penstock.server.dialect import Call
+
+LATEST = ":latest"
+_NAME = re.compile(r"[\w.:/@+-]{1,256}", re.ASCII)
+
+
+def is_ollama_client(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from one of Ollama's own clients: `ollama/0.12`, `ollama-python/0.6`, `ollama-js/0.6`."""
+    return headers.get("user-agent", "").startswith("ollama")
+
+
+def tagged(name: str) -> str:
+    """The name with a tag: the clients add one themselves, and look for that name in the list."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def served_name(call: Call, name: str) -> str:
+    """The name without the tag that clients add, unless it is served with that."""
+    return name if call.serves(name) else name.removesuffix(LATEST)
+
+
+def choose_model(call: Call, name: str | None) -> str:
+    """Select the model or adapter of this name. Returns the name as answers repeat it.
+
+    Raises:
+        ModelNotFoundError: there is none.
+    """
+    call.choose_model(None if name is None else served_name(call, name))
+    return call.model_name if name is None else name
+
+
+def check_new_name(name: str, field: str) -> str:
+    """A new name, without the tag that clients add.
+
+    Raises:
+        InvalidRequestError: it is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidRequestError(f"{field} must be 1 to 256 letters, digits, and ._-+@:/, not {name[:80]!r}", field)
+    return name.removesuffix(LATEST)

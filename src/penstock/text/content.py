@@ -1,0 +1,91 @@
+"""Content of a message: text, or parts of text and images in their order.
+
+    [{"type": "image", "source": ImageSource(...)}, {"type": "text", "text": "What is it?"}]
+
+`take_images` moves the sources out, and leaves `{"type": "image"}`, which chat templates render.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Content: TypeAlias = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """An image as a caller sent it."""
+
+    field: str
+    """The field that holds it, for errors."""
+    data: str | bytes
+    """A URL, base64 text, or the bytes of a file."""
+    is_url: bool = False
+    is_low: bool = False
+    """Whether few tokens suffice (`detail: low`)."""
+    is_own: bool = False
+    """Whether it comes from this process: then its file may have any size."""
+
+
+def content_of(parts: Iterable[str | ImageSource], separator: str) -> Content:
+    """The content of these parts; text alone is joined by `separator`."""
+    listed = list(parts)
+    texts = [part for part in listed if isinstance(part, str)]
+    if len(texts) == len(listed):
+        return separator.join(texts)
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": part}
+        for part in listed
+        if part
+    ]
+
+
+def joined(first: Content, second: Content, separator: str) -> Content:
+    """One content after another. `separator` stands between two texts, both not empty."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{separator}{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: Content) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def text_of(content: Content) -> str:
+    """The text of a content, without its images."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[ImageSource]]:
+    """Messages with `{"type": "image"}` in place of each image, and the images in their order."""
+    sources: list[ImageSource] = []
+    made = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any("source" in part for part in content):
+            sources += (part["source"] for part in content if "source" in part)
+            content = [{"type": "image"} if "source" in part else part for part in content]
+            message = {**message, "content": content}
+        made.append(message)
+    return made, sources
+
+
+def images_after_tools(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose tool results have no images: a user's message after them has these, for chat templates that
+    render results as text."""
+    made: list[dict[str, Any]] = []
+    images: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool" and not isinstance(message["content"], str):
+            images += (part for part in message["content"] if part["type"] == "image")
+            message = {**message, "content": text_of(message["content"])}
+        elif message["role"] != "tool" and images:
+            if message["role"] == "user":
+                message = {**message, "content": joined(images, message["content"], "")}
+            else:
+                made.append({"role": "user", "content": images})
+            images = []
+        made.append(message)
+    return [*made, {"role": "user", "content": images}] if images else made

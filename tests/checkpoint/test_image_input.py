@@ -1,0 +1,76 @@
+"""Settings of image processors, and what is wrong with them."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.image_input import read_image_input
+from penstock.config.engine_config import EngineConfig
+from penstock.engine.build import _image_input, _limited
+from penstock.errors import CheckpointError
+from tests.core.images import make_tower
+
+QWEN = {"model_type": "qwen2_5_vl", "image_token_id": 9}
+PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12_845_056}
+
+
+def checkpoint(folder, config=QWEN, processor=PROCESSOR, name="preprocessor_config.json"):
+    (folder / "config.json").write_text(json.dumps(config))
+    if processor is not None:
+        (folder / name).write_text(json.dumps(processor))
+    return open_checkpoint(str(folder))
+
+
+def test_settings_are_read_from_either_file(tmp_path):
+    (tmp_path / "a").mkdir()
+    older = read_image_input(checkpoint(tmp_path / "a"))
+    newer = {"image_processor": {"size": {"shortest_edge": 3136, "longest_edge": 12_845_056}}}
+    assert read_image_input(checkpoint(tmp_path, processor=newer, name="processor_config.json")) == older
+    assert (older.placeholder, older.max_pixels) == (9, 12_845_056)
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "words"),
+    [
+        (QWEN, None, "neither a preprocessor_config.json"),
+        ({"model_type": "qwen3_vl"}, PROCESSOR, "has no image_token_id"),
+        (QWEN, {"patch_size": 0}, "patch_size must be above 0"),
+        (QWEN, {"max_pixels": 10**12}, "max_pixels must be a number from 0"),
+        (QWEN, {"patch_size": "x"}, "patch_size must be a number from 0"),
+        (QWEN, {"image_mean": [0.5]}, "image_mean must be three numbers"),
+        (QWEN, {"resample": 0}, "resample 0 is not supported"),
+        ({"model_type": "llava", "image_token_index": 9}, {}, "this vision tower"),
+        (
+            {"model_type": "gemma3", "boi_token_index": 1, "eoi_token_index": 2, "image_token_index": 3},
+            {"do_pan_and_scan": True},
+            "do_pan_and_scan is not supported",
+        ),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path, config, processor, words):
+    with pytest.raises(CheckpointError, match=words):
+        read_image_input(checkpoint(tmp_path, config, processor))
+
+
+def test_an_unknown_family_takes_text_only(tmp_path):
+    assert read_image_input(checkpoint(tmp_path, {"model_type": "llama"}, None)) is None
+
+
+def test_options_turn_images_off_and_bound_their_tokens(tmp_path):
+    opened, facts = checkpoint(tmp_path), SimpleNamespace(tower=object())
+    whole = _image_input(EngineConfig(), opened, facts)
+    assert whole == replace(read_image_input(opened), max_tokens=4096)
+    allowed = _image_input(EngineConfig.from_options(max_image_tokens=16_384), opened, facts)
+    assert allowed == replace(whole, max_tokens=16_384)
+    tower = replace(make_tower(), max_tokens=16_384, max_patches=65_536)
+    assert _limited(tower, allowed) == tower
+    assert _limited(tower, whole) == replace(tower, max_tokens=4096, max_patches=16_384), "memory is planned for less"
+    assert _limited(tower, None) is None
+    bounded = EngineConfig.from_options(max_image_tokens=64)
+    assert whole.max_tokens == 4096, "of more the memory plan would be large, and most pictures need fewer"
+    assert _image_input(bounded, opened, facts) == replace(whole, max_tokens=64)
+    assert _image_input(EngineConfig.from_options(images=False), opened, facts) is None
+    assert _image_input(EngineConfig(), opened, SimpleNamespace(tower=None)) is None

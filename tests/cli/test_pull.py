@@ -1,0 +1,98 @@
+"""`penstock pull`, `list`, `show` and `rm`, against a server that plays the hub, and without one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.checkpoint.aliases import add_alias, aliases_file, read_aliases
+from penstock.checkpoint.checkpoint import resolve_path
+from penstock.errors import ConfigError
+from tests.support.gguf_files import write_gguf
+from tests.support.hub import etag, hub
+
+COMMIT = "1" * 40
+RUN = """
+import json, sys
+from pathlib import Path
+from penstock.checkpoint import checkpoint, hub_download
+from penstock.cli import main
+hub_download.LARGE = 1000
+for command in json.loads(sys.argv[1]):
+    if command[0] == "damage":
+        blob = Path(command[1])
+        content = blob.read_bytes()
+        blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        continue
+    print("$", *command, flush=True)
+    checkpoint._download_once.cache_clear()  # as if each command had a process of its own
+    print("=", main(command), flush=True)
+"""
+
+
+def run(endpoint: str, cache: Path, *commands: list[str]) -> list[str]:
+    """What each command prints, with errors, and its exit code at the end."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-c", RUN, json.dumps(commands)]
+    ran = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
+    )
+    return ran.stdout.split("$ ")[1:]
+
+
+def test_a_model_is_pulled_checked_named_and_deleted(tiny_llama: Path, tmp_path: Path) -> None:
+    remote, cache = tmp_path / "hub" / COMMIT, tmp_path / "cache"
+    remote.mkdir(parents=True)
+    for kind in ("F16", "F32"):
+        write_gguf(remote / f"tiny-{kind}.gguf", tiny_llama, kind)
+    file = remote / "tiny-F16.gguf"
+    blob = cache / "models--some--repo" / "blobs" / etag(file)
+    blob.parent.mkdir(parents=True)
+    half = file.stat().st_size // 2
+    blob.with_name(f"{blob.name}.part").write_bytes(file.read_bytes()[:half])  # an earlier pull was interrupted
+    sent: list[tuple[str, str]] = []
+    pull = ["pull", "some/repo:F16", "--as", "tiny"]
+    with hub(tmp_path / "hub", {"main": COMMIT}, sent) as endpoint:
+        first, listed, shown, damaged, again = run(
+            endpoint, cache, pull, ["list"], ["show", "tiny"], ["damage", str(blob)], pull, pull
+        )
+    assert first.endswith("tiny: another name of some/repo:F16\n= 0\n"), first
+    assert sent[0] == ("tiny-F16.gguf", f"bytes={half}-")
+    assert {name for name, _ in sent} == {"tiny-F16.gguf"}
+    assert listed.splitlines()[1].startswith("some/repo:F16 ")
+    assert listed.splitlines()[1].endswith("main")
+    assert "tiny: some/repo:F16" in listed
+    assert "gguf F16" in shown
+    assert "differs from the hub's checksum" in damaged
+    assert damaged.endswith("= 2\n")
+    assert again.endswith("= 0\n"), again
+    offline, removed, gone, missing, empty = run(
+        "http://127.0.0.1:9", cache, pull, ["rm", "tiny"], ["rm", "some/repo:F16"], ["rm", "some/repo:F16"], ["list"]
+    )
+    assert "the hub gives no list of its files" in offline
+    assert offline.endswith("= 0\n"), offline
+    assert "deleted the short name" in removed
+    assert "some/repo:F16: deleted" in gone
+    assert "no model some/repo:F16 is in the hub's cache" in missing
+    assert "no models yet" in empty
+    assert not blob.exists()
+
+
+def test_an_alias_names_a_path_and_a_path_comes_first(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    add_alias("tiny", str(tiny_llama))
+    assert resolve_path("tiny") == tiny_llama.resolve()
+    (tmp_path / "here").mkdir()
+    for name, said in (("here", "choose another alias"), ("a/b", "an alias must be")):
+        with pytest.raises(ConfigError, match=said):
+            add_alias(name, "some/repo")
+    aliases_file().write_text("[1")
+    with pytest.raises(ConfigError, match="mend or delete the file"):
+        read_aliases()
