@@ -1,0 +1,18 @@
+"""Finds the vocabulary of a folder without tokenizer.json, and converts it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.text.vocabularies.form import Converted, Folder
+from penstock.text.vocabularies.vocab_json import MERGES, VOCAB, convert_vocab_json
+
+_FORMS: tuple[tuple[tuple[str, ...], Callable[[Folder], Converted]], ...] = (((VOCAB, MERGES), convert_vocab_json),)
+"""Files of each form with its converter; of several the first counts."""
+
+
+def convertible(folder: Path) -> Callable[[Folder], Converted] | None:
+    """The converter of the vocabulary in a folder; None: it has none that can be converted."""
+    for names, convert in _FORMS:
+        if all((folder / name).exists() for name in names):
+            return convert
+    return None
