@@ -8,6 +8,7 @@ chat_template.jinja         the chat template; it takes precedence over the one 
 chat_template.json          the chat template of a processor, if neither has one; or in processor_config.json
 additional_chat_templates/  further chat templates, by name
 
+A folder without tokenizer.json may have its vocabulary in another form (`penstock.text.vocabularies`).
 A GGUF file has all of this in its metadata (`penstock.checkpoint.gguf.tokenizer`).
 """
 

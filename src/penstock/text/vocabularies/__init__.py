@@ -1,4 +1,5 @@
 """Tokenizers of folders without tokenizer.json, converted from other files.
 
-Tested elsewhere: `form`: `tests/text/vocabularies/test_vocab_json.py`.
+Tested elsewhere: `form` and `convert`: `tests/text/vocabularies/test_vocab_json.py`; `tekken`, `tiktoken`:
+`tests/text/vocabularies/test_ranks.py`.
 """
