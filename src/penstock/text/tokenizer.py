@@ -40,8 +40,8 @@ _MAX_BYTES = 64 * 2**20
 """Maximum bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Bytes of a tokenizer.json up to which loading it is certain to take at most some 200 MB."""
-_OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
-"""Files of other forms, of which `vocabularies.convert` reads some."""
+_OTHER_FORMS = ("vocab.json", "vocab.txt", "sentencepiece.bpe.model", "spiece.model")
+"""Files of forms that are not read, or not alone."""
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.text.vocabularies.form import Converted, Folder
+from penstock.text.vocabularies.sentencepiece import SENTENCEPIECE, convert_sentencepiece
 from penstock.text.vocabularies.tekken import TEKKEN, convert_tekken
 from penstock.text.vocabularies.tiktoken import KIMI, QWEN, convert_kimi, convert_qwen
 from penstock.text.vocabularies.vocab_json import MERGES, VOCAB, convert_vocab_json
@@ -13,6 +14,7 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Folder], Converted]], ...] = (
     ((TEKKEN,), convert_tekken),
     ((QWEN,), convert_qwen),
     ((KIMI,), convert_kimi),
+    ((SENTENCEPIECE,), convert_sentencepiece),
 )
 """Files of each form with its converter; of several the first counts."""
 
