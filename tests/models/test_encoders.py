@@ -108,6 +108,9 @@ SCORERS = {
     "roberta": transformers.RobertaForSequenceClassification,
     "modernbert": transformers.ModernBertForSequenceClassification,
     "qwen3": transformers.Qwen3ForSequenceClassification,
+    "camembert": transformers.CamembertForSequenceClassification,
+    "distilbert": transformers.DistilBertForSequenceClassification,
+    "electra": transformers.ElectraForSequenceClassification,
 }
 
 
@@ -170,6 +173,10 @@ OTHER_HEADS = {
     "XLMRobertaForMaskedLM": "xlm_roberta",
     "ModernBertForMaskedLM": "modernbert",
     "RobertaModel": "roberta",
+    "RobertaForMaskedLM": "roberta",
+    "CamembertForMaskedLM": "camembert",
+    "DistilBertForMaskedLM": "distilbert",
+    "ElectraForPreTraining": "electra",
 }
 
 

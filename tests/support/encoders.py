@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {
 SPECIAL = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
 WORDS = [f"word{index}" for index in range(VOCABULARY - 10)]
 _BERT_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+_ROBERTAS = {"xlm_roberta": "XLMRobertaConfig", "roberta": "RobertaConfig", "camembert": "CamembertConfig"}
 _DECODER: dict[str, Any] = {**SIZES, "head_dim": 16, "num_key_value_heads": 2, "pad_token_id": 0}
 
 
@@ -27,10 +28,15 @@ def config_of(family: str, **more: Any) -> Any:
     """A config of the family in small sizes."""
     if family == "bert":
         return transformers.BertConfig(**SIZES, **more)
-    if family in ("xlm_roberta", "roberta"):
+    if family in _ROBERTAS:
         ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        kind = transformers.XLMRobertaConfig if family == "xlm_roberta" else transformers.RobertaConfig
+        kind = getattr(transformers, _ROBERTAS[family])
         return kind(**SIZES, **ids, type_vocab_size=1, max_position_embeddings=514, **more)
+    if family == "distilbert":
+        sizes = {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "vocab_size": VOCABULARY}
+        return transformers.DistilBertConfig(**sizes, **more)
+    if family == "electra":
+        return transformers.ElectraConfig(**SIZES, **{"embedding_size": 32, **more})
     if family == "modernbert":
         return transformers.ModernBertConfig(**SIZES, **_BERT_IDS, local_attention=16, **more)
     if family == "nomic_bert":
@@ -57,7 +63,7 @@ def write_model(folder: Path, model: Any, seed: int = 0) -> Path:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder)
     kind = model.config.model_type
-    write_tokenizer(folder, decoder=hasattr(model.config, "num_key_value_heads"), typed=kind == "bert")
+    write_tokenizer(folder, decoder=hasattr(model.config, "num_key_value_heads"), typed=kind in ("bert", "electra"))
     return folder
 
 

@@ -42,10 +42,11 @@ class Encoder:
         assert spec.encoder is not None
         self.spec, self.ends = spec, spec.encoder
         self._ops, self._dtype, ends = factory.ops, factory.dtype, spec.encoder
-        self.embedding = Embedding(spec.names.embedding, spec.vocab_size, spec.hidden_size, factory)
-        self._position_table = _table(ends.positions, ends.hidden_size, factory)
-        self._type_table = _table(ends.token_types, ends.hidden_size, factory)
+        self.embedding = Embedding(spec.names.embedding, spec.vocab_size, ends.embedding_size, factory)
+        self._position_table = _table(ends.positions, ends.embedding_size, factory)
+        self._type_table = _table(ends.token_types, ends.embedding_size, factory)
         self._norm = None if ends.norm is None else Norm(ends.norm, factory)
+        self._projection = None if ends.projection is None else Dense(ends.projection, factory)
         self.positions = PositionTables(spec, max_positions, factory)
         """Prepared for the step's positions before `forward`."""
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
@@ -68,7 +69,8 @@ class Encoder:
         for table, rows in ((self._position_table, positions), (self._type_table, token_types)):
             if table is not None:
                 x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)
-        stream = Stream(x if self._norm is None else self._norm(x))
+        x = x if self._norm is None else self._norm(x)
+        stream = Stream(x if self._projection is None else self._projection(x))
         step = self.positions.inputs(positions)
         for layer in self.layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))

@@ -13,7 +13,8 @@ from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, 
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
-from penstock.models.families.bert import bert_spec, is_classifier, num_labels, xlm_roberta_spec
+from penstock.models.families.bert import bert_spec, electra_spec, is_classifier, num_labels, xlm_roberta_spec
+from penstock.models.families.distilbert import distilbert_spec
 from penstock.models.families.gemma2 import gemma2_spec
 from penstock.models.families.gemma3 import gemma3_spec
 from penstock.models.families.granite import granite_spec
@@ -37,7 +38,18 @@ ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "XLMRobertaForMaskedLM": xlm_roberta_spec,
     "XLMRobertaForSequenceClassification": xlm_roberta_spec,
     "RobertaModel": xlm_roberta_spec,
+    "RobertaForMaskedLM": xlm_roberta_spec,
     "RobertaForSequenceClassification": xlm_roberta_spec,
+    "CamembertModel": xlm_roberta_spec,
+    "CamembertForMaskedLM": xlm_roberta_spec,
+    "CamembertForSequenceClassification": xlm_roberta_spec,
+    "DistilBertModel": distilbert_spec,
+    "DistilBertForMaskedLM": distilbert_spec,
+    "DistilBertForSequenceClassification": distilbert_spec,
+    "ElectraModel": electra_spec,
+    "ElectraForPreTraining": electra_spec,
+    "ElectraForMaskedLM": electra_spec,
+    "ElectraForSequenceClassification": electra_spec,
     "ModernBertModel": modernbert_spec,
     "ModernBertForMaskedLM": modernbert_spec,
     "ModernBertForSequenceClassification": modernbert_spec,

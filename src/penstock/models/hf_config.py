@@ -150,6 +150,11 @@ _LARGEST = {
     "n_layer": 10_000,
     "n_positions": 2**30,
     "index_topk": 2**30,
+    "dim": 2**24,
+    "hidden_dim": 2**24,
+    "n_heads": 2**16,
+    "n_layers": 10_000,
+    "embedding_size": 2**24,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)

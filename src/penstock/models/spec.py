@@ -140,7 +140,7 @@ HeadPart = DenseSpec | NormSpec | TokenScoreSpec
 class EncoderSpec:
     """What an encoder has before and after its layers. The vectors of several pooling modes are concatenated.
 
-    token ids -> word + position + token type -> norm -> layers -> pooling -> head -> a vector
+    token ids -> word + position + token type -> norm -> projection -> layers -> pooling -> head -> a vector
     """
 
     hidden_size: int
@@ -149,10 +149,17 @@ class EncoderSpec:
     """Segment embeddings: whether a token belongs to the first or the second text of a pair."""
     norm: NormSpec | None = None
     """Norm of the sum of all embeddings."""
+    projection: DenseSpec | None = None
+    """Linear map from the size of the embeddings to `hidden_size`; None: they have that size."""
     pooling: tuple[Pooling, ...] = ("mean",)
     padding: int | None = None
     """A token at which no text ends: texts are pooled without those at their end. None: there is none."""
     head: tuple[HeadPart, ...] = ()
+
+    @property
+    def embedding_size(self) -> int:
+        """Size of the embeddings of words, positions and token types."""
+        return self.hidden_size if self.projection is None else self.projection.in_size
 
     @property
     def vector_size(self) -> int:

@@ -1,6 +1,6 @@
-"""Bert and XLM-Roberta: post-norm, learned positions, biases everywhere, bidirectional attention.
+"""Bert, Roberta, Camembert, Electra: post-norm, learned positions, biases everywhere, bidirectional attention.
 
-x = norm(embedding + position + token type)     layer norms with biases
+x = norm(embedding + position + token type)     layer norms with biases; Electra projects the sum to the layers' size
 x = norm(x + attention(x))                      every token attends to all others
 x = norm(x + Wd gelu(Wu x))
 """
@@ -34,13 +34,25 @@ def bert_spec(config: HFConfig) -> ModelSpec:
 
 
 def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
-    """Read a `XLMRobertaModel`, a `RobertaModel`, or one of their `ForSequenceClassification`."""
+    """Read a `XLMRobertaModel`, `RobertaModel` or `CamembertModel`, or one of their `ForSequenceClassification`."""
     hidden = config.size("hidden_size")
     head = (
         DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),
         DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
     )
     return _spec(config, "roberta", padding=config.size("pad_token_id", 1, least=0), head=head)
+
+
+def electra_spec(config: HFConfig) -> ModelSpec:
+    """Read an `ElectraModel`, or an `ElectraForSequenceClassification`."""
+    config.ignore("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")
+    hidden, embedding = config.size("hidden_size"), config.size("embedding_size", 128)
+    head = (
+        DenseSpec("classifier.dense", hidden, hidden, True, "gelu"),
+        DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
+    )
+    projection = None if embedding == hidden else DenseSpec("electra.embeddings_project", embedding, hidden, True)
+    return _spec(config, "electra", padding=None, head=head, projection=projection)
 
 
 def _bert_head(config: HFConfig) -> tuple[HeadPart, ...]:
@@ -62,7 +74,14 @@ def is_classifier(config: HFConfig) -> bool:
     return any("ForSequenceClassification" in str(name) for name in config.find("architectures", list) or [])
 
 
-def _spec(config: HFConfig, prefix: str, *, padding: int | None, head: tuple[HeadPart, ...]) -> ModelSpec:
+def _spec(
+    config: HFConfig,
+    prefix: str,
+    *,
+    padding: int | None,
+    head: tuple[HeadPart, ...],
+    projection: DenseSpec | None = None,
+) -> ModelSpec:
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
     config.expect("add_cross_attention", False)
@@ -86,18 +105,20 @@ def _spec(config: HFConfig, prefix: str, *, padding: int | None, head: tuple[Hea
         final_norm=final_norm,
         names=ModelNames(
             embedding=f"{prefix}.embeddings.word_embeddings",
-            ignored=(r".*position_ids", rf"{prefix}\.pooler\..*", r"cls\..*", r"lm_head\..*", r"classifier\..*"),
-            prefixes=(
-                ("embeddings.", f"{prefix}.embeddings."),
-                ("encoder.", f"{prefix}.encoder."),
-                ("pooler.", f"{prefix}.pooler."),
+            ignored=(
+                *(r".*position_ids", rf"{prefix}\.pooler\..*", r"cls\..*", r"lm_head\..*", r"classifier\..*"),
+                r"(generator|discriminator)_.*",
+            ),
+            prefixes=tuple(
+                (f"{name}.", f"{prefix}.{name}.") for name in ("embeddings", "embeddings_project", "encoder", "pooler")
             ),
         ),
         encoder=EncoderSpec(
             hidden_size=hidden,
             positions=TableSpec(f"{prefix}.embeddings.position_embeddings", positions, padding),
             token_types=TableSpec(f"{prefix}.embeddings.token_type_embeddings", config.size("type_vocab_size", 2)),
-            norm=layer_norm(f"{prefix}.embeddings.LayerNorm", hidden, eps),
+            norm=layer_norm(f"{prefix}.embeddings.LayerNorm", projection.in_size if projection else hidden, eps),
+            projection=projection,
             pooling=("cls",) if is_scored else ("mean",),
             head=head if is_scored else (),
         ),
@@ -120,18 +141,6 @@ def last_norm_apart(layers: Iterable[LayerSpec]) -> tuple[tuple[LayerSpec, ...],
 
 
 def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> LayerSpec:
-    attention = AttentionSpec(
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        scale=(hidden // heads) ** -0.5,
-        rope=None,
-        qkv_bias=True,
-        output_bias=True,
-        bidirectional=True,
-        names=_NAMES,
-    )
     mlp = PlainMLPSpec(
         hidden,
         config.size("intermediate_size"),
@@ -142,8 +151,28 @@ def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> 
     )
     return LayerSpec(
         name=name,
-        mixer=SubLayer(attention, None, norm_of_sum=layer_norm("attention.output.LayerNorm", hidden, eps)),
+        mixer=SubLayer(
+            bidirectional_attention(hidden, heads, _NAMES),
+            None,
+            norm_of_sum=layer_norm("attention.output.LayerNorm", hidden, eps),
+        ),
         feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("output.LayerNorm", hidden, eps)),
+    )
+
+
+def bidirectional_attention(hidden: int, heads: int, names: AttentionNames) -> AttentionSpec:
+    """Attention to both sides with biases and without RoPE."""
+    return AttentionSpec(
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        scale=(hidden // heads) ** -0.5,
+        rope=None,
+        qkv_bias=True,
+        output_bias=True,
+        bidirectional=True,
+        names=names,
     )
 
 
