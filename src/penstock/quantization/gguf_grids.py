@@ -118,7 +118,7 @@ def _signed(points: NDArray[np.uint64], signs: NDArray[np.uint64]) -> NDArray[np
 
 def _indices(lower: Bytes, upper: NDArray[Any]) -> NDArray[np.uint16]:
     """Indices of more than 8 bits, [n, blocks, points]."""
-    indices: NDArray[np.uint16] = lower | upper.astype(np.uint16).reshape(lower.shape) << 8
+    indices: NDArray[np.uint16] = lower | upper.astype(np.uint16).reshape(lower.shape) << np.uint16(8)
     return indices
 
 
