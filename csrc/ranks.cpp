@@ -28,7 +28,6 @@ struct alignas(64) Cell {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && sizeof(Cell) == 64, "a futex is a plain word");
 
 constexpr int64_t kPage = 4096;
-constexpr long kSleepNanoseconds = 500'000'000;  // longest sleep before a rank checks again
 
 Cell* cells(const Ranks& ranks) { return reinterpret_cast<Cell*>(ranks.shared); }
 
@@ -43,6 +42,8 @@ uint8_t* slot(const Ranks& ranks, int64_t round) {
 // Wake all threads that sleep; and sleep until then, unless the cell's count is no longer the one seen. Elsewhere than on
 // Linux a thread looks again every 50 microseconds.
 #if defined(__linux__)
+constexpr long kSleepNanoseconds = 500'000'000;  // longest sleep before a rank checks again
+
 void wake_all(Cell& cell) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&cell.count), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

@@ -1,9 +1,14 @@
 // The workers of threads that call kernels.
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#else
+#include <condition_variable>
+#include <mutex>
+#endif
 
 #include <chrono>
 #include <climits>
@@ -24,10 +29,56 @@ constexpr std::chrono::microseconds kLongestSpin{2000}, kShortestSpin{50};
 std::atomic<int> wanted_threads{0};  // of a team; 0: not set
 std::atomic<int> num_forks{0};       // that led to this process, since the library was loaded
 
+#if defined(__linux__)
+
 int allowed_processors() {
     cpu_set_t processors;
     return sched_getaffinity(0, sizeof processors, &processors) == 0 ? CPU_COUNT(&processors) : 1;
 }
+
+// A counter on which threads sleep until it changes.
+class Epoch {
+  public:
+    void sleep_while(uint32_t seen) {
+        while (value.load(std::memory_order_seq_cst) == seen) futex(FUTEX_WAIT_PRIVATE, seen);
+    }
+    void wake_all() { futex(FUTEX_WAKE_PRIVATE, INT_MAX); }
+
+    std::atomic<uint32_t> value{0};
+
+  private:
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a plain word");
+    void futex(int operation, uint32_t argument) {
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), operation, argument, nullptr, nullptr, 0);
+    }
+};
+
+#else
+
+int allowed_processors() {
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    return processors > 0 ? static_cast<int>(processors) : 1;
+}
+
+class Epoch {
+  public:
+    void sleep_while(uint32_t seen) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [&] { return value.load(std::memory_order_seq_cst) != seen; });
+    }
+    void wake_all() {
+        { std::lock_guard<std::mutex> lock(mutex_); }  // a thread that has seen the old value now sleeps
+        changed_.notify_all();
+    }
+
+    std::atomic<uint32_t> value{0};
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
+
+#endif
 
 class Workers {
   public:
@@ -49,7 +100,7 @@ class Workers {
         pthread_sigmask(SIG_SETMASK, &blocked, &before);
         starts_.reserve(static_cast<size_t>(count));
         while (size() < count) {
-            starts_.push_back({this, size() + 1, epoch_.load(std::memory_order_relaxed)});
+            starts_.push_back({this, size() + 1, epoch_.value.load(std::memory_order_relaxed)});
             pthread_t thread;
             if (pthread_create(&thread, nullptr, &Workers::work, &starts_.back())) break;
             threads_.push_back(thread);
@@ -90,19 +141,19 @@ class Workers {
     }
 
     void next_epoch() {
-        epoch_.fetch_add(1, std::memory_order_seq_cst);
-        if (sleepers_.load(std::memory_order_seq_cst)) futex(FUTEX_WAKE_PRIVATE, INT_MAX);
+        epoch_.value.fetch_add(1, std::memory_order_seq_cst);
+        if (sleepers_.load(std::memory_order_seq_cst)) epoch_.wake_all();
     }
 
     // Spins first, since a sleeping thread takes tens of microseconds to wake, and milliseconds on a virtual machine:
     // for as long as regions follow one another in a decode, but less and less while nothing happens meanwhile.
     uint32_t await_epoch_after(uint32_t epoch, Clock::duration& spin) {
         const Clock::time_point begin = Clock::now();
-        const auto is_over = [&] { return epoch_.load(std::memory_order_acquire) != epoch; };
+        const auto is_over = [&] { return epoch_.value.load(std::memory_order_acquire) != epoch; };
         wait_until([&] { return is_over() || Clock::now() - begin > spin; });
         if (!is_over()) {
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
-            while (epoch_.load(std::memory_order_seq_cst) == epoch) futex(FUTEX_WAIT_PRIVATE, epoch);
+            epoch_.sleep_while(epoch);
             sleepers_.fetch_sub(1, std::memory_order_seq_cst);
         }
         if (Clock::now() - begin <= kLongestSpin) {
@@ -110,12 +161,7 @@ class Workers {
         } else if (spin > kShortestSpin) {
             spin /= 2;
         }
-        return epoch_.load(std::memory_order_acquire);
-    }
-
-    void futex(int operation, uint32_t value) {
-        static_assert(sizeof epoch_ == sizeof(uint32_t), "a futex is a plain word");
-        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&epoch_), operation, value, nullptr, nullptr, 0);
+        return epoch_.value.load(std::memory_order_acquire);
     }
 
     void stop() {
@@ -138,7 +184,7 @@ class Workers {
     }
 
     Team team_;
-    alignas(64) std::atomic<uint32_t> epoch_{0};  // the number of regions begun
+    alignas(64) Epoch epoch_;  // the number of regions begun
     std::atomic<int> sleepers_{0};
     void (*body_)(void*) = nullptr;
     void* data_ = nullptr;

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpoint import checkpoint
 from penstock.checkpoint.checkpoint import DEMO_FOLDER, open_checkpoint, resolve_path
 from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.errors import CheckpointError, ConfigError
@@ -150,6 +151,7 @@ def test_weights_of_a_hub_repository_are_downloaded_in_one_form(
         (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 
+    monkeypatch.setattr(checkpoint, "hub_answers", lambda: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     resolve_path("some/model")
     needed = ["config.json", "chat_template.jinja", "model-00001-of-00002.safetensors", "2_Dense/model.safetensors"]
@@ -245,6 +247,7 @@ def test_without_network_a_revision_is_found_in_the_cache_by_branch_tag_or_commi
     paths = [Path(line) for line in run.stdout.splitlines()]
     assert [(path.parent if is_gguf else path).name for path in paths] == [NEW, OLD, OLD, NEW], run.stderr
     run = resolved("some/repo", "v2", cache=tmp_path, endpoint="http://127.0.0.1:9")
+    assert "the hub cannot be reached" in run.stderr  # huggingface_hub would try for most of a minute
     assert "some/repo is not a local folder or file, and its revision v2 could not be downloaded" in run.stderr
 
 

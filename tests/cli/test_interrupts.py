@@ -15,6 +15,7 @@ import pytest
 
 from penstock import LLM
 from penstock.cli import main
+from penstock.frontend.input_processor import ImagePrompt
 from tests.support.checkpoints import write_tiny_llama
 from tests.support.terminal import Terminal
 
@@ -117,7 +118,7 @@ def test_a_file_of_other_answers_is_left_alone(content: str, words: str, tmp_pat
 def test_what_a_stopped_answer_had_written_stays_in_the_conversation(
     endless: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stream, encode, conversations = LLM.stream, LLM.encode_chat, []
+    stream, make_prompt, conversations = LLM.stream, LLM.chat_prompt, []
 
     def stopped(self: LLM, *arguments: Any, **options: Any) -> Iterator[Any]:
         for number, delta in enumerate(stream(self, *arguments, **options)):
@@ -125,15 +126,15 @@ def test_what_a_stopped_answer_had_written_stays_in_the_conversation(
                 os.kill(os.getpid(), signal.SIGINT)
             yield delta
 
-    def recorded(self: LLM, messages: list[dict[str, str]]) -> list[int]:
+    def recorded(self: LLM, messages: list[dict[str, str]], **template: Any) -> ImagePrompt:
         conversations.append([dict(message) for message in messages])
-        return encode(self, messages)
+        return make_prompt(self, messages, **template)
 
     lines = iter(["hello", "more", "/exit"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(LLM, "stream", stopped)
-    monkeypatch.setattr(LLM, "encode_chat", recorded)
+    monkeypatch.setattr(LLM, "chat_prompt", recorded)
     assert main(["chat", *endless]) == 0
     first, second = conversations
     assert [message["role"] for message in second] == ["user", "assistant", "user"]

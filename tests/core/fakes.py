@@ -17,7 +17,7 @@ from penstock.core.plan import BlockCopy, ForwardPlan, SampledSequence, StepPlan
 from penstock.core.policies import AdmissionPolicy
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
-from penstock.runner.torch_runner import BlockTables
+from penstock.runner.device_runner import BlockTables
 from tests.support.params import GREEDY
 
 STOP_TOKEN = 7

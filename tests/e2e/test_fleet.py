@@ -67,7 +67,7 @@ def test_streams_of_two_engines_of_which_one_is_killed_again_and_again_tell_what
 def test_a_killed_engine_leaves_the_server_healthy_and_both_are_told(fleet):
     victim = engines(fleet)[0]
     os.kill(victim["pid"], signal.SIGKILL)
-    wait_until(lambda: fetch.get(f"{fleet.url}/health").json()["engines"][0]["state"] == "restarting")
+    wait_until(lambda: fetch.get(f"{fleet.url}/health").json()["engines"][0]["state"] == "restarting", eager=True)
     answer = fetch.get(f"{fleet.url}/health/ready")
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
     assert "killed by SIGKILL" in answer.json()["engines"][0]["reason"]

@@ -8,7 +8,7 @@ from penstock.config.settings import Settings
 from penstock.core.plan import StepPlan, StepResult
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
-from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.device_runner import DeviceRunner
 from penstock.system.start import Start
 
 LOSING_ENGINE = "tests.engine.losing_engine:build_losing_engine"
@@ -17,7 +17,7 @@ FATAL, FAULTY = 301, 302
 second fails, and no other."""
 
 
-class LosingRunner(TorchRunner):
+class LosingRunner(DeviceRunner):
     def __init__(self, checkpoint: Checkpoint, settings: Settings) -> None:
         super().__init__(checkpoint, settings)
         self.lost = Path(checkpoint.path) / "lost"

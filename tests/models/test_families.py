@@ -9,8 +9,8 @@ import torch
 
 from penstock.core.plan import BlockCopy, NewBlocks
 from penstock.errors import ConfigError
+from penstock.runner.device_runner import DeviceRunner
 from penstock.runner.forward import RecordedForward
-from penstock.runner.torch_runner import TorchRunner
 from tests.kernels.versions import needs_native, recording_table
 from tests.support.checkpoints import write_random
 from tests.support.families import CASES, LONGROPE, MULTIMODAL, SHAPE, rope
@@ -63,7 +63,7 @@ def test_sixty_four_greedy_tokens_equal_those_of_transformers(written: tuple[Pat
 @needs_native
 def test_its_steps_are_recorded_and_torch_computes_nothing_in_them(written: tuple[Path, Any]) -> None:
     checkpoint, settings = settings_for(written[0], kv_cache_memory="16MiB", max_num_batched_tokens=8, max_num_seqs=2)
-    runner = TorchRunner(checkpoint, settings, recording_table())
+    runner = DeviceRunner(checkpoint, settings, recording_table())
     assert isinstance(runner._forward, RecordedForward)
     groups = range(len(settings.memory.groups))
 

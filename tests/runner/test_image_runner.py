@@ -8,8 +8,8 @@ import torch
 
 from penstock.core.plan import EncodePart, ForwardPlan
 from penstock.kernels.reference_ops import reference_ops
+from penstock.runner.device_runner import DeviceRunner
 from penstock.runner.forward import RecordedForward
-from penstock.runner.torch_runner import TorchRunner
 from tests.kernels.versions import needs_native, recording_table
 from tests.support.stepping import settings_for
 from tests.support.vision import Looker, Seen, make
@@ -67,7 +67,7 @@ def test_an_image_whose_features_are_not_finite_is_reported_alone(seen: Seen, ke
 def test_text_is_computed_by_the_same_calls_with_the_same_bits_with_a_tower_and_without(seen: Seen) -> None:
     looker = Looker(seen, recording_table())
     checkpoint, settings = settings_for(seen.folder, kv_cache_memory="4MiB")
-    plain = TorchRunner(checkpoint, replace(settings, images=None), recording_table())
+    plain = DeviceRunner(checkpoint, replace(settings, images=None), recording_table())
     forwards = looker.runner._forward, plain._forward
     assert all(isinstance(one, RecordedForward) for one in forwards)
     calls = [one._layers.num_calls for one in forwards]  # type: ignore[union-attr]

@@ -24,8 +24,8 @@ from penstock.engine.drafting import make_drafters, make_speculation
 from penstock.errors import CheckpointError, ConfigError, DeviceLostError
 from penstock.native import library
 from penstock.runner import ranks
+from penstock.runner.device_runner import DeviceRunner
 from penstock.runner.mtp_forward import RecordedMTP
-from penstock.runner.torch_runner import TorchRunner
 from tests.core.fakes import make_request
 from tests.support.checkpoints import write_random, write_tiny_llama
 from tests.support.families import DELTA
@@ -285,7 +285,7 @@ def test_a_step_of_the_head_that_fails_in_one_of_two_ranks_ends_the_engine(
 def test_hidden_states_are_in_the_memory_plan(written: tuple[Path, Expected]) -> None:
     core = engine(written[0])
     runner = core._runner
-    assert isinstance(runner, TorchRunner)
+    assert isinstance(runner, DeviceRunner)
     assert runner.hidden is not None
     keys = sum(layer.nbytes for layer in kept(runner._cache))
     assert keys + runner.hidden.nbytes == core.settings.memory.kv_cache

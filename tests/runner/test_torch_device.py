@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from penstock.runner.torch_runner import is_device_lost
+from penstock.runner.device_runner import is_device_lost
 
 
 def test_what_torch_says_of_memory_is_fatal() -> None:

@@ -23,7 +23,7 @@ from penstock.config.settings import resolve
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.models.registry import read_facts
 from penstock.runner.machine import detect_machine
-from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.device_runner import DeviceRunner
 from penstock.system.host import trim_heaps
 from tests.support.stepping import kept, plan_of
 
@@ -34,7 +34,7 @@ def status(key):
 checkpoint = open_checkpoint(sys.argv[1])
 options = json.loads(sys.argv[2])
 settings = resolve(EngineConfig.from_options(**options), read_facts(checkpoint), detect_machine("cpu"))
-runner = TorchRunner(checkpoint, settings)
+runner = DeviceRunner(checkpoint, settings)
 size, length = settings.memory.block_size, settings.max_model_len
 def step(parts, sampled):
     tables = [array("i", range(100 * row, 100 * row + -(-(start + count) // size))) for row, (start, count) in parts]

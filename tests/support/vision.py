@@ -20,7 +20,7 @@ from penstock.api.request import Image
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows, NewBlocks, StepResult
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
-from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.device_runner import DeviceRunner
 from tests.support.families import DELTA, GEMMA4
 from tests.support.stepping import plan_of, settings_for
 
@@ -394,7 +394,7 @@ class Looker:
     def __init__(self, seen: Seen, ops: Ops, **options: Any) -> None:
         self.seen = seen
         checkpoint, self.settings = settings_for(seen.folder, **({"kv_cache_memory": "4MiB"} | options))
-        self.runner = TorchRunner(checkpoint, self.settings, ops)
+        self.runner = DeviceRunner(checkpoint, self.settings, ops)
         self.computed = 0
 
     def encode(self, image: Image, cuts: Sequence[int] = ()) -> list[StepResult]:

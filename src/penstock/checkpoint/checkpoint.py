@@ -24,7 +24,7 @@ from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults, unheeded
 from penstock.checkpoint.gguf.config import generation_config, model_config, unheeded_keys
 from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
-from penstock.checkpoint.hub_cache import cached_folder
+from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.config.engine_config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
 
@@ -219,17 +219,21 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
     download = functools.partial(snapshot_download, repository, revision=revision)
     where = f"the hub repository {repository}" + (f" at {revision}" if revision else "")
     try:
+        if not hub_answers():
+            return _find_cached(repository, choice, revision, where)
         if choice is None:
             folder = Path(download(allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES))
             if _has_safetensors(folder):
                 return folder
-        names, cached = _hub_gguf_names(repository, revision)
+        try:
+            names = _hub_gguf_names(repository, revision)
+        except Exception:  # as `snapshot_download` does where the hub fails
+            if cached_folder(repository, revision) is None:
+                raise
+            return _find_cached(repository, choice, revision, where)
         if choice is None and not names:
             return folder
         chosen = choose_gguf(names, choice, where)
-        if cached is not None:
-            logger.warning("offline: using the cached file %s", cached / chosen)
-            return cached / chosen
         return Path(download(allow_patterns=parts_of(names, chosen))) / chosen
     except CheckpointError:
         raise
@@ -240,21 +244,25 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
         ) from error
 
 
-def _hub_gguf_names(repository: str, revision: str | None) -> tuple[list[str], Path | None]:
-    """The GGUF files of a hub repository, and None; if the hub does not answer, the cached files and their folder."""
+def _find_cached(repository: str, choice: str | None, revision: str | None, where: str) -> Path:
+    """The folder or GGUF file of a hub model in the cache."""
+    folder = cached_folder(repository, revision)
+    if folder is None:
+        raise ConnectionError("the hub cannot be reached, and the model is not in its cache")
+    found = folder
+    if choice is not None or not _has_safetensors(folder):
+        found /= choose_gguf([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], choice, where)
+    logger.warning("offline: using the cached %s %s", "file" if found.is_file() else "folder", found)
+    return found
+
+
+def _hub_gguf_names(repository: str, revision: str | None) -> list[str]:
+    """The GGUF files of a hub repository."""
     from huggingface_hub import HfApi
 
-    try:  # not by `list_repo_files`, which tries for half a minute
-        names = [
-            one.rfilename
-            for one in HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS).siblings or ()
-        ]
-    except Exception as error:
-        folder = cached_folder(repository, revision)
-        if folder is None:
-            raise error from None
-        return [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], folder
-    return [name for name in names if name.endswith(".gguf")], None
+    # Not by `list_repo_files`, which tries for half a minute.
+    files = HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS).siblings or ()
+    return [one.rfilename for one in files if one.rfilename.endswith(".gguf")]
 
 
 def _name(model: str | None, path: Path) -> str:

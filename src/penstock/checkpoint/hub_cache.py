@@ -8,10 +8,13 @@ The etag of a file is the SHA-256 of its content or, of a small file, git's SHA-
 import hashlib
 import os
 import re
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from penstock.checkpoint.gguf.file import choose_gguf, model_name, parts_of
 from penstock.errors import CheckpointError
@@ -21,6 +24,8 @@ if TYPE_CHECKING:  # importing it takes a quarter of a second
 
 _QUANTIZATION = re.compile(r"(?:^|[-._])((?:UD-)?I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*)$", re.IGNORECASE)
 _READ_BYTES = 2**22
+CONNECT_SECONDS = 5.0
+"""Maximum time to wait for a connection to the hub."""
 _SHA256, _GIT_SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 
@@ -60,6 +65,26 @@ def cached_folder(repository: str, revision: str | None) -> Path | None:
     ref = root / "refs" / name
     folder = root / "snapshots" / (ref.read_text().strip() if ref.is_file() else name)
     return folder if folder.is_dir() else None
+
+
+def hub_answers() -> bool:
+    """Whether the hub, or the proxy before it, takes a connection.
+
+    Without a network `huggingface_hub` tries again for most of a minute before it looks into its cache.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    hub = urlsplit(constants.ENDPOINT)
+    proxy = None if proxy_bypass(hub.hostname or "") else getproxies().get(hub.scheme)
+    address = hub if proxy is None else urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def find_cached(name: str, revision: str | None = None) -> CachedModel | None:

@@ -227,7 +227,7 @@ class StepResult:
 
 
 class Runner(Protocol):
-    """Executes plans: a torch runner, a fake in tests, a simulator's clock."""
+    """Executes plans: a `DeviceRunner`, a fake in tests, a simulator's clock."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 

@@ -20,7 +20,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore, ModelRunner
 from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes
-from penstock.runner.torch_runner import TorchRunner
+from penstock.runner.device_runner import DeviceRunner
 from penstock.simulator.cost_file import CostFile
 from penstock.simulator.costs import MeasuredStep, StepShape, fit, median_error, shape_of
 
@@ -63,7 +63,7 @@ class MeasuredEngine:
         self._recorder: ShapeRecorder | None = None
 
         def make_runner(checkpoint: Checkpoint, settings: Settings) -> ModelRunner:
-            self._recorder = ShapeRecorder(TorchRunner(checkpoint, settings))
+            self._recorder = ShapeRecorder(DeviceRunner(checkpoint, settings))
             return self._recorder
 
         self.core: EngineCore = build_engine(config, make_runner=make_runner, clock=clock)

@@ -190,9 +190,9 @@ def _check_reference(reason: str) -> None:
 
 
 def _why_not_built() -> str:
-    if platform.system() == "Linux":
+    if platform.system() in ("Linux", "Darwin"):
         return "the native ones were not built: install a C++ compiler (g++ or clang++) and reinstall Penstock"
-    return f"the native ones exist for Linux, not for {platform.system()}"
+    return f"the native ones exist for Linux and macOS, not for {platform.system()}"
 
 
 def _named_library(path: Path) -> Library:

@@ -38,7 +38,7 @@ class EncoderRunner:
 
     Raises:
         CheckpointError: the checkpoint's weights are damaged, incomplete or of an unknown kind.
-        NoNativeKernelError: see `TorchRunner`.
+        NoNativeKernelError: see `DeviceRunner`.
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> None:

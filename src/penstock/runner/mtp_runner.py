@@ -14,10 +14,10 @@ from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import DeviceLostError
 from penstock.models.registry import load_mtp
 from penstock.native.array import AnyArray
+from penstock.runner.device_runner import BlockTables, DeviceRunner
 from penstock.runner.forward import KVCache, build_batch
 from penstock.runner.mtp_forward import make_mtp_forward
 from penstock.runner.torch_device import is_device_lost
-from penstock.runner.torch_runner import BlockTables, TorchRunner
 from penstock.sampling.sampler import Sampler
 
 
@@ -47,7 +47,7 @@ class MTPRunner:
 
     def __init__(
         self,
-        target: TorchRunner,
+        target: DeviceRunner,
         checkpoint: Checkpoint,
         settings: Settings,
         share: Callable[[MTPStep], None] = _alone,

@@ -24,7 +24,7 @@ class AdapterChange:
 
 
 class TakesAdapters(Protocol):
-    """A runner that holds adapters; see `TorchRunner`."""
+    """A runner that holds adapters; see `DeviceRunner`."""
 
     def load_adapter(self, adapter: Adapter) -> None: ...
 

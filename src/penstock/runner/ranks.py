@@ -33,6 +33,7 @@ from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
 from penstock.kernels.tables import make_ops
+from penstock.runner.device_runner import DeviceRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.mtp_runner import MTPRunner, MTPStep
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
@@ -41,7 +42,6 @@ from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_groups import Group, SharedGroup
 from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.torch_device import num_gpus
-from penstock.runner.torch_runner import TorchRunner
 from penstock.system.extras import require_torch
 from penstock.system.host import Seat, seats, start_child
 from penstock.system.start import Start
@@ -93,7 +93,7 @@ class RankLaunch:
         assert library is not None
         return SharedGroup(SharedMemoryCollective(library, self.ranks, self.shared))
 
-    def runner(self, checkpoint: Checkpoint, group: Group, start: Start | None = None) -> TorchRunner:
+    def runner(self, checkpoint: Checkpoint, group: Group, start: Start | None = None) -> DeviceRunner:
         """Load the rank's part of the model."""
         with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
             self.seat.take()
@@ -105,7 +105,7 @@ class RankLaunch:
             widened_weights=settings.widened_weights,
             allocator=start.allocator,
         )
-        return TorchRunner(checkpoint, settings, ops, start)
+        return DeviceRunner(checkpoint, settings, ops, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ def start_runner(checkpoint: Checkpoint, settings: Settings, start: Start | None
         start: what was prepared in this process for loading the model.
     """
     if settings.tensor_parallel_size == 1:
-        return TorchRunner(checkpoint, settings, start=start)
+        return DeviceRunner(checkpoint, settings, start=start)
     return RankedRunner(checkpoint, settings, start)
 
 
@@ -165,7 +165,7 @@ class RankedRunner:
     """Rank 0 of several: starts the others and sends them each step. See `ModelRunner`.
 
     Raises:
-        CheckpointError: see `TorchRunner`.
+        CheckpointError: see `DeviceRunner`.
         ConfigError: there are fewer GPUs than ranks.
         DeviceLostError: a rank could not load its shard.
     """
@@ -271,7 +271,7 @@ class RankedRunner:
         return [process.pid for process in self._processes]
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Like `TorchRunner.execute`, but no step can follow one that failed: the ranks would be out of step.
+        """Like `DeviceRunner.execute`, but no step can follow one that failed: the ranks would be out of step.
 
         Raises:
             DeviceLostError: no further plan can be executed.
@@ -291,7 +291,7 @@ class RankedRunner:
             raise
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """See `TorchRunner.load_adapter`. The other ranks get the load with the next step and run it beside that."""
+        """See `DeviceRunner.load_adapter`. The other ranks get the load with the next step and run it beside that."""
         self._changes.append(AdapterChange(adapter, is_loaded=True))
         try:
             self._runner.load_adapter(adapter)
@@ -300,7 +300,7 @@ class RankedRunner:
             raise
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """See `TorchRunner.drop_adapter`."""
+        """See `DeviceRunner.drop_adapter`."""
         self._changes.append(AdapterChange(adapter, is_loaded=False))
         self._runner.drop_adapter(adapter)
 
@@ -340,14 +340,14 @@ class RankedRunner:
             self._folder.remove()
 
 
-AnyRunner = TorchRunner | RankedRunner
+AnyRunner = DeviceRunner | RankedRunner
 
 
 def start_head(target: object, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
     """Load the multi-token prediction head of a model that `start_runner` has started."""
     if isinstance(target, RankedRunner):
         return target.start_head(checkpoint, settings)
-    assert isinstance(target, TorchRunner), "a head reads hidden states of its model"
+    assert isinstance(target, DeviceRunner), "a head reads hidden states of its model"
     return MTPRunner(target, checkpoint, settings)
 
 
@@ -393,7 +393,7 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
             group.share(b"")
 
 
-def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: TorchRunner) -> MTPRunner | None:
+def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: DeviceRunner) -> MTPRunner | None:
     """The rank's part of the multi-token prediction head; None if none is used."""
     speculation = launch.settings.speculation
     if speculation is None or not speculation.mtp or speculation.draft is None:

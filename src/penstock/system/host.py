@@ -72,7 +72,7 @@ def seats(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[Seat]:
 
     Engines on one node divide its physical cores; with more engines than cores, some share a core.
     """
-    allowed = os.sched_getaffinity(0)
+    allowed = _allowed_cpus()
     by_node = {node: sorted(allowed & numbers) for node, numbers in _numa_nodes(nodes).items() if allowed & numbers}
     if len(by_node) < 2:
         return [ANYWHERE] * count
@@ -84,6 +84,11 @@ def seats(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[Seat]:
         share = cores[nth % of :: of]
         found.append(Seat(tuple(core[0] for core in share), node))
     return found
+
+
+def _allowed_cpus() -> set[int]:
+    """The logical CPUs that this process may use; of a system that does not say, such as macOS, all."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _numa_nodes(nodes: Path) -> dict[int, set[int]]:
@@ -113,7 +118,7 @@ def _cores(cpus: list[int], folder: Path) -> list[list[int]]:
 
 def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
     """Number of physical cores in this process's CPU affinity, at most its cgroups' CPU quota."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    allowed = _allowed_cpus()
     siblings = {_read(cpus / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in allowed}
     return max(1, min([len(siblings), *map(int, _cpu_quotas(cgroup, membership))]))
 

@@ -179,6 +179,7 @@ def hub_of(monkeypatch: pytest.MonkeyPatch, snapshot: Path, names: list[str]) ->
                 write(snapshot / name)
         return str(snapshot)
 
+    monkeypatch.setattr(checkpoint, "hub_answers", lambda: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     siblings = [SimpleNamespace(rfilename=name) for name in [*names, "README.md"]]
     info = SimpleNamespace(siblings=siblings)

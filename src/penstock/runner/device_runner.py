@@ -44,7 +44,7 @@ class BlockTables:
         return [[tables[slot] for slot in slots] for tables in self._tables]
 
 
-class TorchRunner:
+class DeviceRunner:
     """Holds the weights and the KV cache, and executes one step at a time.
 
     Raises:
