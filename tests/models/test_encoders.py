@@ -405,7 +405,7 @@ def test_files_that_are_not_understood_are_refused_by_name(change, words: str, p
 def test_a_position_bias_of_other_buckets_is_refused(tmp_path: Path):
     config = config_of("mpnet", relative_attention_num_buckets=16)
     folder = write_model(tmp_path / "mpnet", transformers.MPNetModel(config))
-    with pytest.raises(CheckpointError, match="relative_attention_num_buckets 16 .* supported: 32"):
+    with pytest.raises(CheckpointError, match=r"relative_attention_num_buckets 16 .* supported: 32"):
         open_llm(folder)
 
 
