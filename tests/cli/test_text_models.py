@@ -29,8 +29,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("forms", "words"),
     [
-        (["tokenizer.model"], "has no tokenizer.json, the only form that is read, but tokenizer.model (transformers"),
-        (["tekken.json", "vocab.json"], "but tekken.json, vocab.json (transformers"),
+        (["vocab.json"], "has no tokenizer.json, but vocab.json, which cannot be read alone (transformers"),
+        (["vocab.json", "vocab.txt"], "but vocab.json, vocab.txt, which"),
         ([], "has no tokenizer.json; without it the model takes token ids only"),
     ],
 )

@@ -8,6 +8,7 @@ chat_template.jinja         the chat template; it takes precedence over the one 
 chat_template.json          the chat template of a processor, if neither has one; or in processor_config.json
 additional_chat_templates/  further chat templates, by name
 
+A folder without tokenizer.json may have its vocabulary in another form (`penstock.text.vocabularies`).
 A GGUF file has all of this in its metadata (`penstock.checkpoint.gguf.tokenizer`).
 """
 
@@ -26,8 +27,11 @@ from penstock.checkpoint.checkpoint import read_json, read_text
 from penstock.checkpoint.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.system.worker_process import WorkerProcess
+from penstock.text.byte_alphabet import BYTE_OF
 from penstock.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
 from penstock.text.tokenizer_trial import try_tokenizer
+from penstock.text.vocabularies.convert import convertible
+from penstock.text.vocabularies.form import Folder, put_around
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,8 @@ _MAX_BYTES = 64 * 2**20
 """Maximum bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Bytes of a tokenizer.json up to which loading it is certain to take at most some 200 MB."""
-_OTHER_FORMS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model", "qwen.tiktoken")
+_OTHER_FORMS = ("vocab.json", "vocab.txt", "sentencepiece.bpe.model", "spiece.model")
+"""Files of forms that are not read, or not alone."""
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -92,23 +97,18 @@ class Tokenizer:
             if tokenizer is None:
                 raise CheckpointError(f"{folder} has no tokenizer; without one, prompts must be token ids")
             return tokenizer
-        file = folder / "tokenizer.json"
         if (missing := missing_tokenizer(folder)) is not None:
             raise CheckpointError(f"{missing}; without it, prompts must be token ids")
-        if file.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{file} has {file.stat().st_size} bytes; at most {_MAX_BYTES} are read")
-        try:
-            backend = Backend.from_file(str(file))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
-        backend.no_truncation()
-        backend.no_padding()
-        config = _tokenizer_config(folder)
-        older = read_json(folder / "special_tokens_map.json") or {}
-        if "added_tokens_decoder" not in config:
-            config.update(older)
-            added = read_json(folder / "added_tokens.json") or {}
-            config["added_tokens_decoder"] = {str(token): {"content": text} for text, token in added.items()}
+        config = _config_with_tokens(folder)
+        source, converted = Folder(folder, config, read_json(folder / "config.json") or {}), None
+        if (file := folder / "tokenizer.json").exists():
+            backend = _read_backend(file)
+        else:
+            convert = convertible(folder)
+            assert convert is not None, "missing_tokenizer has told"
+            converted = convert(source)
+            backend = converted.backend
+            config = {**converted.special, **config}
         special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
         templates = _template_sources(folder, config) if chat_template is None else {"default": chat_template}
         try:
@@ -118,6 +118,8 @@ class Tokenizer:
                 f"tokenizer_config.json in {folder} lists tokens in a form that is not known: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        if converted is not None:
+            put_around(converted, source, special)
         backend.encode_special_tokens = _splits_special(config, folder)
         return cls(backend, ChatTemplates(templates, special), special.get("eos_token"))
 
@@ -148,7 +150,7 @@ class Tokenizer:
             logger.warning("%s: prompts must be token ids", missing)
             return None
         file = Path(path) / "tokenizer.json"
-        if file.stat().st_size > _UNTRIED_BYTES:
+        if file.exists() and file.stat().st_size > _UNTRIED_BYTES:
             try_tokenizer(file)
         return cls.from_path(path, chat_template)
 
@@ -336,13 +338,13 @@ def missing_tokenizer(path: Path) -> str | None:
     """The reason why the checkpoint in a folder or GGUF file has no tokenizer; None: it has one."""
     if path.is_file():
         return None if has_tokenizer(path) else f"{path} has no tokenizer (tokenizer.ggml.tokens)"
-    if (path / "tokenizer.json").exists():
+    if (path / "tokenizer.json").exists() or convertible(path) is not None:
         return None
     found = [name for name in _OTHER_FORMS if (path / name).exists()]
     if not found:
         return f"{path} has no tokenizer.json"
     return (
-        f"{path} has no tokenizer.json, the only form that is read, but {', '.join(found)} (transformers converts it: "
+        f"{path} has no tokenizer.json, but {', '.join(found)}, which cannot be read alone (transformers converts it: "
         "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
     )
 
@@ -350,6 +352,29 @@ def missing_tokenizer(path: Path) -> str | None:
 def has_chat_template(path: Path) -> bool:
     """Whether the checkpoint in a folder or GGUF file has a chat template. Raises as `Tokenizer.load` does."""
     return bool(read_chat_templates(path) if path.is_file() else _template_sources(path, _tokenizer_config(path)))
+
+
+def _read_backend(file: Path) -> Backend:
+    if file.stat().st_size > _MAX_BYTES:
+        raise CheckpointError(f"{file} has {file.stat().st_size} bytes; at most {_MAX_BYTES} are read")
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{file} cannot be read as a tokenizer: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _config_with_tokens(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with the special and added tokens of older checkpoints."""
+    config = _tokenizer_config(folder)
+    older = read_json(folder / "special_tokens_map.json") or {}
+    if "added_tokens_decoder" not in config:
+        config.update(older)
+        added = read_json(folder / "added_tokens.json") or {}
+        config["added_tokens_decoder"] = {str(token): {"content": text} for text, token in added.items()}
+    return config
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -379,21 +404,9 @@ def _shortened(first: int, second: int, excess: int) -> list[int]:
     return [lengths[0] - rest // 2, lengths[1] - (rest - rest // 2)]
 
 
-def _byte_alphabet() -> dict[str, bytes]:
-    """The characters that byte-level BPE writes bytes with (Radford et al. 2019): printable Latin-1 as itself, the
-    other 68 bytes, in order, as U+0100 and on."""
-    itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in itself]
-    alphabet = {chr(byte): bytes([byte]) for byte in itself}
-    return alphabet | {chr(0x100 + place): bytes([byte]) for place, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
-
-
 def _bytes_of(piece: str) -> bytes:
     try:
-        return b"".join([_BYTE_OF[character] for character in piece])
+        return b"".join([BYTE_OF[character] for character in piece])
     except KeyError:  # not written in the alphabet
         return piece.encode()
 

@@ -108,7 +108,9 @@ def _merge(metadata: Metadata, line: str) -> tuple[str, str]:
 
 def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     prefix = metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False
-    return _pieces(metadata, vocabulary, _merges_by_score(metadata, vocabulary), prefix=prefix)
+    scores = scores_of(metadata, vocabulary)
+    merges = merges_by_score(metadata.file, vocabulary.texts, vocabulary.kinds, scores)
+    return _pieces(metadata, vocabulary, merges, prefix=prefix)
 
 
 def _gemma4(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
@@ -125,29 +127,38 @@ def _pieces(
     """
     unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
     backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    mark_spaces(backend, prefix=prefix)
+    return _finished(metadata, vocabulary, backend, add_bos=True)
+
+
+def mark_spaces(backend: Tokenizer, *, prefix: bool) -> None:
+    """Write spaces as ▁; with `prefix`, also put one before each text, which decoding removes."""
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    return _finished(metadata, vocabulary, backend, add_bos=True)
 
 
-def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def merges_by_score(
+    file: Path, texts: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> list[tuple[str, str]]:
     """BPE merges equivalent to SentencePiece's scores: pairs that form a token, in descending order of its score.
 
     Ties, among equal scores and among several splits of one token, follow the order of `transformers`.
+
+    Raises:
+        CheckpointError: the vocabulary exceeds the limits.
     """
-    scores = scores_of(metadata, vocabulary)
     whole = {
         text: token
-        for token, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
+        for token, (text, kind) in enumerate(zip(texts, kinds, strict=True))
         if kind in (NORMAL, USER_DEFINED)
     }
     found: list[tuple[float, int, int, int, int]] = []
     for text, token in whole.items():
         if len(text) > _MAX_PIECE or len(found) > _MAX_MERGES:
             raise CheckpointError(
-                f"{metadata.file} has a vocabulary beyond the limits: a token of {len(text)} characters (at most "
+                f"{file} has a vocabulary beyond the limits: a token of {len(text)} characters (at most "
                 f"{_MAX_PIECE} are supported), or more than {_MAX_MERGES} merges"
             )
         for cut in range(1, len(text)):
@@ -155,7 +166,7 @@ def _merges_by_score(metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[s
             if left is not None and right is not None:
                 found.append((-scores[token], -cut, cut - len(text), left, right))
     found.sort(key=lambda merge: merge[:3])
-    return [(vocabulary.texts[left], vocabulary.texts[right]) for *_, left, right in found]
+    return [(texts[left], texts[right]) for *_, left, right in found]
 
 
 def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
