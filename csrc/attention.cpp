@@ -439,6 +439,8 @@ class Attention {
             const float* key_scales = key_scales_ + r / scales_step(tile) * scales_step(tile) * kScoreStride;
             const float* value_scales = key_scales + (value_scales_ - key_scales_);
             const float soft_cap = of_.args_.soft_cap;
+            const float* bias = bias_of(tile, r, origin);
+            const bool scaled = soft_cap != 0.0f || bias;  // the scores, before their maximum is taken
             const float unit = of_.args_.scale * (Kind::kScaled ? query_scales_[r] : 1.0f);
             const f32x16 lowest = set_f32(static_cast<float>(low)), highest = set_f32(static_cast<float>(high));
             const f32x16 nothing = set_f32(-kInfinity);
@@ -448,7 +450,9 @@ class Attention {
             for (int64_t i = first; i < last; i += kLanes) {
                 f32x16 score = load_f32(scores + i);
                 if (Kind::kScaled) score = mul(score, load_f32(key_scales + i));
-                if (soft_cap != 0.0f) score = cap(mul(score, set_f32(unit)), soft_cap);
+                if (scaled) score = mul(score, set_f32(unit));
+                if (soft_cap != 0.0f) score = cap(score, soft_cap);
+                if (bias) score = add(score, load_f32(bias + i));
                 if (i < low || i + kLanes > high) {
                     score = select_less(index(i), highest, score, nothing);
                     score = select_less(index(i), lowest, nothing, score);
@@ -456,7 +460,7 @@ class Attention {
                 store_f32(scores + i, score);
                 largest = max(score, largest);
             }
-            const float factor = (soft_cap != 0.0f ? 1.0f : unit) * kLog2E;
+            const float factor = (scaled ? 1.0f : unit) * kLog2E;
             part.most[r] = max_lane(largest) * factor;
             const f32x16 scale = set_f32(factor), reference = set_f32(-part.most[r]);
             f32x16 total = zero_f32();
@@ -472,6 +476,14 @@ class Attention {
             }
             store_zeros(r, last, end);  // last, since narrow weights overwrite the scores before them
             part.sum[r] = sum_lanes(total);
+        }
+
+        // The position bias of a row's key at `origin`, with those of the keys after it; null if there is none.
+        const float* bias_of(const Tile& tile, int r, int64_t origin) const {
+            const AttentionArgs& args = of_.args_;
+            if (!args.position_bias) return nullptr;
+            return args.position_bias + of_.head_of(tile, r) * args.bias_stride + args.bias_stride / 2 + origin -
+                   of_.position(tile, r);
         }
 
         // A row's weights, stored where its scores were.

@@ -125,7 +125,7 @@ struct IntegerLayout {
         }
     }
 
-    // Calls body(Form) for the weight's form; returns false if no format in `penstock.config.weight_formats` has it.
+    // Calls body(Form) for the weight's form; returns false if it is not compiled, as with super scales of float32.
     template <int Bits, bool Halves, class Body>
     bool with_form(const Body& body) const {
         if constexpr (Halves) {

@@ -204,6 +204,9 @@ struct AttentionArgs {
     float scale;
     float soft_cap;    // 0: none
     const float* sinks;  // [num_heads], attention sinks: a logit of each head that belongs to no key; or null
+    const float* position_bias;  // [num_heads, bias_stride], added to scores: of the key `d` after a query (before it, if
+                                 // negative) at bias_stride / 2 + d, with a vector more at each end; or null
+    int64_t bias_stride;
     int32_t threads;   // at most
     uint8_t* scratch;  // attention_scratch_bytes
 };

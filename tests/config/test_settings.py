@@ -195,7 +195,7 @@ def test_each_matrix_is_planned_in_the_format_that_it_is_stored_in() -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("int8", 8.0625), ("int4", 4.5), ("int4_zero_128", 4.1875), ("q8_0", 8.5), ("q4_k", 4.625), ("q6_k", 6.5625)],
+    [("int8", 8.0625), ("int4", 4.5), ("int4_zero_128", 4.1875), ("q8_0", 8.5), ("q4_k", 4.625), ("int4_wide", 4.75)],
 )
 def test_a_format_takes_its_values_and_its_share_of_scales(name: str, bits: float) -> None:
     rows, columns = 640, 1024

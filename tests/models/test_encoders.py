@@ -41,7 +41,7 @@ def open_llm(folder: Path, **options) -> LLM:
 def modules_of(family: str):
     if family == "bert":
         return [Pooling(HIDDEN, "mean"), Normalize()]
-    if family == "xlm_roberta":
+    if family in ("xlm_roberta", "mpnet"):
         return [Pooling(HIDDEN, "cls"), Normalize()]
     if family == "modernbert":
         return [Pooling(HIDDEN, ("max", "weightedmean"))]
@@ -58,7 +58,7 @@ def modules_of(family: str):
     ]
 
 
-FAMILIES = ("bert", "xlm_roberta", "modernbert", "nomic_bert", "qwen3", "gemma3")
+FAMILIES = ("bert", "xlm_roberta", "modernbert", "nomic_bert", "mpnet", "qwen3", "gemma3")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -110,6 +110,7 @@ SCORERS = {
     "qwen3": transformers.Qwen3ForSequenceClassification,
     "camembert": transformers.CamembertForSequenceClassification,
     "distilbert": transformers.DistilBertForSequenceClassification,
+    "mpnet": transformers.MPNetForSequenceClassification,
     "electra": transformers.ElectraForSequenceClassification,
 }
 
@@ -401,6 +402,13 @@ def test_files_that_are_not_understood_are_refused_by_name(change, words: str, p
         open_llm(folder)
 
 
+def test_a_position_bias_of_other_buckets_is_refused(tmp_path: Path):
+    config = config_of("mpnet", relative_attention_num_buckets=16)
+    folder = write_model(tmp_path / "mpnet", transformers.MPNetModel(config))
+    with pytest.raises(CheckpointError, match=r"relative_attention_num_buckets 16 .* supported: 32"):
+        open_llm(folder)
+
+
 def test_a_linear_layer_of_something_else_than_the_vector_is_refused(tmp_path: Path):
     folder = write_embedder(tmp_path / "model", "bert", Pooling(HIDDEN, "mean"), Dense(HIDDEN, 8))
     edited(folder / "2_Dense", "config.json", module_input_name="token_embeddings")
@@ -422,8 +430,10 @@ def test_unknown_settings_of_a_folder_are_logged(tmp_path: Path, caplog: pytest.
     assert f"processing_kwargs in {folder}/sentence_bert_config.json" in line
 
 
-def test_a_text_longer_than_a_step_goes_alone(tmp_path: Path):
-    folder = write_model(tmp_path / "modernbert", transformers.ModernBertModel(config_of("modernbert")))
+@pytest.mark.parametrize("family", ["modernbert", "mpnet"])  # with windows, with a bias by distance
+def test_a_text_longer_than_a_step_goes_alone(family: str, tmp_path: Path):
+    config = config_of(family, max_position_embeddings=1030)
+    folder = write_model(tmp_path / family, transformers.AutoModel.from_config(config))
     texts = ["word1 " * 700, "word2", "word3 word4"]
     with open_llm(folder, max_num_batched_tokens=64, max_model_len=1024) as llm:
         together = llm.embed(texts)

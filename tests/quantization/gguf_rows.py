@@ -19,6 +19,13 @@ HALVES = {  # where a block has float16: of its scale, and of its minimum
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "MXFP4": (),
+    "IQ1_S": (0,),
+    "IQ1_M": (),
+    "IQ2_XXS": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 
 
@@ -31,6 +38,8 @@ def random_rows(type: str, rows: int, blocks: int, seed: int) -> NDArray[np.uint
         data[..., at : at + 2] = halves(rng, (rows, blocks))
     if type == "MXFP4":
         data[..., 0] = rng.integers(0, 250, (rows, blocks))
+    if type == "IQ1_M":  # its float16 is in the upper nibbles of four words
+        data[..., 55] &= 0xBF
     return data.reshape(rows, blocks * size)
 
 

@@ -35,6 +35,8 @@ def config_of(family: str, **more: Any) -> Any:
     if family == "distilbert":
         sizes = {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96, "vocab_size": VOCABULARY}
         return transformers.DistilBertConfig(**sizes, **more)
+    if family == "mpnet":
+        return transformers.MPNetConfig(**SIZES, **{"max_position_embeddings": 514, **more})
     if family == "electra":
         return transformers.ElectraConfig(**SIZES, **{"embedding_size": 32, **more})
     if family == "modernbert":

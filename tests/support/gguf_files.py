@@ -35,6 +35,7 @@ _SCALES: dict[str, tuple[int, ...]] = {
     "Q3_K": (108,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "IQ3_S": (0,),
 }
 """Where the float16 scales of a block are, of types that `gguf` reads and does not write."""
 

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120.0, *, eager: bool = False) -> None:
-    """Wait for a condition; `eager`: for one that may hold for a moment alone."""
+def wait_until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     began = time.monotonic()
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
-        busy = 0 if eager else 3 * (time.monotonic() - began)
-        time.sleep(max(0.01, busy))  # a condition may ask a server, which has other work
+        time.sleep(max(0.01, 3 * (time.monotonic() - began)))  # a condition may ask a server, which has other work
         began = time.monotonic()
 
 

@@ -115,6 +115,10 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("int4_16", 4, 16, "int8", "minimum", "int8", "float16", 256),
         WeightFormat("int8_k", 8, 32, "int8", super_type="float16", super_columns=256),
         WeightFormat("mxfp4", 5, 32, "bfloat16"),
+        # the same with super scales that float16 does not represent: IQ1_S and IQ3_S; IQ1_M and IQ3_XXS; IQ2_XXS
+        WeightFormat("int4_wide", 4, 32, "uint8", "minimum", "uint8", "float32", 256, x_group=COARSE_GROUP),
+        WeightFormat("int6_wide", 6, 16, "int8", super_type="float32", super_columns=256, x_group=COARSE_GROUP),
+        WeightFormat("int8_wide", 8, 32, "int8", super_type="float32", super_columns=256, x_group=COARSE_GROUP),
     )
 }
 """All formats by name."""

@@ -208,7 +208,10 @@ class Attention:
             batch,
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
         )
-        seen = cache.attend(query, self._attention, batch)
+        options = self._attention
+        if step.position_bias is not None:
+            options = replace(options, position_bias=step.position_bias)
+        seen = cache.attend(query, options, batch)
         if self._gates is not None:
             query = self._spread(self._gates(x, step.adapters))
         elif not spec.output_gate:

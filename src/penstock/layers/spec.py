@@ -50,6 +50,8 @@ class StepInputs:
     """[num_tokens, 1] float32: factors on the queries at the step's positions."""
     adapters: AdapterRows | None = None
     """LoRA adapters of the tokens; None: no adapters."""
+    position_bias: AnyArray | None = None
+    """See `AttentionOptions`; None: the model has none."""
 
 
 class Mixer(Protocol):

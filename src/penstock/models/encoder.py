@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.checkpoint.encoder_config import Pooling
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder_head import Dense, TokenScoreHead, TokenScoreSpec, converted, wide
 from penstock.layers.norm import Norm
+from penstock.layers.position_bias import position_bias
 from penstock.layers.spec import NormSpec
 from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec, TableSpec
@@ -49,6 +51,8 @@ class Encoder:
         self._projection = None if ends.projection is None else Dense(ends.projection, factory)
         self.positions = PositionTables(spec, max_positions, factory)
         """Prepared for the step's positions before `forward`."""
+        bias = ends.position_bias
+        self._position_bias = None if bias is None else position_bias(bias, max_positions, factory)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         self._final_norm = Norm(spec.final_norm, factory)
@@ -71,7 +75,7 @@ class Encoder:
                 x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)
         x = x if self._norm is None else self._norm(x)
         stream = Stream(x if self._projection is None else self._projection(x))
-        step = self.positions.inputs(positions)
+        step = replace(self.positions.inputs(positions), position_bias=self._position_bias)
         for layer in self.layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))
         return wide(self._residual.normed(stream, self._final_norm)[0], self._ops)

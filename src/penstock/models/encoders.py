@@ -21,6 +21,7 @@ from penstock.models.families.granite import granite_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.mistral import mistral_spec
 from penstock.models.families.modernbert import modernbert_spec
+from penstock.models.families.mpnet import mpnet_spec
 from penstock.models.families.nomic_bert import nomic_bert_spec
 from penstock.models.families.olmo2 import olmo2_spec
 from penstock.models.families.phi3 import phi3_spec
@@ -46,6 +47,9 @@ ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "DistilBertModel": distilbert_spec,
     "DistilBertForMaskedLM": distilbert_spec,
     "DistilBertForSequenceClassification": distilbert_spec,
+    "MPNetModel": mpnet_spec,
+    "MPNetForMaskedLM": mpnet_spec,
+    "MPNetForSequenceClassification": mpnet_spec,
     "ElectraModel": electra_spec,
     "ElectraForPreTraining": electra_spec,
     "ElectraForMaskedLM": electra_spec,

@@ -17,6 +17,7 @@ from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
+from penstock.layers.position_bias import PositionBiasSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.quantization.scheme import StoredScheme
@@ -151,6 +152,8 @@ class EncoderSpec:
     """Norm of the sum of all embeddings."""
     projection: DenseSpec | None = None
     """Linear map from the size of the embeddings to `hidden_size`; None: they have that size."""
+    position_bias: PositionBiasSpec | None = None
+    """Bias on the scores of all layers' attention; None: there is none."""
     pooling: tuple[Pooling, ...] = ("mean",)
     padding: int | None = None
     """A token at which no text ends: texts are pooled without those at their end. None: there is none."""

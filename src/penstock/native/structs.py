@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "dd76c864fd4d63a2c7c3b829b3023aee5c291048952adaf9d311c6c052e4cff0"
+HEADERS = "2d98958bc4db54c047b73348d1e192c829e2e1c9596a00299d1345db84927c16"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -155,6 +155,8 @@ class AttentionArgs(Arguments):
         ("scale", c_float),
         ("soft_cap", c_float),
         ("sinks", c_void_p),
+        ("position_bias", c_void_p),
+        ("bias_stride", c_int64),
         ("threads", c_int32),
         ("scratch", c_void_p),
     )

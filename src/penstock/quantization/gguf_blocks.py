@@ -1,6 +1,7 @@
 """Unpacks rows of GGUF tensors into their integers, scales and offsets, without rounding.
 
 ggml's types store rows as consecutive blocks of 32 or 256 columns. `gguf.quants` is the reference implementation.
+Types with grids and ternary types are in `gguf_grids`.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels.linear.quantized import Quantized, joined
+from penstock.quantization import gguf_grids as grids
 from penstock.quantization.nibbles import Bytes
 from penstock.quantization.stored_mxfp4 import half_scales
 
@@ -163,5 +165,12 @@ _TYPES: dict[str, tuple[int, Callable[[Bytes], Quantized]]] = {
     "IQ4_NL": (18, _iq4_nl),
     "IQ4_XS": (136, _iq4_xs),
     "MXFP4": (17, _mxfp4),
+    "IQ1_S": (50, grids.iq1_s),
+    "IQ1_M": (56, grids.iq1_m),
+    "IQ2_XXS": (66, grids.iq2_xxs),
+    "IQ3_XXS": (98, grids.iq3_xxs),
+    "IQ3_S": (110, grids.iq3_s),
+    "TQ1_0": (54, grids.tq1_0),
+    "TQ2_0": (66, grids.tq2_0),
 }
 """Bytes per block, and the function that unpacks blocks [n, blocks_per_row, bytes]."""

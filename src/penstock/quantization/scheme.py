@@ -85,6 +85,10 @@ GGUF_FORMATS: dict[str, str] = {
     "Q3_K": "int4_16",
     "IQ4_NL": "q8_0",
     "IQ4_XS": "int8_k",
+    **dict.fromkeys(("IQ1_S", "IQ3_S"), "int4_wide"),
+    **dict.fromkeys(("IQ1_M", "IQ3_XXS"), "int6_wide"),
+    "IQ2_XXS": "int8_wide",
+    **dict.fromkeys(("TQ1_0", "TQ2_0"), "int4_zero_128"),
 }
 """The kernel format that represents each ggml type without loss."""
 

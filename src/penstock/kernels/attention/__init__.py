@@ -49,6 +49,10 @@ class RopeOptions:
     """RoPE rotates adjacent elements; see `reference_cache`."""
 
 
+BIAS_MARGIN = 16
+"""Columns of a position bias that vector loads may read beyond those of all distances."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
     """How a layer's queries attend to the cached keys."""
@@ -65,6 +69,9 @@ class AttentionOptions:
     """Scores become soft_cap * tanh(score / soft_cap)."""
     sinks: AnyArray | None = None
     """[num_heads] float32, the score of an additional key of each head, whose value is 0."""
+    position_bias: AnyArray | None = None
+    """[num_heads, 2 * n] float32, added to the scores by the distance of key and query: that of the key `d` after the
+    query is in column n + d; n exceeds all distances by `BIAS_MARGIN`. Only for texts computed whole."""
     gated: bool = False
     """As in `RopeOptions`."""
     bidirectional: bool = False

@@ -105,6 +105,8 @@ class PackedCache:
             scale=options.scale,
             soft_cap=options.soft_cap or 0.0,
             sinks=native.address(options.sinks),
+            position_bias=native.address(options.position_bias),
+            bias_stride=0 if options.position_bias is None else options.position_bias.shape[1],
         )
         call(self._library, query, arguments)
         return out

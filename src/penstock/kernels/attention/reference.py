@@ -165,11 +165,13 @@ def paged_attention(
     seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
+    position_bias: Tensor | None = None,
     seen_ends: IntArray | None = None,
 ) -> Tensor:
     """See `LayerCache.attend`.
 
     Args:
+        position_bias: see `AttentionOptions`; it is nothing to a text of one token, which has one key.
         seen_ends: see `Batch`; a sequence with one query sees no key after it.
     """
     dtype = queries.dtype
@@ -185,7 +187,7 @@ def paged_attention(
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
         ends = None if seen_ends is None else seen_ends[part] - chunk.first
-        _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, ends, out[part])
+        _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, position_bias, ends, out[part])
     if cache.key_scales is not None:
         out = hadamard(out.float()).to(dtype)
     return out.flatten(1)
@@ -253,6 +255,7 @@ def _prompt(
     seen: Seen,
     soft_cap: float | None,
     sinks: Tensor | None,
+    position_bias: Tensor | None,
     ends: NDArray[Any] | None,
     out: Tensor,
 ) -> None:
@@ -274,7 +277,8 @@ def _prompt(
         .expand(by_head)
     )
     by_query = None if sinks is None else sinks.view(*by_head[:2], 1, 1)
-    scores_each = seq_len * (1 if soft_cap is None and sinks is None else num_heads)
+    fused = soft_cap is None and sinks is None and position_bias is None
+    scores_each = seq_len * (1 if fused else num_heads)
     queries = query.reshape(query_len, *by_head[:2], head_dim).permute(
         1, 2, 0, 3
     )  # [num_kv_heads, heads of one, query_len, head_dim]
@@ -285,7 +289,14 @@ def _prompt(
         end_keys = seen.end(places, seq_len) if ends is None else np.minimum(ends[first:last], seq_len)
         keys = slice(int(first_keys[0]), int(end_keys[-1]))
         mask = _mask(first_keys, end_keys).to(query.device)
-        rows = _attend(queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query)
+        bias = None
+        if position_bias is not None:
+            apart = torch.arange(keys.start, keys.stop) - torch.from_numpy(places).unsqueeze(1)
+            columns = (apart + position_bias.shape[1] // 2).to(query.device)
+            bias = position_bias[:, columns].view(*by_head[:2], *apart.shape)
+        rows = _attend(
+            queries[:, :, first:last], key[:, :, keys], value[:, :, keys], mask, scale, soft_cap, by_query, bias
+        )
         target[:, :, first:last] = rows
 
 
@@ -321,15 +332,19 @@ def _attend(
     scale: float,
     soft_cap: float | None,
     sinks: Tensor | None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Plain attention: `query` [.., .., queries, head_dim] over `key` and `value` [.., .., keys, head_dim].
 
     `sinks` are the scores of an additional key whose value is 0; they broadcast to the scores of one key.
+    `bias` is added to the scores.
     """
-    if soft_cap is None and sinks is None:
+    if soft_cap is None and sinks is None and bias is None:
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
     scores = query.float() @ key.float().transpose(-1, -2)
     scores = scores.mul_(scale) if soft_cap is None else torch.tanh(scores.mul_(scale / soft_cap)).mul_(soft_cap)
+    if bias is not None:
+        scores += bias
     if mask is not None:
         scores = scores.masked_fill_(~mask, float("-inf"))
     if sinks is not None:

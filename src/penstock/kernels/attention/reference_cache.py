@@ -89,7 +89,7 @@ class ReferenceCache:
         queries = query[:, : options.num_heads * gates * head_dim].view(len(query), -1, head_dim)[:, ::gates]
         ends = batch.seen_ends if options.takes_ends else None
         return reference.paged_attention(
-            queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks, ends
+            queries, stored, plan, options.scale, seen, options.soft_cap, options.sinks, options.position_bias, ends
         )
 
     def tensors(self) -> list[Tensor]:
