@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from penstock.checkpoint.gguf.file import choose_gguf, model_name, parts_of
 from penstock.errors import CheckpointError
@@ -72,6 +71,8 @@ def hub_answers() -> bool:
 
     Without a network `huggingface_hub` tries again for most of a minute before it looks into its cache.
     """
+    from urllib.request import getproxies, proxy_bypass  # imported when used: it takes a while
+
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
