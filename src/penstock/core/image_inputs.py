@@ -32,7 +32,7 @@ def _chunks(forward: ForwardPlan, sequences: list[Sequence]) -> list[tuple[Seque
 
 
 def _image_rows(seq: Sequence, start: int, count: int, row: int) -> list[ImageRows]:
-    """The features among a sequence's new tokens, of which the first has index `row` in the step."""
+    """The features among a sequence's new tokens, which begin at index `row` of the step."""
     found = []
     for image in seq.request.images:
         first, last = max(start, image.start), min(start + count, image.start + image.count)

@@ -180,7 +180,7 @@ class SelfTest:
         return replace(made, images=images)
 
     def _images(self, rng: Random, prompt: list[int]) -> tuple[Image, ...]:
-        """Random pictures in the prompt, of which the first two are equal; none if the model takes text only."""
+        """Random pictures in the prompt, the first two equal; none if the model takes text only."""
         tower = self.core.settings.tower
         if tower is None:
             return ()

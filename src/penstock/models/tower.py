@@ -124,7 +124,7 @@ def _reorder_heads(spec: TowerSpec, factory: WeightFactory) -> None:
 
 
 def _halved_rows(heads: int, size: int) -> tuple[RowRun, ...]:
-    """Each head's quarters, of which the second and the third change places."""
+    """Each head's quarters, with the second and the third exchanged."""
     quarter = size // 4
     runs = []
     for head in range(heads):

@@ -1,4 +1,4 @@
-"""Pages for browsers: `/docs`, the API in Swagger UI, and the home page `/` of an encoder, with which nobody can chat.
+"""Pages for browsers: `/docs`, the API in Swagger UI, and the home page `/` of an encoder, which does not chat.
 
 They need no network: every file comes from the folder `docs_page` (`tools/docs_page.py` renews Swagger UI's).
 """

@@ -5,12 +5,14 @@ import json
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.checkpoint.adapters import folder
 from penstock.checkpoint.adapters.folder import CONFIG_FILE, WEIGHTS_FILE, Adaptable, read_adapter
 from penstock.checkpoint.adapters.name_pattern import NamePattern
 from penstock.errors import AdapterError
@@ -203,3 +205,9 @@ def test_an_expression_matches_what_re_matches(text, name):
     pattern = NamePattern("target_modules", text)
     assert pattern.matches(name) == bool(re.fullmatch(text, name))
     assert pattern.matches_end(name) == bool(re.match(rf"(?:.*\.)?(?:{text})\Z", name))
+
+
+def test_without_a_network_a_cached_adapter_is_used_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(folder, "hub_answers", lambda: False)
+    monkeypatch.setattr(folder, "cached_folder", lambda repository, revision: tmp_path)
+    assert folder.adapter_path("some/adapter") == tmp_path

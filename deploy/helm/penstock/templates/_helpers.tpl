@@ -12,12 +12,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{- /* The options as TOML: text in JSON's form, which TOML shares; numbers, booleans and lists are the same in both. */}}
+{{- /* The options as TOML, which has JSON's texts and booleans. A map, such as default_sampling, is a text with JSON. */}}
 {{- define "penstock.toml" -}}
 host = "0.0.0.0"
 port = 8000
 {{- range $name, $value := .Values.config }}
-{{ $name }} = {{ if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}{{ else }}{{ toJson $value }}{{ end }}
+{{ $name }} = {{ if kindIs "float64" $value }}{{ if eq (floor $value) $value }}{{ int64 $value }}{{ else }}{{ $value }}{{ end }}{{ else if kindIs "map" $value }}{{ toJson $value | toJson }}{{ else }}{{ toJson $value }}{{ end }}
 {{- end }}
 {{- if .Values.apiKeysSecret }}
 api_keys = "/etc/penstock-keys/keys.toml"

@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE, PeftConfig
 from penstock.checkpoint.adapters.weights import WEIGHTS_FILE, check_finite, read_adapter_header
+from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.config.model_facts import DType
 from penstock.errors import AdapterError, ConfigError, shown
 
@@ -78,6 +79,8 @@ def adapter_path(path: str) -> Path:
     from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
 
     try:
+        if not hub_answers() and (cached := cached_folder(path, None)) is not None:
+            return cached
         return Path(snapshot_download(path, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type
         raise AdapterError(

@@ -91,7 +91,7 @@ def _unknown(data: bytes) -> str:
 
 def _orientation(image: Image.Image) -> int:
     exif = image.info.get("exif")
-    if not isinstance(exif, bytes):  # of a PNG, it may come after the pixels: then nobody reads it
+    if not isinstance(exif, bytes):  # a PNG may have it after the pixels, where it is ignored
         return 1
     try:
         found = Image.Exif()

@@ -61,7 +61,7 @@ class ImagePrompts:
         wants_pixels: bool = True,
         hold: Callable[[int], None] = lambda _: None,
     ) -> list[Picture]:
-        """Read images, of which one tenant's wait while another's are read.
+        """Read images; tenants take turns.
 
         Args:
             namespace: see `ImageReader.read`, as `wants_pixels`.
