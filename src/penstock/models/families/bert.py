@@ -5,14 +5,13 @@ x = norm(x + attention(x))                      every token attends to all other
 x = norm(x + Wd gelu(Wu x))
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.config.feed_forward import Activation
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.encoder_head import DenseSpec
 from penstock.layers.mlp import PlainMLPSpec
-from penstock.layers.spec import NormSpec
+from penstock.layers.spec import FeedForwardSpec, NormSpec
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import EncoderSpec, HeadPart, LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
@@ -93,8 +92,21 @@ def _spec(
     check_heads(hidden, heads, config)
     eps, positions = config.positive("layer_norm_eps", 1e-12), config.size("max_position_embeddings", 512)
     is_scored, num_layers = is_classifier(config), config.size("num_hidden_layers")
-    layers, final_norm = last_norm_apart(
-        _layer(config, f"{prefix}.encoder.layer.{index}", hidden, heads, eps) for index in range(num_layers)
+    mlp = PlainMLPSpec(
+        hidden,
+        config.size("intermediate_size"),
+        bias=True,
+        up="intermediate.dense",
+        down="output.dense",
+        activation=activation_of(config, "hidden_act"),
+    )
+    layers, final_norm = post_norm_layers(
+        f"{prefix}.encoder.layer",
+        num_layers,
+        bidirectional_attention(hidden, heads, _NAMES),
+        mlp,
+        ("attention.output.LayerNorm", "output.LayerNorm"),
+        eps,
     )
     return ModelSpec(
         dtype=config.dtype(),
@@ -130,34 +142,19 @@ def layer_norm(name: str, size: int, eps: float, *, bias: bool = True) -> NormSp
     return NormSpec(name, size, eps, bias=bias, centred=True)
 
 
-def last_norm_apart(layers: Iterable[LayerSpec]) -> tuple[tuple[LayerSpec, ...], NormSpec]:
-    """Turn the last layer's post-norm into the model's final norm; returns the layers and that norm."""
-    *others, last = layers
-    assert last.feed_forward is not None
-    norm = last.feed_forward.norm_of_sum
-    assert norm is not None
-    bare = replace(last, feed_forward=replace(last.feed_forward, norm_of_sum=None))
-    return (*others, bare), replace(norm, name=f"{last.name}.{norm.name}")
+def post_norm_layers(
+    prefix: str, count: int, attention: AttentionSpec, mlp: FeedForwardSpec, norms: tuple[str, str], eps: float
+) -> tuple[tuple[LayerSpec, ...], NormSpec]:
+    """`count` layers with a norm after each sum, and the model's final norm, which is the last layer's second one.
 
-
-def _layer(config: HFConfig, name: str, hidden: int, heads: int, eps: float) -> LayerSpec:
-    mlp = PlainMLPSpec(
-        hidden,
-        config.size("intermediate_size"),
-        bias=True,
-        up="intermediate.dense",
-        down="output.dense",
-        activation=activation_of(config, "hidden_act"),
-    )
-    return LayerSpec(
-        name=name,
-        mixer=SubLayer(
-            bidirectional_attention(hidden, heads, _NAMES),
-            None,
-            norm_of_sum=layer_norm("attention.output.LayerNorm", hidden, eps),
-        ),
-        feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("output.LayerNorm", hidden, eps)),
-    )
+    Args:
+        norms: names in a layer of the norm after the attention, and after the MLP.
+    """
+    first, second = (layer_norm(name, attention.hidden_size, eps) for name in norms)
+    layer = LayerSpec(prefix, SubLayer(attention, None, norm_of_sum=first), SubLayer(mlp, None, norm_of_sum=second))
+    last = replace(layer, name=f"{prefix}.{count - 1}", feed_forward=SubLayer(mlp, None))
+    others = (replace(layer, name=f"{prefix}.{index}") for index in range(count - 1))
+    return (*others, last), replace(second, name=f"{last.name}.{second.name}")
 
 
 def bidirectional_attention(hidden: int, heads: int, names: AttentionNames) -> AttentionSpec:

@@ -12,13 +12,13 @@ from penstock.models.families.bert import (
     activation_of,
     bidirectional_attention,
     is_classifier,
-    last_norm_apart,
     layer_norm,
     num_labels,
+    post_norm_layers,
 )
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import EncoderSpec, LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
+from penstock.models.spec import EncoderSpec, ModelNames, ModelSpec, TableSpec
 
 _EPS = 1e-12
 _NAMES = AttentionNames(qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"), output="attention.out_lin")
@@ -40,17 +40,9 @@ def distilbert_spec(config: HFConfig) -> ModelSpec:
         down="ffn.lin2",
         activation=activation_of(config, "activation"),
     )
-    layers, final_norm = last_norm_apart(
-        LayerSpec(
-            name=f"distilbert.transformer.layer.{index}",
-            mixer=SubLayer(
-                bidirectional_attention(hidden, heads, _NAMES),
-                None,
-                norm_of_sum=layer_norm("sa_layer_norm", hidden, _EPS),
-            ),
-            feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("output_layer_norm", hidden, _EPS)),
-        )
-        for index in range(num_layers)
+    attention = bidirectional_attention(hidden, heads, _NAMES)
+    layers, final_norm = post_norm_layers(
+        "distilbert.transformer.layer", num_layers, attention, mlp, ("sa_layer_norm", "output_layer_norm"), _EPS
     )
     head = (
         DenseSpec("pre_classifier", hidden, hidden, True, "relu"),

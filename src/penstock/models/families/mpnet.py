@@ -13,13 +13,13 @@ from penstock.models.families.bert import (
     activation_of,
     bidirectional_attention,
     is_classifier,
-    last_norm_apart,
     layer_norm,
     num_labels,
+    post_norm_layers,
 )
 from penstock.models.families.dense import check_heads
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import EncoderSpec, LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
+from penstock.models.spec import EncoderSpec, ModelNames, ModelSpec, TableSpec
 
 _NAMES = AttentionNames(qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"), output="attention.attn.o")
 _PADDING = 1
@@ -45,17 +45,9 @@ def mpnet_spec(config: HFConfig) -> ModelSpec:
         down="output.dense",
         activation=activation_of(config, "hidden_act"),
     )
-    layers, final_norm = last_norm_apart(
-        LayerSpec(
-            name=f"mpnet.encoder.layer.{index}",
-            mixer=SubLayer(
-                bidirectional_attention(hidden, heads, _NAMES),
-                None,
-                norm_of_sum=layer_norm("attention.LayerNorm", hidden, eps),
-            ),
-            feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("output.LayerNorm", hidden, eps)),
-        )
-        for index in range(num_layers)
+    attention = bidirectional_attention(hidden, heads, _NAMES)
+    layers, final_norm = post_norm_layers(
+        "mpnet.encoder.layer", num_layers, attention, mlp, ("attention.LayerNorm", "output.LayerNorm"), eps
     )
     head = (
         DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),

@@ -7,10 +7,10 @@ x = norm(x + mlp(x))
 
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.mlp import GatedMLPSpec
-from penstock.models.families.bert import last_norm_apart, layer_norm
+from penstock.models.families.bert import layer_norm, post_norm_layers
 from penstock.models.families.dense import check_heads, check_rotation
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import EncoderSpec, LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
+from penstock.models.spec import EncoderSpec, ModelNames, ModelSpec, TableSpec
 
 
 def nomic_bert_spec(config: HFConfig) -> ModelSpec:
@@ -34,14 +34,8 @@ def nomic_bert_spec(config: HFConfig) -> ModelSpec:
         names=AttentionNames(qkv=("attn.Wqkv",), output="attn.out_proj"),
     )
     mlp = GatedMLPSpec(hidden, config.size("intermediate_size", 3072), gate_up=("mlp.fc12", "mlp.fc11"), down="mlp.fc2")
-    layers, final_norm = last_norm_apart(
-        LayerSpec(
-            name=f"encoder.layers.{index}",
-            mixer=SubLayer(attention, None, norm_of_sum=layer_norm("norm1", hidden, eps)),
-            feed_forward=SubLayer(mlp, None, norm_of_sum=layer_norm("norm2", hidden, eps)),
-        )
-        for index in range(config.size("num_hidden_layers", 12))
-    )
+    num_layers = config.size("num_hidden_layers", 12)
+    layers, final_norm = post_norm_layers("encoder.layers", num_layers, attention, mlp, ("norm1", "norm2"), eps)
     return ModelSpec(
         dtype=config.dtype(),
         vocab_size=config.size("vocab_size", 30528),
