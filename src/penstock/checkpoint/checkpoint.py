@@ -110,8 +110,9 @@ def open_checkpoint(
     config = _overridden(config, overrides)
     generation = read_json(generation_file) or {}
     defaults = read_defaults(generation, config, generation_file, config_file)
+    ignored = unheeded(generation, transcribes=config.get("model_type") == "whisper")
     return Checkpoint(
-        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=unheeded(generation)
+        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=ignored
     )
 
 

@@ -114,11 +114,17 @@ class PromptEncoder:
 def check_generates(info: EngineInfo) -> None:
     """
     Raises:
-        WrongTaskError: the model embeds or scores.
+        WrongTaskError: the model embeds, scores or transcribes.
     """
     if info.encoder is not None:
         does, route = ("embeds texts", "embeddings") if info.encoder.task == "embed" else ("scores pairs", "rerank")
         raise WrongTaskError(f"{info.model_name} does not generate; it {does}", "model", over_http=f"ask /v1/{route}")
+    if info.audio_input is not None:
+        raise WrongTaskError(
+            f"{info.model_name} transcribes audio; it does not continue texts",
+            "model",
+            over_http="ask /v1/audio/transcriptions",
+        )
 
 
 MAX_CANDIDATES = 256
@@ -195,7 +201,8 @@ class InputProcessor:
                 `max_tokens` together.
             InvalidRequestError: the engine cannot serve it; `param` names the invalid field.
         """
-        check_generates(self._info)
+        if self._info.audio_input is None or not images:
+            check_generates(self._info)
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
@@ -366,6 +373,7 @@ class InputProcessor:
             logit_bias=tuple((token, float(value)) for token, value in bias.items() if value),
             banned=banned,
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted({*params.allowed_token_ids})),
+            transcript=params.transcript,
         )
         return resolved if params.num_beams == 1 else self._for_beams(resolved, params)
 

@@ -57,6 +57,8 @@ class AttentionSpec:
     chunk: int | None = None
     """Chunked attention: tokens per chunk; a query attends to the keys of its own chunk. None: no chunks."""
     qkv_bias: bool = False
+    key_bias: bool = True
+    """Whether the keys have a bias, if `qkv_bias`."""
     output_bias: bool = False
     qk_norm_eps: float | None = None
     """Epsilon of the RMS norms of queries and keys; None: no such norms."""
@@ -115,6 +117,11 @@ class AttentionSpec:
         return self.names.qkv[: self.parts]
 
     @property
+    def biases(self) -> bool | tuple[bool, ...]:
+        """Whether those projections have biases, or whether each has one."""
+        return self.qkv_bias if self.key_bias or not self.qkv_bias else (True, False, True)[: self.parts]
+
+    @property
     def query_size(self) -> int:
         """Columns of the queries and of the attention output."""
         return self.num_heads * self.head_dim
@@ -161,7 +168,7 @@ class Attention:
             self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
             self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
         else:
-            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.biases)
             if spec.qkv_by_head:
                 factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
             self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)

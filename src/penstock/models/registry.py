@@ -20,6 +20,7 @@ from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
+from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
@@ -83,6 +84,7 @@ from penstock.models.families.qwen3_vl import qwen3_vl_moe_spec, qwen3_vl_spec
 from penstock.models.families.seed_oss import seed_oss_spec
 from penstock.models.families.smollm3 import smollm3_spec
 from penstock.models.families.starcoder2 import starcoder2_spec
+from penstock.models.families.whisper import whisper_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.loading.gguf_scheme import read_gguf_scheme
 from penstock.models.loading.gguf_spec import as_stored
@@ -179,6 +181,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Qwen2MoeForCausalLM": qwen2_moe_spec,
     "SeedOssForCausalLM": seed_oss_spec,
     "Starcoder2ForCausalLM": starcoder2_spec,
+    "WhisperForConditionalGeneration": whisper_spec,
 }
 
 KNOWN = "docs/models.md lists those that are supported"
@@ -430,14 +433,18 @@ def _make_model(
 
 def _make_tower(
     checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
-) -> Tower:
-    """Build the vision tower, whole in each rank and unquantized; `factory` gets its parameters."""
+) -> "Tower | AudioTower":
+    """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.quantization.base import Unquantized, WeightFactory
 
-    assert spec.tower is not None, "its facts were read"
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
-    tower = Tower(spec.tower, read_image_input(checkpoint), own)
+    tower: Tower | AudioTower
+    if spec.audio is not None:
+        tower = AudioTower(spec.audio, own)
+    else:
+        assert spec.tower is not None, "its facts were read"
+        tower = Tower(spec.tower, read_image_input(checkpoint), own)
     factory.include(own)
     return tower
 
