@@ -275,7 +275,7 @@ def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blo
     in_order = sorted(set(seen.values()), key=lambda window: -limits.max_model_len if window is None else -window)
     groups = [
         LayerGroup(
-            layers=tuple(layer for layer, one in seen.items() if one == window),
+            layers=tuple(layer for layer, layer_window in seen.items() if layer_window == window),
             window=window,
             num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
         )

@@ -60,7 +60,7 @@ class PatchGrid(NamedTuple):
 def pixel_floats(pixels: ImageInput) -> Floats:
     """[3, 256]: the float of each channel's 8-bit values."""
     values = np.arange(256, dtype=np.float32) * np.float32(pixels.rescale_factor)
-    mean, std = (np.array(one, np.float32)[:, None] for one in (pixels.mean, pixels.std))
+    mean, std = (np.array(statistic, np.float32)[:, None] for statistic in (pixels.mean, pixels.std))
     floats: Floats = (values - mean) / std
     return floats
 

@@ -301,7 +301,9 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
     sizes = model_sizes(spec, ranks) if head_of is None else head_sizes(head_of, ranks)
     if ranks > 1:  # all-gathered results of other ranks need memory, too
         whole = (layer.facts.working for layer in spec.layers)
-        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, whole, strict=True))
+        layers = tuple(
+            replace(layer, working=(*layer.working, *full)) for layer, full in zip(layers, whole, strict=True)
+        )
     scheme = spec.quantization
     return ModelFacts(
         name=name,

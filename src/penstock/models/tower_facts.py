@@ -32,7 +32,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     most = max(area // tower.patch.size**2, tower.merge**2)
     if tower.side is None and pixels.max_tokens:
         most = pixels.max_tokens * tower.merge**2
-    layer = sum(one.rows * one.columns for one in _layer_sizes(tower).matrices)
+    layer = sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower).matrices)
     working = [part.working for part in tower.layers[0].parts]
     hidden = tower.hidden_size
     return TowerFacts(
@@ -43,9 +43,9 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
         num_parameters=_sizes(tower).num_parameters + hidden * 3 * tower.patch.size**2,
         feature_elements=spec.hidden_size * (1 + len(tower.taps)),
         working=Working(
-            3 * hidden + sum(one.native for one in working),
-            3 * hidden + sum(one.reference for one in working),
-            max(hidden, *(one.widest for one in working)),
+            3 * hidden + sum(part.native for part in working),
+            3 * hidden + sum(part.reference for part in working),
+            max(hidden, *(part.widest for part in working)),
         ),
         max_tokens=most // tower.merge**2,
         max_patches=most,

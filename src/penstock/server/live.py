@@ -78,7 +78,7 @@ class LiveFeed:
             "steps": steps,
             "requests": requests,
             "metrics": {name: getattr(metrics, name).values for name in _METRICS},
-            "engines": [{"place": one.replica, "state": one.state} for one in engine.fleet.states()],
+            "engines": [{"place": state.replica, "state": state.state} for state in engine.fleet.states()],
             "max_num_seqs": info.max_num_seqs,
             "block_size": info.block_size,
         }

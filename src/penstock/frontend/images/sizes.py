@@ -93,7 +93,7 @@ def _pixtral(height: int, width: int, image_input: ImageInput, most: int) -> Siz
 
 def _gemma4(height: int, width: int, image_input: ImageInput, most: int) -> Size:
     """The largest multiples of a merged patch's side of at most so many tokens, which training knew."""
-    tokens = max((one for one in GEMMA4_TOKENS if one <= most), default=GEMMA4_TOKENS[0])
+    tokens = max((count for count in GEMMA4_TOKENS if count <= most), default=GEMMA4_TOKENS[0])
     side = image_input.patch_size * image_input.merge_size
     scale = math.sqrt(tokens * side**2 / (height * width))
     h, w = math.floor(scale * height / side) * side, math.floor(scale * width / side) * side

@@ -60,7 +60,7 @@ class ImageURLs:
         Raises:
             ConfigError: a prefix is no https URL with a host and a path that ends with a slash.
         """
-        self._allowed = [_prefix(one) for one in prefixes]
+        self._allowed = [_prefix(prefix) for prefix in prefixes]
         self._max_bytes = max_bytes
         self._resolve = resolve or _resolve
         self._is_public = is_public or is_public_address
@@ -89,8 +89,8 @@ class ImageURLs:
                 "this server fetches no images: send a data: URL, or start it with --image-urls https://host/"
             )
         place = _place(url)
-        for one in self._allowed:
-            if (place.host, place.port) == (one.host, one.port) and place.path.startswith(one.path):
+        for prefix in self._allowed:
+            if (place.host, place.port) == (prefix.host, prefix.port) and place.path.startswith(prefix.path):
                 return place
         raise _RefusedError(f"images of {place.host} at this path are not fetched here: the operator lists others")
 
@@ -179,4 +179,4 @@ def is_public_address(text: str) -> bool:
             held.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address.ipv4_mapped is not None:  # older Pythons call no mapped address global
             held.remove(address)
-    return all(one is None or (one.is_global and not one.is_multicast) for one in held)
+    return all(address is None or (address.is_global and not address.is_multicast) for address in held)

@@ -152,7 +152,10 @@ class _LinesAnswer:
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[Logprob]:
         return [
-            {**self._logprob(entry.token_id, entry.logprob), "top_logprobs": [self._logprob(*one) for one in entry.top]}
+            {
+                **self._logprob(entry.token_id, entry.logprob),
+                "top_logprobs": [self._logprob(*alternative) for alternative in entry.top],
+            }
             for entry in entries
         ]
 

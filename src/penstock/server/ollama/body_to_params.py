@@ -127,7 +127,7 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
     Raises:
         InvalidRequestError: the model cannot read a message, or `think` asks for reasoning of a model that has none.
     """
-    asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
+    asked_from = 1 + max((i for i, message in enumerate(body.messages) if message.role == "assistant"), default=-1)
     calls = _Calls()
     messages = [
         _message(message, f"messages[{index}]", calls, known, is_history=index < asked_from)
@@ -162,7 +162,12 @@ def tools_of(given: Sequence[Tool] | None) -> Tools:
         InvalidRequestError: a name or a schema is invalid, or two have one name.
     """
     functions = (tool.function for tool in given or ())
-    return Tools(tuple(Function(one.name, one.description, one.parameters, bool(one.strict)) for one in functions))
+    return Tools(
+        tuple(
+            Function(function.name, function.description, function.parameters, bool(function.strict))
+            for function in functions
+        )
+    )
 
 
 def _with_images(text: str, images: Sequence[str] | None, field: str, known: ChatFormat) -> Content:
@@ -198,7 +203,9 @@ class _Calls:
         """Id and name of the call that a result answers; None if there is none."""
         name = message.tool_name
         wanted = [
-            one for one in self._open if (message.tool_call_id in (None, "", one[0]) and (not name or name == one[1]))
+            call
+            for call in self._open
+            if (message.tool_call_id in (None, "", call[0]) and (not name or name == call[1]))
         ]
         if not wanted:
             return None
