@@ -328,7 +328,9 @@ class EngineCore:
         )
 
     def restart(self, settings: Settings, speculation: Speculation | None = None) -> None:
-        """Reset to an empty cache with other scheduler limits, keeping model and arithmetic; for self-tests.
+        """Reset to an empty cache with other scheduler limits, keeping model and arithmetic.
+
+        For `penstock verify` and tests, which answer under many settings and load the weights once.
 
         `settings` may ask for at most the current number of blocks. Only the given speculation is used, and the block
         file no longer. There must be no unfinished work.
