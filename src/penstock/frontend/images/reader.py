@@ -38,18 +38,18 @@ class Part:
     height: int
     width: int
     digest: bytes = b""
-    """Empty, as `pixels`, where only the size was asked for."""
+    """SHA-256 of size and pixels; empty, like `pixels`, if only the header was read."""
     pixels: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image as the model takes it."""
+    """An image, resized and cut for the model."""
 
     parts: tuple[Part, ...]
-    """Its tiles row by row, and the whole picture after them; without tiles, that alone."""
+    """Tiles row by row, then the whole picture; without tiles, the whole picture alone."""
     rows: int = 0
-    """Of tiles."""
+    """Rows of tiles."""
     columns: int = 0
 
     @property
@@ -203,7 +203,7 @@ class _Workers:
             self._idle.put(kept)
 
     def close(self) -> None:
-        """Kill them, also those that decode: whoever asked gets an error."""
+        """Kill all processes; callers that wait for an answer get an error."""
         self._is_closed = True
         for worker in list(self._running):
             worker.kill()
@@ -240,7 +240,7 @@ def _blame(exit_code: int | None, field: str) -> None:
 
 
 class _KeptPictures:
-    """The latest pictures, by the digest of what was sent."""
+    """The latest pictures, by the digest of their source."""
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: OrderedDict[Any, Picture] = OrderedDict()

@@ -18,19 +18,19 @@ import h11
 from penstock.errors import ConfigError, InvalidRequestError
 
 SECONDS = 10.0
-"""For the whole of one image."""
+"""Maximum time to fetch an image."""
 _HTTPS = 443
 _MAX_ADDRESSES = 32
 _PIECE = 65_536
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
-"""IPv4 addresses as a translator (NAT64) writes them."""
+"""Prefix of IPv4 addresses behind NAT64 (RFC 6052)."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A listed prefix, or what a URL names."""
+    """Host, port and path of a listed prefix or of a URL."""
 
     host: str
     port: int

@@ -207,7 +207,7 @@ def _done_reason(answer: CompletionOutput) -> DoneReason:
 
 
 def _durations(output: RequestOutput, received: float) -> dict[str, int]:
-    """Nanoseconds: of the whole call, until the engine began, of the prompt, and of the answer."""
+    """Nanoseconds of the call, of its wait for the first step, of the prompt and of the answer."""
     ended, times = time.monotonic(), output.times
     began = ended if times.first_scheduled is None else times.first_scheduled
     answered = began if times.first_token is None else times.first_token

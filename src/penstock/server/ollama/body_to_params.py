@@ -16,7 +16,7 @@ from penstock.server.ollama.schema import CallMade, ChatBody, GenerateBody, Gene
 from penstock.text.content import Content, ImageSource, content_of
 
 _DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.9)
-"""Ollama's, where neither the checkpoint nor the server controls sampling."""
+"""Ollama's defaults, used where neither the checkpoint nor the server sets any."""
 _CONTROLS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _OPTIONS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
@@ -82,7 +82,7 @@ def _structured(form: str | dict[str, Any] | None) -> Structured | None:
 
 
 def _penalties(options: Options, defaults: SamplingParams, max_model_len: int) -> Options:
-    """The options with the penalties that `repeat_last_n` leaves."""
+    """The options, without penalties if `repeat_last_n` is 0."""
     window = options.repeat_last_n
     if window is None or window == -1 or window >= max_model_len:
         return options
@@ -99,7 +99,7 @@ def _penalties(options: Options, defaults: SamplingParams, max_model_len: int) -
 
 
 def within_context(params: SamplingParams, options: Options | None, num_tokens: int, prompt: str) -> SamplingParams:
-    """The parameters, whose answer ends with the context of `num_ctx` tokens.
+    """The parameters, with the answer limited to the context of `num_ctx` tokens.
 
     Args:
         num_tokens: tokens of the prompt.
@@ -186,7 +186,7 @@ def _with_images(text: str, images: Sequence[str] | None, field: str, known: Cha
 
 
 class _Calls:
-    """The calls of earlier turns, by which results without an id find theirs: those of a tool in their order."""
+    """Tool calls of earlier turns without a result yet; a result without an id answers the first call of its tool."""
 
     def __init__(self) -> None:
         self._count = 0
