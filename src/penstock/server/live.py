@@ -58,7 +58,7 @@ class LiveFeed:
 
     async def events(self) -> AsyncIterator[bytes]:
         """An event now, and one each period."""
-        while not self._is_stopped and self._engine.refusal is None:
+        while not self._is_stopped and self._engine.refusal is None:  # a server that drains refuses requests
             yield event(self.changes())
             await asyncio.sleep(PERIOD)
 

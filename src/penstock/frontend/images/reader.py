@@ -106,7 +106,7 @@ class ImageReader:
                 raise InvalidRequestError(
                     f"{source.field}: the image is not base64: it has other characters", source.field
                 ) from None
-        most = self._limits.max_image_bytes
+        most = self._limits.max_image_bytes  # decoded: base64 is a third longer, and padded
         if len(data) > (most * 4 // 3 + 4 if is_base64 else most) and not source.is_own:
             raise InvalidRequestError(
                 f"{source.field}: the image has more than {most} bytes (max_image_bytes): send a smaller one",
@@ -162,6 +162,7 @@ class _Workers:
     """Processes, started when they are first needed; each serves one thread at a time."""
 
     def __init__(self) -> None:
+        # Last in, first out: while few images come, few processes are started. None stands for one not yet started.
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for _ in range(NUM_WORKERS):
             self._idle.put(None)
@@ -207,7 +208,7 @@ class _Workers:
         self._is_closed = True
         for worker in list(self._running):
             worker.kill()
-        idle = [self._idle.get() for _ in range(NUM_WORKERS)]
+        idle = [self._idle.get() for _ in range(NUM_WORKERS)]  # waits for the threads that still use one
         for worker in filter(None, idle):
             worker.close()
         for _ in idle:

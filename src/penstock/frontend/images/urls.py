@@ -96,10 +96,11 @@ class ImageURLs:
 
     async def _fetch(self, place: _Place) -> bytes:
         addresses = await self._resolve(place.host, place.port)
+        # Any private address is enough to refuse the host: the server may reach what the caller may not.
         if not addresses or not all(map(self._is_public, addresses)):
             raise _RefusedError(f"{place.host} has no address, or one that is not public")
         assert self._tls is not None, "a URL was allowed, so there are prefixes"
-        reader, writer = await asyncio.open_connection(
+        reader, writer = await asyncio.open_connection(  # by a checked address: the name may have another by now
             addresses[0], place.port, ssl=self._tls, server_hostname=place.host
         )
         try:
