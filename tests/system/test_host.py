@@ -151,7 +151,7 @@ def test_on_one_node_engines_sit_anywhere(tmp_path: Path) -> None:
     assert cpu_bindings(3, *lay_out(tmp_path, {0: allowed}, {})) == [UNBOUND] * 3
 
 
-def test_a_process_takes_its_seat() -> None:
+def test_a_process_is_bound_to_its_cpus() -> None:
     cpu = min(os.sched_getaffinity(0))
     code = f"""
 import os
