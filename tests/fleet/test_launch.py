@@ -41,7 +41,7 @@ def test_what_the_user_set_holds_for_each(tmp_path: Path) -> None:
     assert shares(tmp_path, 2, threads=7, max_memory=9) == [(7, 9, "auto", UNBOUND)] * 2
 
 
-def test_on_numa_nodes_each_has_as_many_threads_as_cpus_in_its_seat(tmp_path: Path) -> None:
+def test_on_numa_nodes_each_has_as_many_threads_as_its_binding_has_cpus(tmp_path: Path) -> None:
     bindings = [CpuBinding((0, 1, 2), 0), CpuBinding((4, 5), 1)]
     assert [(threads, binding) for threads, _, _, binding in shares(tmp_path, 2, bindings, cores=8)] == [
         (3, bindings[0]),
