@@ -79,14 +79,15 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
 
 def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint) -> tuple[HeadPart, ...]:
     size = ends.hidden_size * len(about.pooling or ends.pooling)
-    for one in about.dense:
-        if one.in_size != size:
+    for dense in about.dense:
+        if dense.in_size != size:
             raise CheckpointError(
-                f"{checkpoint.path / one.folder} expects vectors of {one.in_size} elements, but its input has {size}"
+                f"{checkpoint.path / dense.folder} expects vectors of {dense.in_size} elements, not of {size}"
             )
-        size = one.out_size
+        size = dense.out_size
     return tuple(
-        DenseSpec(f"{one.folder}.linear", one.in_size, one.out_size, one.bias, one.activation) for one in about.dense
+        DenseSpec(f"{dense.folder}.linear", dense.in_size, dense.out_size, dense.bias, dense.activation)
+        for dense in about.dense
     )
 
 
@@ -100,7 +101,7 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
     """The yes and no tokens of a reranker whose folder does not state them, such as Qwen3-Reranker."""
     tokenizer = Tokenizer.load(checkpoint.path)
-    words = [] if tokenizer is None else [tokenizer.encode(one, add_special_tokens=False) for one in ("yes", "no")]
+    words = [] if tokenizer is None else [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):
         raise CheckpointError(f"{checkpoint.name} has no single tokens for yes and no: it cannot score")
     return words[0][0], words[1][0]

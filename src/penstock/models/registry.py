@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.image_input import read_image_input
-from penstock.config.model_facts import ModelFacts, Working
+from penstock.config.model_facts import ActivationSizes, ModelFacts
 from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.kernels.ranks import Alone
@@ -166,8 +166,11 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
     layers = tuple(layer.facts for layer in spec.shard(ranks).layers)
     sizes = model_sizes(spec, ranks) if head_of is None else head_sizes(head_of, ranks)
     if ranks > 1:  # all-gathered results of other ranks need memory, too
-        whole = (layer.facts.working for layer in spec.layers)
-        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, whole, strict=True))
+        whole = (layer.facts.activation_sizes for layer in spec.layers)
+        layers = tuple(
+            replace(layer, activation_sizes=(*layer.activation_sizes, *full))
+            for layer, full in zip(layers, whole, strict=True)
+        )
     scheme = spec.quantization
     return ModelFacts(
         name=name,
@@ -201,8 +204,8 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
         return None
     facts = _facts(f"the head of {checkpoint.name}", _mtp_model(checkpoint, spec, spec.mtp), ranks, head_of=spec)
     hidden, (layer,) = spec.hidden_size, facts.layers
-    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
-    return replace(facts, layers=(replace(layer, working=(*layer.working, beginning)),))
+    beginning = ActivationSizes(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
+    return replace(facts, layers=(replace(layer, activation_sizes=(*layer.activation_sizes, beginning)),))
 
 
 def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> ModelSpec:

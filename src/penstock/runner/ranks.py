@@ -43,7 +43,7 @@ from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_groups import Group, SharedGroup
 from penstock.runner.torch_device import num_gpus
 from penstock.system.extras import require_torch
-from penstock.system.host import Seat, seats, start_child
+from penstock.system.host import CpuBinding, cpu_bindings, start_child
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class RankLaunch:
     model: Path
     settings: Settings
     ranks: Ranks
-    seat: Seat
+    binding: CpuBinding
     shared: int | None
     """File descriptor of the ranks' shared memory; None: torch.distributed connects them."""
     rendezvous: str
@@ -99,7 +99,7 @@ class RankLaunch:
     def runner(self, checkpoint: Checkpoint, group: Group, start: Start | None = None) -> DeviceRunner:
         """Load the rank's part of the model."""
         with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
-            self.seat.take()
+            self.binding.apply()
         settings, start = self.settings, start or Start()
         ops = make_ops(
             settings.device,
@@ -136,7 +136,7 @@ class RankOrder:
             model=checkpoint.path,
             settings=replace(self.settings, device=_device(self.settings.device, index)),
             ranks=join.ranks,
-            seat=seats(len(own))[index] if self.settings.device == "cpu" else Seat(),
+            binding=cpu_bindings(len(own))[index] if self.settings.device == "cpu" else CpuBinding(),
             shared=None,
             rendezvous="",
             hf_overrides=checkpoint.hf_overrides,
@@ -207,13 +207,13 @@ class RankedRunner:
         shared = None if library is None else shared_file(library, size)
         if shared is None:
             self._folder = RankFolder()
-        places: Sequence[Seat] = seats(size) if on_cpu else [Seat()] * size
+        places: Sequence[CpuBinding] = cpu_bindings(size) if on_cpu else [CpuBinding()] * size
         launches = [
             RankLaunch(
                 model=checkpoint.path,
                 settings=replace(settings, device=_device(settings.device, rank)),
                 ranks=Ranks(rank, size),
-                seat=places[rank],
+                binding=places[rank],
                 shared=shared,
                 rendezvous="" if self._folder is None else f"file://{self._folder.path}/rendezvous",
                 hf_overrides=checkpoint.hf_overrides,

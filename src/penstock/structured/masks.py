@@ -165,10 +165,10 @@ class Grammars:
     def drop(self, future: "Future[Any]") -> None:
         """Leave a grammar out that is not compiled yet and that no request waits for any more."""
         with self._lock:
-            for one in self._waiting:
-                if one[1] is future:
+            for waiting in self._waiting:
+                if waiting[1] is future:
                     future.cancel()
-                    self._waiting.remove(one)
+                    self._waiting.remove(waiting)
                     break
 
     def _compile_next(self) -> None:
