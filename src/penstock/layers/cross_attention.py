@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear, output_linear
@@ -45,8 +45,8 @@ class CrossAttentionSpec:
         return None
 
     @property
-    def working(self) -> Working:
-        return Working(2 * self.hidden_size, 2 * self.hidden_size, self.hidden_size)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(2 * self.hidden_size, 2 * self.hidden_size, self.hidden_size)
 
     @property
     def tp_divisor(self) -> int:

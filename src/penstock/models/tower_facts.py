@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.image_input import read_image_input
-from penstock.config.model_facts import WINDOW_BLOCK, TowerFacts, Working, blocks_of_window
+from penstock.config.model_facts import WINDOW_BLOCK, ActivationSizes, TowerFacts, blocks_of_window
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
@@ -35,8 +35,8 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     most = max(area // tower.patch.size**2, tower.merge**2)
     if tower.side is None and pixels.max_tokens:
         most = pixels.max_tokens * tower.merge**2
-    layer = sum(one.rows * one.columns for one in _layer_sizes(tower.layers[0]).matrices)
-    working = [part.working for part in tower.layers[0].parts]
+    layer = sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower.layers[0]).matrices)
+    activations = [part.activation_sizes for part in tower.layers[0].parts]
     hidden = tower.hidden_size
     return TowerFacts(
         num_layers=len(tower.layers),
@@ -45,10 +45,10 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters + hidden * 3 * tower.patch.size**2,
         feature_elements=spec.hidden_size * (1 + len(tower.taps)),
-        working=Working(
-            3 * hidden + sum(one.native for one in working),
-            3 * hidden + sum(one.reference for one in working),
-            max(hidden, *(one.widest for one in working)),
+        activation_sizes=ActivationSizes(
+            3 * hidden + sum(part.native for part in activations),
+            3 * hidden + sum(part.reference for part in activations),
+            max(hidden, *(part.widest for part in activations)),
         ),
         max_tokens=most // tower.merge**2,
         max_patches=most,
@@ -59,7 +59,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
 
 def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
     hidden, (layer, *_) = tower.hidden_size, tower.layers
-    working = [part.working for part in layer.parts]
+    activations = [part.activation_sizes for part in layer.parts]
     begin = max(3 * one.in_size * hidden // one.out_size for one in tower.convolutions)  # at the first one's frames
     places = blocks_of_window(tower.num_positions) * WINDOW_BLOCK
     keys = 2 * sum(reader.hidden_size for _, reader in tower.readers)
@@ -71,10 +71,10 @@ def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters,
         feature_elements=-(-places * keys // tower.num_positions),
-        working=Working(
-            3 * hidden + 2 * begin + sum(one.native for one in working),
-            3 * hidden + 2 * begin + sum(one.reference for one in working),
-            max(begin, *(one.widest for one in working)),
+        activation_sizes=ActivationSizes(
+            3 * hidden + 2 * begin + sum(part.native for part in activations),
+            3 * hidden + 2 * begin + sum(part.reference for part in activations),
+            max(begin, *(part.widest for part in activations)),
         ),
         max_tokens=tower.num_positions,
         max_patches=tower.num_positions,

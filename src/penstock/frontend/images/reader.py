@@ -32,18 +32,18 @@ class Part:
     height: int
     width: int
     digest: bytes = b""
-    """Empty, as `pixels`, where only the size was asked for."""
+    """SHA-256 of size and pixels; empty, like `pixels`, if only the header was read."""
     pixels: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image as the model takes it."""
+    """An image, resized and cut for the model."""
 
     parts: tuple[Part, ...]
-    """Its tiles row by row, and the whole picture after them; without tiles, that alone."""
+    """Tiles row by row, then the whole picture; without tiles, the whole picture alone."""
     rows: int = 0
-    """Of tiles."""
+    """Rows of tiles."""
     columns: int = 0
 
     @property
@@ -100,7 +100,7 @@ class ImageReader:
                 raise InvalidRequestError(
                     f"{source.field}: the image is not base64: it has other characters", source.field
                 ) from None
-        most = self._limits.max_image_bytes
+        most = self._limits.max_image_bytes  # decoded: base64 is a third longer, and padded
         if len(data) > (most * 4 // 3 + 4 if is_base64 else most) and not source.is_own:
             raise InvalidRequestError(
                 f"{source.field}: the image has more than {most} bytes (max_image_bytes): send a smaller one",
@@ -161,7 +161,7 @@ _DECODER = DecoderKind("penstock.frontend.images.worker", "image", CPU_SECONDS, 
 
 
 class _KeptPictures:
-    """The latest pictures, by the digest of what was sent."""
+    """The latest pictures, by the digest of their source."""
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: OrderedDict[Any, Picture] = OrderedDict()
