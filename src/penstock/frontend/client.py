@@ -59,6 +59,7 @@ from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from penstock.frontend.audio.reader import QueuedSounds
     from penstock.frontend.images.prompts import ImagePrompts
 
 logger = logging.getLogger("penstock.engine")
@@ -127,6 +128,7 @@ class AsyncEngine:
                 config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling
             )
             engine.images = engine._image_prompts(image_urls)
+            engine.sounds = engine._queued_sounds()
             await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
@@ -169,7 +171,9 @@ class AsyncEngine:
         self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
         self.texts = TextEncoder(tokenizer, info)
         self.images: "ImagePrompts | None" = None
-        """Prompts with images; None: the model takes text only."""
+        """Prompts with images; None: the model takes none."""
+        self.sounds: "QueuedSounds | None" = None
+        """Sounds that are transcribed; None: the model does not transcribe."""
         self.given_up = asyncio.Event()
         self._metrics = Metrics()
         self.history = History(config.scheduler.policy)
@@ -226,6 +230,13 @@ class AsyncEngine:
             logger.warning("the model takes images, for which Pillow is needed: pip install '.[images]'")
         return ImagePrompts(image_input, self.tokenizer, limits, ImageURLs(urls, limits.max_image_bytes))
 
+    def _queued_sounds(self) -> "QueuedSounds | None":
+        if self.info.audio_input is None:
+            return None
+        from penstock.frontend.audio.reader import QueuedSounds  # here: few models transcribe
+
+        return QueuedSounds(self.info.audio_input, self._config.audio)
+
     def _live_output_processor(self, request_id: str) -> OutputProcessor | None:
         one = self.open_requests.find(request_id)
         return None if one is None else one.output_processor
@@ -259,6 +270,8 @@ class AsyncEngine:
         await asyncio.to_thread(self._text_work.close)
         if self.images is not None:
             await asyncio.to_thread(self.images.close)
+        if self.sounds is not None:
+            await asyncio.to_thread(self.sounds.close)
         await self._grammar_checks.close()
         if self.tokenizer is not None:
             await asyncio.to_thread(self.tokenizer.close)

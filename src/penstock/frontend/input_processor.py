@@ -348,7 +348,8 @@ class InputProcessor:
         min_tokens, banned, bias = params.min_tokens, self._banned(params), params.logit_bias
         if params.num_beams == 1:
             min_tokens = min_tokens or min(self._info.defaults.min_tokens, max_tokens)
-            banned = tuple(dict.fromkeys((*banned, *self._default_bans)))
+            allowed = {(token,) for token in params.allowed_token_ids or ()}  # which the caller names
+            banned = tuple(dict.fromkeys((*banned, *(run for run in self._default_bans if run not in allowed))))
             bias = {**self._default_bias, **bias}
         self._check_some_token_left(params, banned, stops if min_tokens else ())
         logprobs = params.logprobs

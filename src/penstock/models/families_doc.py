@@ -17,7 +17,7 @@ the name to look for is `architectures` in the model's `config.json` ([all of th
 
 These take images: SmolVLM and Idefics 3, Gemma 3 and 4, Pixtral 12B, Mistral Small 3 and Ministral 3,
 Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders. Of another multimodal checkpoint only the text model
-is loaded. Whisper transcribes audio (`LLM.transcribe`), also from Hugging Face folders.
+is loaded. [Whisper](transcription.md) transcribes audio, also from Hugging Face folders.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
 reported when the model is opened. Embedding models and rerankers have [their own table](#models-that-embed-or-score).

@@ -143,10 +143,13 @@ def _mask(ops: Ops, logits: AnyArray, batch: SampleBatch, rows: list[int]) -> No
 def _follow_rules(ops: Ops, edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
     for row in rows:
         sequence, first = batch.sequences[row], row * edits.vocab
-        assert sequence.params.transcript is not None
+        rules = sequence.params.transcript
+        assert rules is not None
         answer = sequence.tokens[sequence.prompt_len : batch.positions[row]]
+        if answer and not rules.has_timestamps:
+            continue
         logits = ops.take(edits.logits, np.arange(first, first + edits.vocab))
-        banned = forbidden(logits, answer, sequence.params.transcript) & (logits < np.inf)  # NaN stays
+        banned = forbidden(logits, answer, rules) & (logits < np.inf)  # NaN stays
         edits.change(np.flatnonzero(banned) + first, lambda before: np.full_like(before, -np.inf))
 
 

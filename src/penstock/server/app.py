@@ -13,7 +13,7 @@ from penstock.server.access_log import AccessLog, HeadRequests, RequestId
 from penstock.server.call_context import PUBLIC_PATHS
 from penstock.server.call_limits import CallLimits
 from penstock.server.client_paths import ClientPaths
-from penstock.server.config import ServerConfig
+from penstock.server.config import ServerConfig, Takes
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
 from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
@@ -75,9 +75,7 @@ def create_app(
     engine.metrics.model_info.set(1, model_names[0])
     processes = process_collectors(lambda: engine.pids)
     app.add_middleware(HeadRequests)
-    app.add_middleware(
-        CallLimits, keys=keys or KeyRing([]), limits=config.call_limits, takes_images=engine.images is not None
-    )
+    app.add_middleware(CallLimits, keys=keys or KeyRing([]), limits=config.call_limits, takes=_takes(engine))
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)
@@ -93,6 +91,10 @@ def create_app(
 
     _check_prefix(app, config.prefix)
     return app
+
+
+def _takes(engine: AsyncEngine) -> Takes:
+    return "audio" if engine.sounds is not None else "text" if engine.images is None else "images"
 
 
 def _check_prefix(app: FastAPI, prefix: str) -> None:

@@ -12,9 +12,11 @@ from penstock.errors import InvalidRequestError
 from penstock.frontend.audio.features import log_mel
 from penstock.frontend.audio.transcription import Sound
 from penstock.frontend.audio.worker import CPU_SECONDS
-from penstock.frontend.decoders import DecoderKind, Decoders
+from penstock.frontend.decoders import NUM_WORKERS, DecoderKind, Decoders
 from penstock.frontend.images.frames import DECODED, NO_MEMORY, pack, unpack
+from penstock.frontend.large_work import LargeWork
 
+_MAX_WAITING_BYTES = 128 * 2**20
 _DECODER = DecoderKind("penstock.frontend.audio.worker", "sound", CPU_SECONDS)
 
 
@@ -66,6 +68,24 @@ class SoundReader:
     def close(self) -> None:
         """Kill the processes; nothing can be read afterwards."""
         self._decoders.close()
+
+
+class QueuedSounds:
+    """As `SoundReader`, for an event loop, which it does not block; tenants take turns."""
+
+    def __init__(self, about: AudioInput, limits: AudioConfig) -> None:
+        self.about = about
+        self._reader = SoundReader(about, limits)
+        self._work = LargeWork(_MAX_WAITING_BYTES, num_threads=NUM_WORKERS)
+
+    async def read(self, content: bytes, field: str, tenant: str = "") -> Sound:
+        """The features of a file. Raises as `SoundReader.read`."""
+        return await self._work.run(len(content), lambda: self._reader.read(content, field), tenant)
+
+    def close(self) -> None:
+        """Kill the processes that decode."""
+        self._reader.close()
+        self._work.close()
 
 
 def _content(path: Path, field: str) -> bytes:
