@@ -19,6 +19,7 @@ from tests.support.gguf_tensors import (
     converted,
     correction_biases,
     delta_tensors,
+    falcon_h1_tensors,
     gemma4_tensors,
     gpt2_tensors,
     gpt_oss_tensors,
@@ -325,6 +326,19 @@ def _add_granite_hybrid(writer: GGUFWriter, config: Config) -> None:
     writer.add_ssm_time_step_rank(config["mamba_n_heads"])
 
 
+def _add_falcon_h1(writer: GGUFWriter, config: Config) -> None:
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_d_ssm"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+
+
+def _add_olmo(writer: GGUFWriter, config: Config) -> None:
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_clamp_kqv(config["clip_qkv"])
+
+
 def _add_nemotron_h(writer: GGUFWriter, config: Config) -> None:
     kinds, heads = config["layers_block_type"], config["num_key_value_heads"]
     writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in kinds])
@@ -425,6 +439,9 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, correction_biases),
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, gpt_oss_tensors),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, granite_hybrid_tensors),
+    "FalconH1ForCausalLM": ("falcon-h1", _add_falcon_h1, falcon_h1_tensors),
+    "OlmoForCausalLM": ("olmo", _add_olmo, interleaved),
+    "StableLmForCausalLM": ("stablelm", _add_partial_rope, None),
     "Lfm2ForCausalLM": ("lfm2", _add_lfm2, lfm2_tensors),
     "Llama4ForCausalLM": ("llama4", _add_llama4, llama4_tensors),
     "PhimoeForCausalLM": ("phimoe", _add_phi3, None),

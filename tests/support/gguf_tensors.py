@@ -167,6 +167,30 @@ def granite_hybrid_tensors(name: str, tensor: Tensor, config: Config) -> Tensors
         yield from _mamba(name, tensor, config)
 
 
+def falcon_h1_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With the factors in the matrices."""
+    of_gate, of_down = config["mlp_multipliers"]
+    attention = config["attention_in_multiplier"]
+    factors = {
+        "gate_proj": of_gate,
+        "down_proj": of_down,
+        "q_proj": attention,
+        "k_proj": attention * config["key_multiplier"],
+        "v_proj": attention,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    part = name.split(".")[-2]
+    if part == "in_proj":
+        inner, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = (inner, inner, states, states, config["mamba_n_heads"])
+        each = [torch.full((size,), factor) for size, factor in zip(sizes, config["ssm_multipliers"], strict=True)]
+        tensor = tensor * config["ssm_in_multiplier"] * torch.cat(each)[:, None]
+    yield from _mamba(name, tensor * factors.get(part, 1.0), config)
+
+
 def nemotron_h_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     name = re.sub("^model", "backbone", name)
     if ".experts." in name:

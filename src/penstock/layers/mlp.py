@@ -31,10 +31,13 @@ class GatedMLPSpec:
     down: str = "mlp.down_proj"
     clipped: bool = False
     """Whether the inputs and outputs of the maps are limited; see `ClippedLinear`."""
+    gate_factor: float = 1.0
+    """Factor on the gate, before the activation."""
 
     @property
     def working(self) -> Working:
-        return Working(self.intermediate_size, 3 * self.intermediate_size, self.intermediate_size)
+        columns = self.intermediate_size * (1 if self.gate_factor == 1.0 else 2)
+        return Working(columns, 3 * self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:
@@ -44,6 +47,8 @@ class GatedMLPSpec:
         return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
 
     def build(self, factory: WeightFactory) -> FeedForward:
+        if self.gate_factor != 1.0:
+            return ScaledGatedMLP(self, factory)
         return ClippedGatedMLP(self, factory) if self.clipped else GatedMLP(self, factory)
 
 
@@ -87,6 +92,20 @@ class GatedMLP:
 
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         return self.down(self.gate_up(x, adapters), adapters)
+
+
+class ScaledGatedMLP:
+    """down(activation(factor * gate(x)) * up(x)). See `FeedForward`."""
+
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=spec.bias) for name in spec.gate_up)
+        self._down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+        self._spec, self._ops = spec, factory.ops
+
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        gate = self._ops.scale(self._gate(x, adapters), self._spec.gate_factor)
+        return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._spec.activation), adapters)
 
 
 class PlainMLP:

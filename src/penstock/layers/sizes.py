@@ -87,7 +87,7 @@ class SizeRecorder(WeightFactory):
         self.sizes.num_other_parameters += own.kept * math.prod(shape[1:])
         return NOTHING
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
+    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int, factors: tuple[float, ...] | None = None) -> Any:
         return self.tensor(name, 0, kernel, pieces=pieces)
 
     def empty(self, *shape: int, dtype: object = None) -> Any:

@@ -66,15 +66,32 @@ class Residual:
 
 
 class SubLayerNorms:
-    """The norms before and after a part of a layer, and the norm of the residual sum; each is optional."""
+    """The norms before and after a part of a layer, the norm of the residual sum, and factors; each is optional."""
 
     def __init__(self, spec: SubLayer[Any], factory: WeightFactory) -> None:
         self.before = None if spec.norm is None else Norm(spec.norm, factory)
         self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
+        self._input_factor, self._output_factor, self._scale = spec.input_factor, spec.output_factor, factory.ops.scale
+
+    def take(self, stream: Stream, adding: Residual, *, beside: bool = False) -> tuple[AnyArray, AnyArray]:
+        """Returns (the part's input, the residual stream); see `Residual.normed`.
+
+        Args:
+            beside: see `LayerSpec`.
+        """
+        if beside:
+            assert self.before is not None
+            assert stream.residual is not None, "the layer before added its mixer's output"
+            taken, residual = self.before(stream.residual), adding.added(stream)
+        else:
+            taken, residual = adding.normed(stream, self.before)
+        return taken if self._input_factor == 1.0 else self._scale(taken, self._input_factor), residual
 
     def stream(self, x: AnyArray, residual: AnyArray, adding: Residual) -> Stream:
         """The residual stream after the part with the output `x`."""
+        if self._output_factor != 1.0:
+            x = self._scale(x, self._output_factor)
         stream = Stream(x, residual, self.after)
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
@@ -86,12 +103,21 @@ class DecoderLayer:
     only for the tokens whose logits are needed.
     """
 
-    def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory, *, is_last: bool = False) -> None:
+    def __init__(
+        self,
+        spec: LayerSpec,
+        factor: float,
+        factory: WeightFactory,
+        *,
+        is_last: bool = False,
+        beside: DecoderLayer | None = None,
+    ) -> None:
         """
         Args:
             factor: scales each part's output before it is added to the residual stream.
             is_last: whether this is the last layer, whose `feed_forward` uses precise kernels: only tokens with logits
                 go through it.
+            beside: the layer whose mixer's input this layer's mixer takes; see `LayerSpec`.
         """
         factory = factory.at(spec.name)
         self._residual = Residual(factor, factory.ops)
@@ -99,6 +125,9 @@ class DecoderLayer:
         if spec.mixer is not None:
             self._mixer_norms = SubLayerNorms(spec.mixer, factory)
             self._mixer = spec.mixer.part.build(factory)
+        self._is_beside = beside is not None
+        if beside is not None:
+            self._mixer_norms.before = beside._mixer_norms.before
         if spec.feed_forward is not None:
             self._feed_forward_norms = SubLayerNorms(spec.feed_forward, factory)
             self._feed_forward = spec.feed_forward.part.build(factory.precise() if is_last else factory)
@@ -121,7 +150,7 @@ class DecoderLayer:
             plain = stream.after is None and stream.total is None
             assert plain, "layers without a mixer follow others without a last norm and scale"
             return stream.x, stream.residual
-        taken, residual = self._residual.normed(stream, self._mixer_norms.before)
+        taken, residual = self._mixer_norms.take(stream, self._residual, beside=self._is_beside)
         return self._mixer.mix(taken, step, batch, cache), residual
 
     def feed_forward(
@@ -146,11 +175,11 @@ class DecoderLayer:
             assert residual is not None
             stream = self._mixer_norms.stream(self._mixer.output(mixed, adapters), residual, self._residual)
         if self._feed_forward is not None:
-            taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
+            taken, residual = self._feed_forward_norms.take(stream, self._residual)
             stream = self._feed_forward_norms.stream(self._feed_forward(taken, adapters), residual, self._residual)
         if self._per_layer is not None:
             assert inputs is not None
-            taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
+            taken, residual = self._per_layer_norms.take(stream, self._residual)
             stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
         return replace(stream, total=self._scale)
 
@@ -254,9 +283,11 @@ class Decoder:
         """Prepared for the step's positions before `forward`."""
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         last = spec.layers[-1]
-        self.layers = [
-            DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last) for layer in spec.layers
-        ]
+        self.layers: list[DecoderLayer] = []
+        for layer in spec.layers:
+            beside = self.layers[-1] if layer.beside else None
+            made = DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last, beside=beside)
+            self.layers.append(made)
         self.final_norm = Norm(spec.final_norm, factory)
         self.adapted = factory.adapted
         self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)

@@ -30,7 +30,7 @@ _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
     *("residual_dropout", "embedding_dropout", "classifier_dropout", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
-    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
+    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "embedding_initializer_range"),
 }
 _HOW_TO_RUN = {
     *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
@@ -106,6 +106,9 @@ _LARGEST = {
     "mamba_d_state": 2**16,
     "mamba_d_conv": 16,
     "mamba_expand": 2**8,
+    "mamba_d_ssm": 2**24,
+    "num_kv_heads": 2**16,
+    "ffn_hidden_size": 2**24,
     "shared_expert_intermediate_size": 2**24,
     "type_vocab_size": 2**16,
     "num_labels": 2**16,

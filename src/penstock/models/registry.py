@@ -25,35 +25,43 @@ from penstock.models.encoder import Encoder
 from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
 from penstock.models.families.apertus import apertus_spec
 from penstock.models.families.arcee import arcee_spec
+from penstock.models.families.bailing_moe_v2 import bailing_moe_v2_spec
 from penstock.models.families.bamba import bamba_spec
 from penstock.models.families.cohere import cohere2_spec, cohere_spec
+from penstock.models.families.cwm import cwm_spec
 from penstock.models.families.deepseek import (
     deepseek_v2_spec,
     deepseek_v3_spec,
     deepseek_v32_spec,
     glm4_moe_lite_spec,
     glm_moe_dsa_spec,
+    youtu_spec,
 )
 from penstock.models.families.dots1 import dots1_spec
 from penstock.models.families.ernie4_5 import ernie4_5_spec
 from penstock.models.families.ernie4_5_moe import ernie4_5_moe_spec
 from penstock.models.families.exaone4 import exaone4_spec
 from penstock.models.families.exaone_moe import exaone_moe_spec
+from penstock.models.families.falcon import falcon_spec
+from penstock.models.families.falcon_h1 import falcon_h1_spec
 from penstock.models.families.gemma import gemma_spec
-from penstock.models.families.gemma2 import gemma2_spec
+from penstock.models.families.gemma2 import gemma2_spec, vault_gemma_spec
 from penstock.models.families.gemma3 import gemma3_spec
 from penstock.models.families.gemma4 import gemma4_spec
-from penstock.models.families.glm4 import glm4_spec
-from penstock.models.families.glm4_moe import glm4_moe_spec
-from penstock.models.families.gpt2 import gpt2_spec
+from penstock.models.families.glm4 import glm4_spec, glm_spec
+from penstock.models.families.glm4_moe import glm4_moe_spec, solar_open_spec
+from penstock.models.families.gpt2 import gpt2_spec, gpt_bigcode_spec
 from penstock.models.families.gpt_neox import gpt_neox_spec
 from penstock.models.families.gpt_oss import gpt_oss_spec
-from penstock.models.families.granite import granite_spec
+from penstock.models.families.gptj import gptj_spec
+from penstock.models.families.granite import granite_spec, hyperclovax_spec
 from penstock.models.families.granite_moe import granite_moe_shared_spec, granite_moe_spec
 from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
 from penstock.models.families.granite_swa import granite_moe_swa_spec, granite_swa_spec
+from penstock.models.families.helium import helium_spec
 from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
 from penstock.models.families.idefics3 import idefics3_spec
+from penstock.models.families.jais2 import jais2_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
 from penstock.models.families.lfm3 import lfm3_spec
@@ -62,11 +70,12 @@ from penstock.models.families.llama4 import llama4_spec
 from penstock.models.families.llava import llava_spec
 from penstock.models.families.minimax_m2 import minimax_m2_spec
 from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
-from penstock.models.families.mistral import mistral_spec
+from penstock.models.families.mistral import ministral_spec, mistral_spec
 from penstock.models.families.mistral4 import mistral4_spec
 from penstock.models.families.mixtral import mixtral_spec
 from penstock.models.families.nemotron import nemotron_spec
 from penstock.models.families.nemotron_h import nemotron_h_spec
+from penstock.models.families.olmo import olmo_spec
 from penstock.models.families.olmo2 import olmo2_spec, olmo3_spec
 from penstock.models.families.olmoe import olmoe_spec
 from penstock.models.families.phi import phi_spec
@@ -82,6 +91,7 @@ from penstock.models.families.qwen3_next import qwen3_next_spec
 from penstock.models.families.qwen3_vl import qwen3_vl_moe_spec, qwen3_vl_spec
 from penstock.models.families.seed_oss import seed_oss_spec
 from penstock.models.families.smollm3 import smollm3_spec
+from penstock.models.families.stablelm import stablelm_spec
 from penstock.models.families.starcoder2 import starcoder2_spec
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.loading.gguf_scheme import read_gguf_scheme
@@ -165,6 +175,22 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GlmMoeDsaForCausalLM": glm_moe_dsa_spec,
     "Mistral4ForCausalLM": mistral4_spec,
     "BambaForCausalLM": bamba_spec,
+    "FalconH1ForCausalLM": falcon_h1_spec,
+    "BailingMoeV2ForCausalLM": bailing_moe_v2_spec,
+    "CwmForCausalLM": cwm_spec,
+    "FalconForCausalLM": falcon_spec,
+    "GPTBigCodeForCausalLM": gpt_bigcode_spec,
+    "GPTJForCausalLM": gptj_spec,
+    "GlmForCausalLM": glm_spec,
+    "HeliumForCausalLM": helium_spec,
+    "HyperCLOVAXForCausalLM": hyperclovax_spec,
+    "Jais2ForCausalLM": jais2_spec,
+    "MinistralForCausalLM": ministral_spec,
+    "OlmoForCausalLM": olmo_spec,
+    "SolarOpenForCausalLM": solar_open_spec,
+    "StableLmForCausalLM": stablelm_spec,
+    "VaultGemmaForCausalLM": vault_gemma_spec,
+    "YoutuForCausalLM": youtu_spec,
     "GraniteSWAForCausalLM": granite_swa_spec,
     "GraniteMoeSWAForCausalLM": granite_moe_swa_spec,
     "GPT2LMHeadModel": gpt2_spec,

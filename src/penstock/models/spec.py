@@ -36,6 +36,10 @@ class SubLayer(Generic[PartT]):
     norm: NormSpec | None
     norm_after: NormSpec | None = None
     norm_of_sum: NormSpec | None = None
+    input_factor: float = 1.0
+    """Factor on the part's input, which then has a norm."""
+    output_factor: float = 1.0
+    """Factor on the part's output, before `norm_after`."""
 
     @property
     def norms(self) -> Iterator[NormSpec]:
@@ -62,6 +66,9 @@ class LayerSpec:
     parallel: bool = False
     """Whether the feed-forward part takes the same stream as the mixer, and both outputs are added to it together;
     without a norm of its own it takes the mixer's normalized input."""
+    beside: bool = False
+    """Whether its mixer takes the normalized input of the previous layer's mixer; both outputs are added to the stream.
+    The previous layer has no feed-forward part, and `mixer` here has no norm."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:

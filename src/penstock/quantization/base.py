@@ -45,11 +45,11 @@ class TensorParameter:
 class TapsParameter:
     """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
-    def __init__(self, store: Store, target: AnyArray) -> None:
-        """`target` [kernel, channels]."""
+    def __init__(self, store: Store, target: AnyArray, factors: NDArray[np.float32] | None = None) -> None:
+        """`target` [kernel, channels], `factors` [channels] on its values."""
         kernel, channels = target.shape
         self.shape: tuple[int, ...] = (channels, 1, kernel)
-        self._store, self._target = store, target
+        self._store, self._target, self._factors = store, target, factors
         self._gathered: NDArray[np.float32] | None = None
         self._missing = channels
 
@@ -59,7 +59,8 @@ class TapsParameter:
         self._gathered[:, first : first + len(rows)] = rows[:, 0].T
         self._missing -= len(rows)
         if not self._missing:
-            self._store(self._target, 0, self._gathered)
+            made = self._gathered if self._factors is None else self._gathered * self._factors
+            self._store(self._target, 0, made)
             self._gathered = None
 
 
@@ -402,11 +403,21 @@ class WeightFactory:
         total = sum(piece.rows for piece in divided)
         return self.tensor(name, total, dtype=self._float32, factor=factor, pieces=divided)
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> AnyArray:
-        """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
+    def taps(
+        self, name: str, pieces: tuple[Piece, ...], kernel: int, factors: tuple[float, ...] | None = None
+    ) -> AnyArray:
+        """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels.
+
+        Args:
+            factors: multiplied with on loading, one for each piece.
+        """
         rows = self._rows(f"{name}.weight", pieces)
         made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
-        self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made), rows)
+        own = None
+        if factors is not None:
+            each = np.repeat(np.array(factors, np.float32), [piece.rows for piece in pieces])
+            own = np.concatenate([each[run.given : run.given + run.rows] for run in rows.runs])
+        self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made, own), rows)
         return made
 
     def empty(self, *shape: int, dtype: AnyDtype | None = None) -> AnyArray:

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.checkpoint.gguf.gemma4 import read_gemma4
 from penstock.checkpoint.gguf.hybrids import (
+    read_falcon_h1,
     read_granite_hybrid,
     read_lfm2,
     read_lfm2_moe,
@@ -14,6 +15,7 @@ from penstock.checkpoint.gguf.hybrids import (
 )
 from penstock.checkpoint.gguf.keys import NULL, Given
 from penstock.checkpoint.gguf.mixtures import (
+    read_bailing_moe_v2,
     read_deepseek2,
     read_dots1,
     read_ernie4_5_moe,
@@ -91,6 +93,20 @@ def _read_granite_moe(given: Given) -> dict[str, Any]:
 
 def _read_biases(given: Given) -> dict[str, Any]:
     return {"attention_bias": given.has("attn_q.bias")}
+
+
+def _read_olmo(given: Given) -> dict[str, Any]:
+    clip = given.keys.find("attention.clamp_kqv", float)
+    return {**_read_biases(given), "clip_qkv": clip or None, "rms_norm_eps": None}
+
+
+def _read_stablelm(given: Given) -> dict[str, Any]:
+    return {
+        **_layer_norm_eps(given),
+        "use_qkv_bias": given.has("attn_q.bias"),
+        "qk_layernorm": given.has("attn_q_norm.weight"),
+        "use_parallel_residual": not given.has("ffn_norm.weight"),
+    }
 
 
 def _read_olmo2(given: Given) -> dict[str, Any]:
@@ -254,6 +270,7 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
 ARCHITECTURES = {
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
+    "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),
     "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
     "command-r": Architecture(("CohereForCausalLM",), False, _read_cohere),
     "deepseek2": Architecture(
@@ -270,6 +287,7 @@ ARCHITECTURES = {
     "exaone-moe": Architecture(
         ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
     ),
+    "falcon-h1": Architecture(("FalconH1ForCausalLM",), False, read_falcon_h1),
     "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
@@ -300,6 +318,7 @@ ARCHITECTURES = {
     "nemotron": Architecture(("NemotronForCausalLM",), False, _read_nemotron, partial_rope=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
+    "olmo": Architecture(("OlmoForCausalLM",), True, _read_olmo),
     "olmo2": Architecture(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), False, _read_olmo2),
     "olmoe": Architecture(
         ("OlmoeForCausalLM",), False, lambda given: {**_read_biases(given), **read_experts(given.keys)}
@@ -316,6 +335,7 @@ ARCHITECTURES = {
     "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "seed_oss": Architecture(("SeedOssForCausalLM",), False, _read_seed_oss),
     "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
+    "stablelm": Architecture(("StableLmForCausalLM",), False, _read_stablelm, partial_rope=True),
     "starcoder2": Architecture(("Starcoder2ForCausalLM",), False, _read_starcoder2),
 }
 """By `general.architecture`. Files of Mistral models have `llama`."""

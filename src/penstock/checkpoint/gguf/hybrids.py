@@ -78,15 +78,34 @@ def read_granite_hybrid(given: Given) -> dict[str, Any]:
         or given.config["intermediate_size"],
         "layer_types": _layer_types(given, "linear_attention"),
         "attention_bias": given.has("attn_q.bias"),
+        **_mamba2(given),
+        "mamba_expand": inner // hidden,
+        "position_embedding_type": "nope",
+        "rope_theta": None,
+    }
+
+
+def read_falcon_h1(given: Given) -> dict[str, Any]:
+    """Falcon-H1; the matrices contain its factors."""
+    return {
+        **_mamba2(given),
+        "attention_bias": given.has("attn_q.bias"),
+        "projectors_bias": given.has("ssm_out.bias"),
+        "mamba_d_ssm": given.keys.need("ssm.inner_size", int),
+        "mamba_rms_norm": given.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _mamba2(given: Given) -> dict[str, Any]:
+    keys = given.keys
+    return {
         "mamba_n_heads": keys.need("ssm.time_step_rank", int),
         "mamba_n_groups": keys.need("ssm.group_count", int),
         "mamba_d_state": keys.need("ssm.state_size", int),
         "mamba_d_conv": keys.need("ssm.conv_kernel", int),
-        "mamba_expand": inner // hidden,
         "mamba_conv_bias": given.has("ssm_conv1d.bias"),
         "mamba_proj_bias": given.has("ssm_in.bias"),
-        "position_embedding_type": "nope",
-        "rope_theta": None,
     }
 
 

@@ -53,12 +53,13 @@ def sigmoid_mixture(
     inner: int,
     renormalize: bool = True,
     scaling: float = 1.0,
+    groups: tuple[int, int] = (1, 1),
 ) -> MixtureSpec:
     """Read DeepSeek V3's mixture of experts: sigmoid routing with a correction bias, in groups, and a shared expert.
 
     Args:
         experts, shared: keys of the numbers of experts and of shared experts, with their defaults; None: required.
-        top_k, inner, renormalize, scaling: the family's defaults.
+        top_k, inner, renormalize, scaling, groups: the family's defaults; the last, of all groups and of the best.
 
     Raises:
         CheckpointError: as `read_routing`.
@@ -71,8 +72,8 @@ def sigmoid_mixture(
         renormalize=config.get("norm_topk_prob", renormalize),
         epsilon=1e-20,
         scaling=config.positive("routed_scaling_factor", scaling),
-        groups=config.size("n_group", 1),
-        top_groups=config.size("topk_group", 1),
+        groups=config.size("n_group", groups[0]),
+        top_groups=config.size("topk_group", groups[1]),
         group_tops=2,
     )
     inner = config.size("moe_intermediate_size", inner)

@@ -31,6 +31,7 @@ _NAMED_OTHERWISE = {
     "e_score_correction_bias": "exp_probs_b.bias",
     "expert_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight",
+    "pre_ff_layernorm.weight": "ffn_norm",  # of Falcon-H1, whose files name it so
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
