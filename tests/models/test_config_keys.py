@@ -21,7 +21,10 @@ WITHOUT_EFFECT: dict[str, set[str]] = {
         *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"),
         *("intermediate_size", "num_key_value_heads"),  # which are not its own
     },
+    "Gemma3n": {"altup_coef_clip"},
     "GPTJ": {"intermediate_size", "num_key_value_heads"},  # which are not its own
+    "Jamba": {"use_mamba_kernels", "use_mambapy", "use_associative_scan"},
+    "KimiLinear": {"head_dim", "n_routed_experts"},  # which its code does not read
     "SolarOpen": {"intermediate_size"},  # which is not its own
     "Bamba": {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
     "DeepseekV32": {"index_head_dim", "index_n_heads"},  # of the indexer, which chooses all keys
@@ -68,7 +71,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "Ministral3": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
 }
 """`rope_scaling` by family where it is not `linear`."""
-NEVER_SCALED = {"GPT2", "GPTBigCode", "GPTJ", "Gemma4", "Lfm3", "NemotronH"}
+NEVER_SCALED = {"GPT2", "GPTBigCode", "GPTJ", "Gemma4", "Jamba", "KimiLinear", "Lfm3", "NemotronH"}
 """Families without RoPE, or newer than `rope_scaling`."""
 
 

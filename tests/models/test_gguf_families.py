@@ -23,6 +23,7 @@ from tests.support.families import (
     GEMMA4,
     GRANITE,
     INDEXER,
+    JAMBA,
     LATENTS,
     LFM2_MOE,
     LLAMA3,
@@ -101,6 +102,7 @@ UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
     "seed-oss": ("SeedOss", TWO | {"head_dim": 16, "attention_out_bias": True}),
     "starcoder2": ("Starcoder2", TWO),
     "falcon-h1": ("FalconH1", TWO | FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "jamba": ("Jamba", JAMBA),
     "olmo": ("Olmo", TWO | {"clip_qkv": 0.3}),
     "stablelm": ("StableLm", TWO | rope("default", partial_rotary_factor=0.5) | {"use_qkv_bias": True}),
 }

@@ -48,6 +48,8 @@ FAMILIES = [
     "gpt-neox",  # one matrix of queries, keys and values, by head
     "gpt2",
     "hunyuan moe",
+    "jamba",
+    "kimi linear",
     "lfm3",
     "mistral4",
     "olmoe, clipped",

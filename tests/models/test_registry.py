@@ -163,6 +163,8 @@ def test_a_setting_that_nobody_reads_is_reported_once(tiny_llama: Path, tmp_path
 NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "Gemma3nForCausalLM": {"num_hidden_layers": 2, "num_kv_shared_layers": 0},  # whose sizes are those of its layers
+    "Gemma3nForConditionalGeneration": {"text_config": {"num_hidden_layers": 2, "num_kv_shared_layers": 0}},
     "Glm4MoeForCausalLM": {"head_dim": 128},  # half of the default cannot be turned
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 0},
 }

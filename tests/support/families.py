@@ -128,6 +128,20 @@ SHARED_EXPERTS: dict[str, Any] = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 0,
+    "num_experts": 5,
+    "mamba_d_state": 6,
+    "mamba_dt_rank": 7,
+}
+KIMI: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 12,
+    "linear_num_heads": 4,
+}
 FALCON_H1: dict[str, Any] = {
     "mamba_d_ssm": 72,
     "mamba_n_heads": 6,
@@ -257,6 +271,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
             },
         },
+    ),
+    "gemma3n": (
+        "Gemma3n",
+        {"head_dim": 16, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 12}
+        | {"vocab_size_per_layer_input": 150, "laurel_rank": 10, "sliding_window": 9}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2}
+        | {"intermediate_size": [64, 80, 80, 56, 80], "activation_sparsity_pattern": [0.7, 0.0, 0.9, 0.0, 0.0]},
     ),
     "gemma4": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "layer_types": None, "num_hidden_layers": 7}),
     "gemma4, per-layer embeddings, shared keys": (
@@ -786,6 +807,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": (
         "Ministral",
         TWO | {"head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "jamba": ("Jamba", JAMBA),
+    "jamba, biases, no experts": (
+        "Jamba",
+        JAMBA | TWO | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_expand": 3},
+    ),
+    "kimi linear": ("KimiLinear", LATENTS | KIMI | {"q_lora_rank": None, "num_local_experts": 6}),
+    "kimi linear, ranks of queries, groups, biases": (
+        "KimiLinear",
+        LATENTS
+        | KIMI
+        | {"num_local_experts": 6, "n_group": 2, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
     "olmo": ("Olmo", TWO | {"clip_qkv": 0.3, "attention_bias": True}),
     "solar open": ("SolarOpen", TWO | {**SHARED_EXPERTS, "first_k_dense_replace": None, "head_dim": 16}),

@@ -25,6 +25,7 @@ from tests.support.gguf_tensors import (
     gpt_oss_tensors,
     granite_hybrid_tensors,
     interleaved,
+    jamba_tensors,
     latent_tensors,
     lfm2_tensors,
     llama4_tensors,
@@ -334,6 +335,15 @@ def _add_falcon_h1(writer: GGUFWriter, config: Config) -> None:
     writer.add_ssm_time_step_rank(config["mamba_n_heads"])
 
 
+def _add_jamba(writer: GGUFWriter, config: Config) -> None:
+    heads, period, offset = (config[key] for key in ("num_key_value_heads", "attn_layer_period", "attn_layer_offset"))
+    writer.add_head_count_kv([heads if index % period == offset else 0 for index in range(config["num_hidden_layers"])])
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(config["mamba_dt_rank"])
+
+
 def _add_olmo(writer: GGUFWriter, config: Config) -> None:
     writer.add_layer_norm_eps(1e-5)
     writer.add_clamp_kqv(config["clip_qkv"])
@@ -442,6 +452,7 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "FalconH1ForCausalLM": ("falcon-h1", _add_falcon_h1, falcon_h1_tensors),
     "OlmoForCausalLM": ("olmo", _add_olmo, interleaved),
     "StableLmForCausalLM": ("stablelm", _add_partial_rope, None),
+    "JambaForCausalLM": ("jamba", _add_jamba, jamba_tensors),
     "Lfm2ForCausalLM": ("lfm2", _add_lfm2, lfm2_tensors),
     "Llama4ForCausalLM": ("llama4", _add_llama4, llama4_tensors),
     "PhimoeForCausalLM": ("phimoe", _add_phi3, None),

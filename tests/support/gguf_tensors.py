@@ -191,6 +191,15 @@ def falcon_h1_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     yield from _mamba(name, tensor * factors.get(part, 1.0), config)
 
 
+def jamba_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if name.endswith("A_log"):
+        yield f"{_block(name)}ssm_a", -tensor.exp()
+    elif name.endswith(".D"):
+        yield f"{_block(name)}ssm_d", tensor
+    else:
+        yield name.replace("feed_forward.experts", "mlp.experts"), tensor[:, 0] if "conv1d.weight" in name else tensor
+
+
 def nemotron_h_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     name = re.sub("^model", "backbone", name)
     if ".experts." in name:

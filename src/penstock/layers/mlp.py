@@ -53,6 +53,32 @@ class GatedMLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseMLPSpec:
+    """down(activation(limited(gate(x))) * up(x)), where only gates far above a token's mean are not 0: `limited` is
+    `Ops.keep_above`. See `FeedForwardSpec` for the methods.
+    """
+
+    mlp: GatedMLPSpec
+    deviations: float
+    """How many standard deviations above the mean."""
+
+    @property
+    def working(self) -> Working:
+        inner = self.mlp.intermediate_size
+        return Working(2 * inner, 4 * inner, inner)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 1  # the mean is that of all columns
+
+    def shard(self, tp_size: int) -> SparseMLPSpec:
+        return self
+
+    def build(self, factory: WeightFactory) -> FeedForward:
+        return SparseMLP(self, factory)
+
+
+@dataclass(frozen=True, slots=True)
 class PlainMLPSpec:
     """down(activation(up(x))). See `FeedForwardSpec` for the methods."""
 
@@ -106,6 +132,20 @@ class ScaledGatedMLP:
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         gate = self._ops.scale(self._gate(x, adapters), self._spec.gate_factor)
         return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._spec.activation), adapters)
+
+
+class SparseMLP:
+    """See `SparseMLPSpec`, and `FeedForward`."""
+
+    def __init__(self, spec: SparseMLPSpec, factory: WeightFactory) -> None:
+        mlp, self._deviations, self._ops = spec.mlp, spec.deviations, factory.ops
+        hidden, inner, self._activation = mlp.hidden_size, mlp.intermediate_size, mlp.activation
+        self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=mlp.bias) for name in mlp.gate_up)
+        self._down = output_linear(mlp.down, inner, hidden, factory, bias=mlp.bias)
+
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        gate = self._ops.keep_above(self._gate(x, adapters), self._deviations)
+        return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._activation), adapters)
 
 
 class PlainMLP:

@@ -87,8 +87,17 @@ class SizeRecorder(WeightFactory):
         self.sizes.num_other_parameters += own.kept * math.prod(shape[1:])
         return NOTHING
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int, factors: tuple[float, ...] | None = None) -> Any:
-        return self.tensor(name, 0, kernel, pieces=pieces)
+    def taps(
+        self,
+        name: str | tuple[str, ...],
+        pieces: tuple[Piece, ...],
+        kernel: int,
+        factors: tuple[float, ...] | None = None,
+    ) -> Any:
+        return self.tensor(name if isinstance(name, str) else name[0], 0, kernel, pieces=pieces)
+
+    def reshape(self, name: str, shape: tuple[int, ...]) -> None:
+        return
 
     def empty(self, *shape: int, dtype: object = None) -> Any:
         return NOTHING

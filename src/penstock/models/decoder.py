@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.layers.altup import StreamEnds
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
 from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
+from penstock.models.altup_layer import AltUpLayer
 from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
 from penstock.quantization.rows import Piece
 
@@ -283,9 +285,14 @@ class Decoder:
         """Prepared for the step's positions before `forward`."""
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         last = spec.layers[-1]
-        self.layers: list[DecoderLayer] = []
+        self._streams = None if last.altup is None else StreamEnds(last.altup, factory)
+        self.layers: list[DecoderLayer | AltUpLayer] = []
+        made: DecoderLayer | None = None
         for layer in spec.layers:
-            beside = self.layers[-1] if layer.beside else None
+            if layer.altup is not None:
+                self.layers.append(AltUpLayer(layer, layer.altup, factory, is_last=layer is last))
+                continue
+            beside = made if layer.beside else None
             made = DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last, beside=beside)
             self.layers.append(made)
         self.final_norm = Norm(spec.final_norm, factory)
@@ -325,6 +332,7 @@ class Decoder:
         if self._position_table is not None:
             x = self._ops.add_rows(self._position_table(positions), x, 1.0)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
+        x = x if self._streams is None else self._streams.expand(x)
         step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
@@ -346,7 +354,10 @@ class Decoder:
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""
-        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden, adapters=adapters), self.final_norm)
+        stream = self.layers[-1].feed_forward(*hidden, adapters=adapters)
+        if self._streams is not None:
+            stream = Stream(self._streams.collapse(stream.x))
+        normed, _ = self._residual.normed(stream, self.final_norm)
         return normed
 
     def compute_logits(

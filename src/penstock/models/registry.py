@@ -47,6 +47,7 @@ from penstock.models.families.falcon_h1 import falcon_h1_spec
 from penstock.models.families.gemma import gemma_spec
 from penstock.models.families.gemma2 import gemma2_spec, vault_gemma_spec
 from penstock.models.families.gemma3 import gemma3_spec
+from penstock.models.families.gemma3n import gemma3n_spec
 from penstock.models.families.gemma4 import gemma4_spec
 from penstock.models.families.glm4 import glm4_spec, glm_spec
 from penstock.models.families.glm4_moe import glm4_moe_spec, solar_open_spec
@@ -62,6 +63,8 @@ from penstock.models.families.helium import helium_spec
 from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
 from penstock.models.families.idefics3 import idefics3_spec
 from penstock.models.families.jais2 import jais2_spec
+from penstock.models.families.jamba import jamba_spec
+from penstock.models.families.kimi_linear import kimi_linear_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
 from penstock.models.families.lfm3 import lfm3_spec
@@ -124,6 +127,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Gemma2ForCausalLM": gemma2_spec,
     "Gemma3ForCausalLM": gemma3_spec,
     "Gemma3ForConditionalGeneration": gemma3_spec,
+    "Gemma3nForCausalLM": gemma3n_spec,
+    "Gemma3nForConditionalGeneration": gemma3n_spec,
     "Gemma4ForCausalLM": gemma4_spec,
     "Gemma4ForConditionalGeneration": gemma4_spec,
     "Glm4ForCausalLM": glm4_spec,
@@ -176,6 +181,8 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Mistral4ForCausalLM": mistral4_spec,
     "BambaForCausalLM": bamba_spec,
     "FalconH1ForCausalLM": falcon_h1_spec,
+    "JambaForCausalLM": jamba_spec,
+    "KimiLinearForCausalLM": kimi_linear_spec,
     "BailingMoeV2ForCausalLM": bailing_moe_v2_spec,
     "CwmForCausalLM": cwm_spec,
     "FalconForCausalLM": falcon_spec,

@@ -13,6 +13,7 @@ from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.config.model_facts import DType, LayerFacts, Working
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
+from penstock.layers.altup import AltUpSpec
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.layers.latent import LatentAttentionSpec
@@ -66,6 +67,8 @@ class LayerSpec:
     parallel: bool = False
     """Whether the feed-forward part takes the same stream as the mixer, and both outputs are added to it together;
     without a norm of its own it takes the mixer's normalized input."""
+    altup: AltUpSpec | None = None
+    """The residual streams of the model, if there are several."""
     beside: bool = False
     """Whether its mixer takes the normalized input of the previous layer's mixer; both outputs are added to the stream.
     The previous layer has no feed-forward part, and `mixer` here has no norm."""
@@ -98,6 +101,8 @@ class LayerSpec:
             assert self.mixer is not None
             beside = max(norm.size for norm in self.mixer.norms)
             working = (*working, Working(working[1].native + beside, working[1].reference + beside, working[1].widest))
+        if self.altup is not None:
+            working = (*working, self.altup.working)
         return LayerFacts(cache, working)
 
 

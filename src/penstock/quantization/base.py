@@ -64,6 +64,45 @@ class TapsParameter:
             self._gathered = None
 
 
+class TapsPart:
+    """The weights of some of a convolution's channels, which a tensor of their own holds in the checkpoint."""
+
+    def __init__(self, whole: TapsParameter, first: int, channels: int) -> None:
+        self.shape: tuple[int, ...] = (channels, *whole.shape[1:])
+        self._whole, self._first = whole, first
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._whole.load(self._first + first, rows)
+
+
+class ReshapedParameter:
+    """A tensor that the checkpoint stores in another shape, whose first dimension is 1."""
+
+    def __init__(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
+        self.shape, self._parameter = shape, parameter
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._parameter.load(0, rows.reshape(self._parameter.shape))
+
+
+class FirstRepeated:
+    """A tensor whose first row is also that of the rows that the checkpoint lacks at its end."""
+
+    def __init__(self, parameter: Parameter, rows: int) -> None:
+        """
+        Args:
+            rows: in the checkpoint.
+        """
+        self.shape: tuple[int, ...] = (rows, *parameter.shape[1:])
+        self._parameter, self._lacking = parameter, range(rows, parameter.shape[0])
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._parameter.load(first, rows)
+        if first == 0:
+            for row in self._lacking:
+                self._parameter.load(row, rows[:1])
+
+
 class FloatRows:
     """Rows of a weight that is floating point both in the checkpoint and in the kernel."""
 
@@ -280,6 +319,17 @@ class WeightFactory:
                     raise CheckpointError(f"{key} cannot be read: its blocks of several rows cannot be reordered")
                 self.parameters[key] = PickedRows(parameter, runs)
 
+    def reshape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Load the tensor `name`, allocated before, from this shape, whose first dimension is 1."""
+        full = f"{self._above}{name}"
+        self.parameters[full] = ReshapedParameter(self.parameters[full], shape)
+
+    def repeat_first_row(self, name: str, rows: int) -> None:
+        """Load the matrix `name`, allocated before, from one of `rows` rows; the others become its first one."""
+        for key, parameter in self.parameters.items():
+            if key.startswith(f"{self._above}{name}."):
+                self.parameters[key] = FirstRepeated(parameter, rows)
+
     def matrix(self, name: str, rows: int, columns: int) -> Weight:
         """Allocate the weight of a single linear layer; it also supports row lookup, as an embedding."""
         (rows_of,) = self._named((name,), (rows,))
@@ -404,20 +454,36 @@ class WeightFactory:
         return self.tensor(name, total, dtype=self._float32, factor=factor, pieces=divided)
 
     def taps(
-        self, name: str, pieces: tuple[Piece, ...], kernel: int, factors: tuple[float, ...] | None = None
+        self,
+        name: str | tuple[str, ...],
+        pieces: tuple[Piece, ...],
+        kernel: int,
+        factors: tuple[float, ...] | None = None,
     ) -> AnyArray:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels.
 
         Args:
+            name: a tuple if the checkpoint has a tensor for each piece.
             factors: multiplied with on loading, one for each piece.
         """
-        rows = self._rows(f"{name}.weight", pieces)
-        made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
+        names = (name,) if isinstance(name, str) else name
+        rows = self._rows(f"{names[0]}.weight", pieces)
+        made = self._tensor(f"{names[0]}.weight", (kernel, rows.kept), self._float32)
         own = None
         if factors is not None:
             each = np.repeat(np.array(factors, np.float32), [piece.rows for piece in pieces])
             own = np.concatenate([each[run.given : run.given + run.rows] for run in rows.runs])
-        self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made, own), rows)
+        whole = TapsParameter(self.ops.store, made, own)
+        if len(names) == 1:
+            self.parameters[rows.name] = self._of_rows(whole, rows)
+            return made
+        first, is_filled = 0, rows.name in self.filled
+        for one, piece in zip(names, pieces, strict=True):
+            part = self._rows(f"{one}.weight", (piece,))
+            self.parameters[part.name] = self._of_rows(TapsPart(whole, first, part.kept), part)
+            if is_filled:
+                self.filled.add(part.name)
+            first += part.kept
         return made
 
     def empty(self, *shape: int, dtype: AnyDtype | None = None) -> AnyArray:

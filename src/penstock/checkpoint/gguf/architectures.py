@@ -8,6 +8,7 @@ from penstock.checkpoint.gguf.gemma4 import read_gemma4
 from penstock.checkpoint.gguf.hybrids import (
     read_falcon_h1,
     read_granite_hybrid,
+    read_jamba,
     read_lfm2,
     read_lfm2_moe,
     read_nemotron_h,
@@ -310,6 +311,7 @@ ARCHITECTURES = {
     "hunyuan-moe": Architecture(
         ("HunYuanMoEV1ForCausalLM",), False, lambda given: {**_read_biases(given), **read_hunyuan_moe(given)}
     ),
+    "jamba": Architecture(("JambaForCausalLM",), False, read_jamba, sizes_by_layer=True),
     "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
     "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
     "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),

@@ -109,6 +109,28 @@ def _mamba2(given: Given) -> dict[str, Any]:
     }
 
 
+def read_jamba(given: Given) -> dict[str, Any]:
+    """Jamba; a layer's tensors tell its parts."""
+    keys, experts, hidden = given.keys, read_experts(given.keys), given.config["hidden_size"]
+    inner = keys.need("ssm.inner_size", int)
+    if hidden < 1 or inner % hidden:
+        raise keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of embedding_length {hidden}")
+    sparse = given.layers_with("ffn_gate_inp.weight")
+    return {
+        "num_experts": experts.get("num_local_experts", 1),
+        "num_experts_per_tok": experts.get("num_experts_per_tok"),
+        "layer_types": _layer_types(given, "linear_attention"),
+        "mlp_layer_types": ["sparse" if one else "dense" for one in sparse],
+        "mamba_d_state": keys.need("ssm.state_size", int),
+        "mamba_d_conv": keys.need("ssm.conv_kernel", int),
+        "mamba_dt_rank": keys.need("ssm.time_step_rank", int),
+        "mamba_expand": inner // hidden,
+        "mamba_conv_bias": given.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": given.has("ssm_in.bias"),
+        "rope_theta": None,
+    }
+
+
 def read_nemotron_h(given: Given) -> dict[str, Any]:
     """Nemotron-H and Nemotron 3, whose layers have one part each."""
     keys, experts = given.keys, read_experts(given.keys)

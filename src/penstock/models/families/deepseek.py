@@ -83,7 +83,8 @@ def _indexed(config: HFConfig, dense: Dense, groups: tuple[int, int], key_dim: i
     config.expect("rope_interleave", True)
     config.ignore("index_n_heads", "index_head_dim", "indexer_rope_interleave")  # of the indexer
     config.layer_kinds(dense.num_layers, ("indexed_attention",), [])
-    sparse = sparse_layers(config, dense.num_layers, config.size("first_k_dense_replace", 3, least=0))
+    first = config.size("first_k_dense_replace", 3, least=0)
+    sparse = sparse_layers(config, dense.num_layers, lambda index: index >= first)
     model = _with_sigmoids(config, dense, sparse, num_experts=256, groups=groups, scaling=2.5, key_dim=key_dim)
     most = config.size("index_topk", 2048)
     ignored = (*model.names.ignored, r".*\.self_attn\.indexer\..*", r"blk\.\d+\.indexer\..*")
@@ -96,7 +97,7 @@ def _indexed(config: HFConfig, dense: Dense, groups: tuple[int, int], key_dim: i
 def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeLiteForCausalLM`: DeepSeek V3, with the layers that have experts listed in `mlp_layer_types`."""
     dense = _dense(config, max_position=202752, norm_eps=1e-5)
-    sparse = sparse_layers(config, dense.num_layers, first=1)
+    sparse = sparse_layers(config, dense.num_layers, lambda index: index >= 1)
     return _with_sigmoids(config, dense, sparse, 64, groups=(1, 1), scaling=1.8)
 
 

@@ -1,5 +1,6 @@
 """Reads the `config.json` keys that mixtures of experts share."""
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.config.feed_forward import MAX_EXPERTS, Routing
@@ -96,13 +97,13 @@ def shared_experts(hidden_size: int, intermediate_size: int) -> GatedMLPSpec:
     )
 
 
-def sparse_layers(config: HFConfig, num_layers: int, first: int) -> list[bool]:
-    """Whether each layer has experts: by `mlp_layer_types`, or else the layers from `first` on.
+def sparse_layers(config: HFConfig, num_layers: int, usual: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer has experts: by `mlp_layer_types`, or else by `usual` of its index.
 
     Raises:
         CheckpointError: `mlp_layer_types` does not name a known kind for each layer.
     """
-    kinds = config.get("mlp_layer_types", ["dense" if index < first else "sparse" for index in range(num_layers)])
+    kinds = config.get("mlp_layer_types", ["sparse" if usual(index) else "dense" for index in range(num_layers)])
     if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
         raise CheckpointError(
             f"mlp_layer_types in {config.file} must name dense or sparse for each of the {num_layers} layers"

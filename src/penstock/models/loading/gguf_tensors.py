@@ -1,6 +1,6 @@
 """Parameters that GGUF files store in another form: which tensors they are computed from, and how.
 
-A_log                   ssm_a [heads, 1]             -exp(A_log)
+A_log                   ssm_a [heads, 1]             -exp(A_log); Mamba: [channels, state_size]
 D, norm.weight          ssm_d [heads, 1], ssm_norm [groups, size]
 conv1d.weight           ssm_conv1d [channels, taps]
 norms by 1 + weight     1 + weight
@@ -67,7 +67,10 @@ def made_tensors(
         if info is None:
             continue
         if end in _NAMED_OTHERWISE:
-            found[name] = _flat(info, _log_of_negative if leaf == "A_log" else np.ravel)
+            is_matrix = leaf == "A_log" and len(info.shape) == 2 and info.shape[1] > 1
+            shape = info.shape if is_matrix else (info.size,)
+            made = _log_of_negative if leaf == "A_log" else np.asarray
+            found[name] = MadeTensor((info,), shape, _in_shape(made, shape))
         elif name in offsets:
             found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))
         elif stem.endswith((".conv1d", ".conv.conv")) and len(info.shape) == 2:
@@ -82,13 +85,17 @@ def _block_of(name: str) -> str:
     return "" if layer is None else f"blk.{layer[1]}."
 
 
+def _in_shape(make: Callable[[Floats], Floats], shape: tuple[int, ...]) -> Callable[[Floats], Floats]:
+    return lambda stored: make(stored).reshape(shape)
+
+
 def _flat(info: TensorInfo, make: Callable[[Floats], Floats]) -> MadeTensor:
     return MadeTensor((info,), (info.size,), make)
 
 
 def _log_of_negative(decay: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):  # infinite and NaN, as for the checkpoint's own parameter
-        return np.log(-decay.astype(np.float64)).astype(np.float32).ravel()  # the same with every version of numpy
+        return np.log(-decay.astype(np.float64)).astype(np.float32)  # the same with every version of numpy
 
 
 def _less(offset: float) -> Callable[[Floats], Floats]:
