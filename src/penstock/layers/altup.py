@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.config.weight_formats import FLOAT
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear
@@ -54,9 +54,9 @@ class AltUpSpec:
         return (self.streams + 2) * self.size
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         columns = 3 * self.wide + 8 * self.size + self.rank + 4 * self.streams * (self.streams + 2)
-        return Working(columns, 4 * columns, self.wide)
+        return ActivationSizes(columns, 4 * columns, self.wide)
 
 
 class AltUp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.config.model_facts import StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
@@ -53,9 +53,9 @@ class KimiDeltaSpec:
         return StateSpec(((self.kernel - 1, 3 * self.size), matrix_state(self.heads, self.head_dim, self.head_dim)))
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         native = self.projected_size + 11 * self.size + self.heads
-        return Working(native, 8 * native, self.size)
+        return ActivationSizes(native, 8 * native, self.size)
 
     @property
     def tp_divisor(self) -> int:

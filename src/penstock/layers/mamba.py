@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.config.model_facts import StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates
@@ -63,9 +63,9 @@ class MambaSpec:
         return StateSpec(((self.kernel - 1, self.own_size), memory))
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         native = 6 * self.own_size + self.selected_size + self.rank
-        return Working(native, 8 * native, self.inner_size)
+        return ActivationSizes(native, 8 * native, self.inner_size)
 
     @property
     def tp_divisor(self) -> int:

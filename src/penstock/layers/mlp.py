@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
@@ -35,9 +35,9 @@ class GatedMLPSpec:
     """Factor on the gate, before the activation."""
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         columns = self.intermediate_size * (1 if self.gate_factor == 1.0 else 2)
-        return Working(columns, 3 * self.intermediate_size, self.intermediate_size)
+        return ActivationSizes(columns, 3 * self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:
@@ -63,9 +63,9 @@ class SparseMLPSpec:
     """How many standard deviations above the mean."""
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         inner = self.mlp.intermediate_size
-        return Working(2 * inner, 4 * inner, inner)
+        return ActivationSizes(2 * inner, 4 * inner, inner)
 
     @property
     def tp_divisor(self) -> int:
@@ -92,8 +92,8 @@ class PlainMLPSpec:
     """Prefix of the parameters of xIELU, which replaces `activation`; None: another activation."""
 
     @property
-    def working(self) -> Working:
-        return Working(self.intermediate_size, 2 * self.intermediate_size, self.intermediate_size)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(self.intermediate_size, 2 * self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:

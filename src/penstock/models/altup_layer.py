@@ -9,13 +9,13 @@ from penstock.kernels.elementwise import Columns
 from penstock.layers.altup import AltUp, AltUpSpec, Laurel, stream_of
 from penstock.layers.norm import Norm
 from penstock.models.spec import LayerSpec, SubLayer
+from penstock.models.stream import Stream
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.layers.spec import StepInputs
-    from penstock.models.decoder import Stream
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -65,8 +65,6 @@ class AltUpLayer:
         *,
         adapters: AdapterRows | None = None,
     ) -> Stream:
-        from penstock.models.decoder import Stream  # which imports this module
-
         assert residual is not None
         assert inputs is not None
         parts, ops, size, count = residual, self._ops, self._size, self._streams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,53 +18,16 @@ from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
 from penstock.models.altup_layer import AltUpLayer
 from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
+from penstock.models.stream import Residual, Stream
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.kernels.ops import Ops
     from penstock.layers.rope import RopeConfig, TemperatureConfig
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The residual stream as an unfinished sum, total * (residual + after(x)), which is fused with the next norm.
-
-    Without a residual, `x` is the stream itself.
-    """
-
-    x: AnyArray
-    """[num_tokens, hidden_size]"""
-    residual: AnyArray | None = None
-    after: Norm | None = None
-    """None: no norm after the part."""
-    total: AnyArray | None = None
-    """[1] float32; None: 1."""
-
-
-class Residual:
-    """Adds the outputs of a model's parts to the residual stream, scaled by `residual_multiplier`."""
-
-    def __init__(self, factor: float, ops: Ops) -> None:
-        self._factor, self._ops = factor, ops
-
-    def normed(self, stream: Stream, norm: Norm | None) -> tuple[AnyArray, AnyArray]:
-        """Returns (norm(stream), stream), both [num_tokens, hidden_size]; may overwrite the stream's tensors."""
-        if norm is None or stream.residual is None:
-            total = self.added(stream)
-            return (total if norm is None else norm(total)), total
-        return norm.of_sum(stream.x, stream.residual, self._factor, after=stream.after, total=stream.total)
-
-    def added(self, stream: Stream) -> AnyArray:
-        """The stream as one tensor [num_tokens, hidden_size]; may overwrite the stream's tensors."""
-        if stream.residual is None:
-            return stream.x
-        x = stream.x if stream.after is None else stream.after(stream.x)
-        return self._ops.add_rows(x, stream.residual, self._factor, total=stream.total)
 
 
 class SubLayerNorms:
@@ -209,7 +172,9 @@ class PositionTables:
         if not max_positions:
             return
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
-        self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
+        self._temperatures = {
+            temperature: Temperatures(temperature, max_positions, factory) for temperature in spec.temperatures
+        }
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
@@ -219,11 +184,10 @@ class PositionTables:
         pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
-        for page in np.unique(pages).tolist():
-            if not self._is_computed[page]:
-                for rotary in self._rotaries.values():
-                    rotary.compute_page(page)
-                self._is_computed[page] = True
+        for page in set(pages[~self._is_computed[pages]].tolist()):
+            for rotary in self._rotaries.values():
+                rotary.compute_page(page)
+            self._is_computed[page] = True
 
     def inputs(
         self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None
@@ -236,7 +200,7 @@ class PositionTables:
         return StepInputs(
             positions,
             {rope: _angles(rotary, positions, by_axis) for rope, rotary in self._rotaries.items()},
-            {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
+            {temperature: temperatures.at(positions) for temperature, temperatures in self._temperatures.items()},
             adapters,
         )
 

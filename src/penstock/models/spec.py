@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
-from penstock.config.model_facts import DType, LayerFacts, Working
+from penstock.config.model_facts import ActivationSizes, DType, LayerFacts
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.altup import AltUpSpec
@@ -96,14 +96,19 @@ class LayerSpec:
     def facts(self) -> LayerFacts:
         """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
-        working = tuple(part.working for part in self.parts)
+        activations = tuple(part.activation_sizes for part in self.parts)
         if self.parallel:  # the mixer's output is kept during the feed-forward part
             assert self.mixer is not None
             beside = max(norm.size for norm in self.mixer.norms)
-            working = (*working, Working(working[1].native + beside, working[1].reference + beside, working[1].widest))
+            activations = (
+                *activations,
+                ActivationSizes(
+                    activations[1].native + beside, activations[1].reference + beside, activations[1].widest
+                ),
+            )
         if self.altup is not None:
-            working = (*working, self.altup.working)
-        return LayerFacts(cache, working)
+            activations = (*activations, self.altup.activation_sizes)
+        return LayerFacts(cache, activations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from penstock.layers.norm import Norm
 from penstock.layers.portable_math import cosines_and_sines
 from penstock.layers.rotary import rope_frequencies
 from penstock.layers.spec import StepInputs
-from penstock.models.decoder import DecoderLayer, Residual, Stream
+from penstock.models.decoder import DecoderLayer
 from penstock.models.patches import PatchGrid, cut_patches, pixel_floats
 from penstock.models.spec import TowerSpec
+from penstock.models.stream import Residual, Stream
 from penstock.models.tower_parts import Connector, PatchEmbedding, Places
 from penstock.quantization.rows import RowRun
 
