@@ -1,6 +1,6 @@
 """A new family takes one file: here it is, with an operation that no native kernel has, and it answers the same day.
 
-Beside the file a family needs its line in `registry.ARCHITECTURES`, which the fixture stands for.
+Beside the file a family needs its line in `architectures.py`, which the fixture stands for.
 """
 
 import json

@@ -16,8 +16,9 @@ from penstock.config.weight_formats import FLOAT
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.rope import RopeConfig
+from penstock.models.architectures import ARCHITECTURES
 from penstock.models.hf_config import HFConfig
-from penstock.models.registry import ARCHITECTURES, read_facts, read_spec
+from penstock.models.registry import read_facts, read_spec
 from penstock.models.spec import ModelSpec
 from tests.support.stepping import Stepper
 

@@ -190,11 +190,10 @@ class PositionTables:
         pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
-        for page in np.unique(pages).tolist():
-            if not self._is_computed[page]:
-                for rotary in self._rotaries.values():
-                    rotary.compute_page(page)
-                self._is_computed[page] = True
+        for page in set(pages[~self._is_computed[pages]].tolist()):
+            for rotary in self._rotaries.values():
+                rotary.compute_page(page)
+            self._is_computed[page] = True
 
     def inputs(
         self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None

@@ -6,8 +6,7 @@ python -m penstock.models.families_doc > docs/models.md
 import sys
 
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES as GGUF
-from penstock.models.encoders import ENCODERS
-from penstock.models.registry import ARCHITECTURES
+from penstock.models.architectures import ARCHITECTURES, ENCODERS, FamilyReader, Read
 
 INTRO = """\
 # Models
@@ -97,9 +96,10 @@ def short_table() -> list[str]:
     return rows
 
 
-def _doc(read: object) -> str:
+def _doc(read: Read) -> str:
     """The first line of a family's module."""
-    return (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
+    assert isinstance(read, FamilyReader)
+    return (sys.modules[read.load().__module__].__doc__ or "").splitlines()[0]
 
 
 if __name__ == "__main__":

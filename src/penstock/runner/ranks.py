@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock import native
 from penstock.api.request import Adapter
@@ -40,11 +41,13 @@ from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_groups import Group, SharedGroup
-from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.torch_device import num_gpus
 from penstock.system.extras import require_torch
 from penstock.system.host import CpuBinding, cpu_bindings, start_child
 from penstock.system.start import Start
+
+if TYPE_CHECKING:
+    from penstock.runner.rank_network import PlanSource
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +242,8 @@ class RankedRunner:
         for rank in own[1:]:
             join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size), hf_overrides=checkpoint.hf_overrides)
             self._processes.append(start_child(RANK_PROCESS, join.encode()))
+        from penstock.runner.rank_network import PlanSource  # ZeroMQ, for ranks on several nodes alone
+
         self._plans = PlanSource(rendezvous)
         for index in range(size - 1):
             while not self._plans.await_rank():
@@ -409,6 +414,8 @@ def join_engine(join: RankJoin) -> None:
         MissingTorchError: its exchange of columns needs torch.
     """
     require_torch(_SEVERAL_NODES)
+    from penstock.runner.rank_network import PlanSink
+
     plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)
