@@ -311,8 +311,8 @@ class Decoder:
 
     def embed(self, token_ids: AnyArray) -> AnyArray:
         """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
-        x = self.embedding(token_ids)
-        return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
+        x, factor = self.embedding(token_ids), self.spec.embedding_multiplier
+        return x if factor == 1.0 else self._ops.activate(x, None, factor=factor)
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""
