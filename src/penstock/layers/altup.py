@@ -181,7 +181,7 @@ class StreamEnds:
         for index, project in enumerate(self._out):
             made = ops.match_magnitude(project(stream_of(wide, size, ops, index + 1)), wide, _LEAST)
             total = ops.add_rows(made, total, 1.0)
-        return ops.scale(total, 1 / self._spec.streams)
+        return ops.activate(total, None, factor=1 / self._spec.streams)
 
 
 def stream_of(x: AnyArray, size: int, ops: Ops, index: int = 0) -> AnyArray:

@@ -158,4 +158,4 @@ class Mamba2:
         """`count` columns of `projected` from `first` on, times `factor`: [num_tokens, count]."""
         part = self._ops.empty_rows(projected, (count,), projected.dtype)
         self._ops.copy_columns(projected, part, Columns(first, 0, count))
-        return part if factor == 1.0 else self._ops.scale(part, factor)
+        return part if factor == 1.0 else self._ops.activate(part, None, factor=factor)

@@ -130,7 +130,7 @@ class ScaledGatedMLP:
         self._spec, self._ops = spec, factory.ops
 
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
-        gate = self._ops.scale(self._gate(x, adapters), self._spec.gate_factor)
+        gate = self._ops.activate(self._gate(x, adapters), None, factor=self._spec.gate_factor)
         return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._spec.activation), adapters)
 
 

@@ -70,7 +70,7 @@ class AltUpLayer:
         parts, ops, size, count = residual, self._ops, self._size, self._streams
         beside = ops.add_rows(stream_of(parts, size, ops), stream_of(parts, size, ops, count), 1.0)
         attended = ops.add_rows(self._after_mixer(self._mixer.output(mixed, adapters)), beside, 1.0)
-        attended = ops.scale(attended, math.sqrt(0.5))
+        attended = ops.activate(attended, None, factor=math.sqrt(0.5))
         made = self._after_feed_forward(self._feed_forward(self._before_feed_forward(attended), adapters))
         result = ops.add_rows(made, attended, 1.0)
         ops.copy_columns(result, parts, Columns(0, count * size, size))

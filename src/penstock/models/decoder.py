@@ -37,7 +37,11 @@ class SubLayerNorms:
         self.before = None if spec.norm is None else Norm(spec.norm, factory)
         self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
-        self._input_factor, self._output_factor, self._scale = spec.input_factor, spec.output_factor, factory.ops.scale
+        self._input_factor, self._output_factor, self._activate = (
+            spec.input_factor,
+            spec.output_factor,
+            factory.ops.activate,
+        )
 
     def take(self, stream: Stream, adding: Residual, *, beside: bool = False) -> tuple[AnyArray, AnyArray]:
         """Returns (the part's input, the residual stream); see `Residual.normed`.
@@ -51,12 +55,14 @@ class SubLayerNorms:
             taken, residual = self.before(stream.residual), adding.added(stream)
         else:
             taken, residual = adding.normed(stream, self.before)
-        return taken if self._input_factor == 1.0 else self._scale(taken, self._input_factor), residual
+        if self._input_factor != 1.0:
+            taken = self._activate(taken, None, factor=self._input_factor)
+        return taken, residual
 
     def stream(self, x: AnyArray, residual: AnyArray, adding: Residual) -> Stream:
         """The residual stream after the part with the output `x`."""
         if self._output_factor != 1.0:
-            x = self._scale(x, self._output_factor)
+            x = self._activate(x, None, factor=self._output_factor)
         stream = Stream(x, residual, self.after)
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
@@ -313,8 +319,8 @@ class Decoder:
 
     def embed(self, token_ids: AnyArray) -> AnyArray:
         """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
-        x = self.embedding(token_ids)
-        return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
+        x, factor = self.embedding(token_ids), self.spec.embedding_multiplier
+        return x if factor == 1.0 else self._ops.activate(x, None, factor=factor)
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""

@@ -158,6 +158,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
         adapted_rows=adapted_rows(spec, ranks),
         is_encoder=spec.encoder is not None,
         tower=read_tower_facts(checkpoint, spec),
+        usual_length=checkpoint.recipe.num_ctx if checkpoint.recipe is not None else None,
     )
 
 

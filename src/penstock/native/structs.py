@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "f9a570a594c82fc2ef9e180fce0928a9a0c329103f250e9e16192fa2134f1ed7"
+HEADERS = "349994c5d6b54271c8865bac7f4a4f0b36b7c81078056994ef913e35c4c7cab2"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -244,19 +244,8 @@ class ScatterArgs(Arguments):
     )
 
 
-class ScaleArgs(Arguments):
-    operation = 9
-    _fields_ = (
-        ("x", c_void_p),
-        ("dtype", c_int32),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("factor", c_float),
-    )
-
-
 class ActivateArgs(Arguments):
-    operation = 10
+    operation = 9
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -271,7 +260,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 11
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -284,7 +273,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 12
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -304,7 +293,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 13
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -317,7 +306,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 18
+    operation = 17
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -330,7 +319,7 @@ class GateArgs(Arguments):
 
 
 class MixStreamsArgs(Arguments):
-    operation = 14
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -347,7 +336,7 @@ class MixStreamsArgs(Arguments):
 
 
 class MatchArgs(Arguments):
-    operation = 15
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("like", c_void_p),
@@ -360,7 +349,7 @@ class MatchArgs(Arguments):
 
 
 class KeepAboveArgs(Arguments):
-    operation = 16
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -371,7 +360,7 @@ class KeepAboveArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 17
+    operation = 16
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -393,7 +382,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 19
+    operation = 18
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -413,7 +402,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 20
+    operation = 19
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -435,7 +424,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 21
+    operation = 20
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -458,7 +447,7 @@ class ScanArgs(Arguments):
 
 
 class SelectiveScanArgs(Arguments):
-    operation = 22
+    operation = 21
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -479,7 +468,7 @@ class SelectiveScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 23
+    operation = 22
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -496,7 +485,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 24
+    operation = 23
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -518,7 +507,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 25
+    operation = 24
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -582,7 +571,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 26
+    operation = 25
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

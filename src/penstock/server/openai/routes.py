@@ -11,7 +11,8 @@ from penstock.api.request import Adapter
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import Call, CallOf, accept_conversation
+from penstock.server.conversations import accept_conversation
+from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
     chat_param_names,
