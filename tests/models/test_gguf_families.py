@@ -17,6 +17,7 @@ from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.models.registry import read_facts, read_spec
 from tests.support.checkpoints import write_random
+from tests.support.families import CASES as FAMILY_CASES
 from tests.support.families import (
     DELTA,
     FALCON_H1,
@@ -122,6 +123,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone 4": ("Exaone4", {"sliding_window": 9, "num_hidden_layers": 5, **LLAMA3}),
     "exaone 4, nothing slides": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "gemma2": ("Gemma2", {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, **LOUD}),
+    "gemma3n": FAMILY_CASES["gemma3n"],
     "gemma3": (
         "Gemma3",
         {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 9, "num_hidden_layers": 7},
@@ -268,6 +270,11 @@ QUANTIZED: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**LATENTS, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_group": 1}
         | {"topk_group": 1},
+    ),
+    "gemma3n": (
+        "Gemma3n",
+        {**FAMILY_CASES["gemma3n"][1], "head_dim": 32, "hidden_size_per_layer_input": 32, "laurel_rank": 32}
+        | {"intermediate_size": [64, 96, 96, 64, 96]},
     ),
     "gemma4, per-layer embeddings": (
         "Gemma4",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGUFWriter
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType
 from gguf.tensor_mapping import get_tensor_name_map
@@ -20,6 +21,7 @@ from tests.support.gguf_tensors import (
     correction_biases,
     delta_tensors,
     falcon_h1_tensors,
+    gemma3n_tensors,
     gemma4_tensors,
     gpt2_tensors,
     gpt_oss_tensors,
@@ -66,7 +68,9 @@ def write_family(
         of_head = gguf_name.startswith(f"blk.{layers}.")
         if of_head and head is None:
             continue
-        plain = tensor.dim() == 1 or re.search(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias", gguf_name)
+        plain = tensor.dim() == 1 or re.search(
+            r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias|altup_.*_coef", gguf_name
+        )
         kind = GGMLQuantizationType["F32" if plain else head if of_head else stored]
         writer.add_tensor(gguf_name, encode(tensor.float().numpy(), kind, rng), raw_dtype=kind)
     for kind, factors in (_rope(config) or {}).items():
@@ -184,6 +188,17 @@ def _add_gemma2(writer: GGUFWriter, config: Config) -> None:
 def _add_gemma3(writer: GGUFWriter, config: Config) -> None:
     writer.add_sliding_window(config["sliding_window"])
     writer.add_float32("gemma3.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _add_gemma3n(writer: GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_altup_active_idx(0)
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    shares = torch.tensor(config["activation_sparsity_pattern"])
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
 
 
 def _add_gemma4(writer: GGUFWriter, config: Config) -> None:
@@ -443,6 +458,7 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Exaone4ForCausalLM": ("exaone4", _add_exaone4, None),
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, norms_plus_one),
     "Gemma3ForCausalLM": ("gemma3", _add_gemma3, norms_plus_one),
+    "Gemma3nForCausalLM": ("gemma3n", _add_gemma3n, gemma3n_tensors),
     "Gemma4ForCausalLM": ("gemma4", _add_gemma4, gemma4_tensors),
     "GlmMoeDsaForCausalLM": ("glm-dsa", _add_glm_dsa, latent_tensors),
     "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),

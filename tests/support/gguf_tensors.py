@@ -45,6 +45,26 @@ def gemma4_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     yield f"{name}.weight" if ".experts." in name else name, tensor
 
 
+_ENDS: dict[str, list[Tensor]] = {}
+"""Gemma 3n's maps of streams so far, by their stacked tensor."""
+
+
+def gemma3n_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With the maps of all streams in one tensor."""
+    end = re.fullmatch(r"model\.altup_(unembed_)?projections\.(\d)\.weight", name)
+    if name.endswith("correct_output_scale"):
+        yield f"{name}.weight", tensor
+    elif end is None:
+        yield name, tensor
+    else:
+        maps = _ENDS.setdefault(f"model.altup_{end[1] or ''}projections.weight", [])
+        assert len(maps) == int(end[2]), "in order"
+        maps.append(tensor)
+        if len(maps) == config["altup_num_inputs"] - 1:
+            stacked_name = f"model.altup_{end[1] or ''}projections.weight"
+            yield stacked_name, torch.stack(_ENDS.pop(stacked_name))
+
+
 def gpt_oss_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     if "sinks" in name:
         yield f"{name}.weight", tensor

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.checkpoint.gguf.gemma3n import read_gemma3n
 from penstock.checkpoint.gguf.gemma4 import read_gemma4
 from penstock.checkpoint.gguf.hybrids import (
     read_falcon_h1,
@@ -294,6 +295,7 @@ ARCHITECTURES = {
     "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
+    "gemma3n": Architecture(("Gemma3nForCausalLM",), False, read_gemma3n, sizes_by_layer=True),
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm-dsa": Architecture(("GlmMoeDsaForCausalLM",), False, read_glm_dsa, partial_rope=True, yarn_mscale=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),

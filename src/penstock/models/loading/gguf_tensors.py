@@ -11,11 +11,13 @@ dt_bias, sinks, ..      under other names
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.header import TensorInfo
+from penstock.checkpoint.gguf.names import stream_map
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.latent import LatentAttentionSpec
@@ -32,6 +34,7 @@ _NAMED_OTHERWISE = {
     "expert_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight",
     "pre_ff_layernorm.weight": "ffn_norm",  # of Falcon-H1, whose files name it so
+    "correct_output_scale": "altup_correct_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
@@ -60,6 +63,9 @@ def made_tensors(
     offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
     for name in parameters:
         stem, _, leaf = name.rpartition(".")
+        if (of_stream := stream_map(stem)) is not None and (stacked := tensors.get(of_stream[0])) is not None:
+            found[name] = MadeTensor((stacked,), stacked.shape[1:], itemgetter(of_stream[1]))
+            continue
         end = leaf if leaf in _NAMED_OTHERWISE else ".".join(name.split(".")[-2:])
         info = tensors.get(
             _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
