@@ -40,7 +40,10 @@ _MAX_TEXT_BYTES = 2**20
 
 HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*")
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "*.tiktoken", "tiktoken.model"]
+HUB_FILES = [
+    *("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model"),
+    *("*.tiktoken", "tiktoken.model"),
+]
 HUB_SECONDS = 10.0
 """Maximum time to wait for the hub's list of a repository's files."""
 HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
