@@ -27,15 +27,18 @@ def run(args: argparse.Namespace) -> int:
     models, created, aliases = cached_models(), created_models(), read_aliases()
     if args.json:
         listed = [
-            {"model": one.name, "path": str(one.path), "bytes": one.num_bytes, "commit": one.commit} for one in models
+            {"model": model.name, "path": str(model.path), "bytes": model.num_bytes, "commit": model.commit}
+            for model in models
         ]
-        made = [{"model": one.name, "path": str(one.path), "bytes": one.num_bytes} for one in created]
+        made = [{"model": model.name, "path": str(model.path), "bytes": model.num_bytes} for model in created]
         print(json.dumps({"models": listed, "created": made, "aliases": aliases}))
         return 0
     if not (models or created or aliases):
         print("no models yet: penstock pull MODEL downloads one")
-    rows = [(one.name, one.num_bytes, one.used, ", ".join(one.branches) or one.commit[:12]) for one in models]
-    rows += [(one.name, one.num_bytes, one.modified, "created") for one in created]
+    rows = [
+        (model.name, model.num_bytes, model.used, ", ".join(model.branches) or model.commit[:12]) for model in models
+    ]
+    rows += [(model.name, model.num_bytes, model.modified, "created") for model in created]
     width = max((len(name) for name, *_ in rows), default=0)
     for name, num_bytes, used, revision in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(used))

@@ -103,7 +103,7 @@ def _served(call: Call, summary: ModelSummary) -> Iterator[tuple[str, ModelDetai
 
 @router.post("/show", responses=ERRORS)
 async def show(body: ShowBody, call: CallOf) -> ShownModel:
-    """The model's sizes, chat template, default options and abilities."""
+    """The model's sizes, chat template, default options and capabilities."""
     asked = body.model or body.name
     if asked is not None and not call.serves(served_name(call, asked)) and (folder := find_created(asked)) is not None:
         return await asyncio.to_thread(shown_created, asked, folder)
