@@ -54,8 +54,10 @@ from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
 from penstock.models.families.granite_swa import granite_moe_swa_spec, granite_swa_spec
 from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
 from penstock.models.families.idefics3 import idefics3_spec
+from penstock.models.families.internvl import internvl_spec
 from penstock.models.families.lfm2 import lfm2_spec
 from penstock.models.families.lfm2_moe import lfm2_moe_spec
+from penstock.models.families.lfm2_vl import lfm2_vl_spec
 from penstock.models.families.lfm3 import lfm3_spec
 from penstock.models.families.llama import llama_spec
 from penstock.models.families.llama4 import llama4_spec
@@ -73,7 +75,7 @@ from penstock.models.families.phi import phi_spec
 from penstock.models.families.phi3 import phi3_spec
 from penstock.models.families.phimoe import phimoe_spec
 from penstock.models.families.qwen2 import qwen2_spec
-from penstock.models.families.qwen2_5_vl import qwen2_5_vl_spec
+from penstock.models.families.qwen2_5_vl import qwen2_5_vl_spec, qwen2_vl_spec
 from penstock.models.families.qwen2_moe import qwen2_moe_spec
 from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.families.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
@@ -124,9 +126,11 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "GraniteMoeHybridForCausalLM": granite_moe_hybrid_spec,
     "Lfm2ForCausalLM": lfm2_spec,
     "Lfm2MoeForCausalLM": lfm2_moe_spec,
+    "Lfm2VlForConditionalGeneration": lfm2_vl_spec,
     "Idefics3ForConditionalGeneration": idefics3_spec,
     "LlamaForCausalLM": llama_spec,
     "LlavaForConditionalGeneration": llava_spec,
+    "InternVLForConditionalGeneration": internvl_spec,
     "Llama4ForCausalLM": llama4_spec,
     "Llama4ForConditionalGeneration": llama4_spec,
     "MistralForCausalLM": mistral_spec,
@@ -139,6 +143,7 @@ ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
     "Phi3ForCausalLM": phi3_spec,
     "PhimoeForCausalLM": phimoe_spec,
     "Qwen2ForCausalLM": qwen2_spec,
+    "Qwen2VLForConditionalGeneration": qwen2_vl_spec,
     "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl_spec,
     "Qwen3ForCausalLM": qwen3_spec,
     "SmolLM3ForCausalLM": smollm3_spec,
@@ -465,7 +470,15 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
     if checkpoint.gguf is not None:
         from penstock.models.loading.gguf_weights import gguf_weight_files
 
-        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
+        parameters = list(parameters)
+        towers: list[WeightFile] = []
+        if checkpoint.vision is not None and spec.tower is not None:
+            from penstock.models.loading.mmproj_weights import mmproj_weights
+
+            towers += mmproj_weights(checkpoint.vision, spec.tower, parameters)
+            of_towers = {name for file in towers for name in file.shapes}
+            parameters = [name for name in parameters if name not in of_towers]
+        return [*unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec), *towers]
     from penstock.models.loading.safetensors_weights import SafetensorsFile
 
     files: list[WeightFile] = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]
