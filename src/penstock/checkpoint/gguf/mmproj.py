@@ -242,10 +242,11 @@ def read_mmproj(path: Path, text: dict[str, Any], vocabulary: Metadata) -> Visio
 
 
 def _token(vocabulary: Metadata, text: str) -> int:
-    tokens = vocabulary.strings("tokenizer.ggml.tokens") or []
-    if text not in tokens:
+    tokens = vocabulary.string_array("tokenizer.ggml.tokens")
+    found = None if tokens is None else tokens.find(text)
+    if found is None:
         raise CheckpointError(f"the vocabulary of {vocabulary.file} lacks {text}, which images of this model need")
-    return tokens.index(text)
+    return found
 
 
 def _architecture(text: Mapping[str, Any]) -> str:
