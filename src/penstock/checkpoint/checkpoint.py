@@ -290,7 +290,7 @@ def _hub_gguf_names(repository: str, revision: str | None) -> list[str]:
 
     # Not by `list_repo_files`, which tries for half a minute.
     files = HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS).siblings or ()
-    return [one.rfilename for one in files if one.rfilename.endswith(".gguf")]
+    return [file.rfilename for file in files if file.rfilename.endswith(".gguf")]
 
 
 def _name(model: str | None, path: Path) -> str:

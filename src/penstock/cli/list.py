@@ -25,13 +25,14 @@ def run(args: argparse.Namespace) -> int:
     models, aliases = cached_models(), read_aliases()
     if args.json:
         listed = [
-            {"model": one.name, "path": str(one.path), "bytes": one.num_bytes, "commit": one.commit} for one in models
+            {"model": model.name, "path": str(model.path), "bytes": model.num_bytes, "commit": model.commit}
+            for model in models
         ]
         print(json.dumps({"models": listed, "aliases": aliases}))
         return 0
     if not models and not aliases:
         print("no models yet: penstock pull MODEL downloads one")
-    width = max((len(one.name) for one in models), default=0)
+    width = max((len(model.name) for model in models), default=0)
     for model in models:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used))
         revision = ", ".join(model.branches) or model.commit[:12]

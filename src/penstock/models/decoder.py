@@ -178,7 +178,9 @@ class PositionTables:
         if not max_positions:
             return
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
-        self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
+        self._temperatures = {
+            temperature: Temperatures(temperature, max_positions, factory) for temperature in spec.temperatures
+        }
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
@@ -188,11 +190,10 @@ class PositionTables:
         pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
-        for page in np.unique(pages).tolist():
-            if not self._is_computed[page]:
-                for rotary in self._rotaries.values():
-                    rotary.compute_page(page)
-                self._is_computed[page] = True
+        for page in set(pages[~self._is_computed[pages]].tolist()):
+            for rotary in self._rotaries.values():
+                rotary.compute_page(page)
+            self._is_computed[page] = True
 
     def inputs(
         self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None
@@ -205,7 +206,7 @@ class PositionTables:
         return StepInputs(
             positions,
             {rope: _angles(rotary, positions, by_axis) for rope, rotary in self._rotaries.items()},
-            {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
+            {temperature: temperatures.at(positions) for temperature, temperatures in self._temperatures.items()},
             adapters,
         )
 

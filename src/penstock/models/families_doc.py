@@ -7,8 +7,7 @@ import sys
 
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES as GGUF
 from penstock.checkpoint.gguf.mmproj import FAMILIES as VISION
-from penstock.models.encoders import ENCODERS
-from penstock.models.registry import ARCHITECTURES
+from penstock.models.architectures import ARCHITECTURES, ENCODERS, FamilyReader, Read
 
 INTRO = """\
 # Models
@@ -82,7 +81,7 @@ def table() -> list[str]:
     """The lines of the table, one row per architecture."""
     rows = ["| `architectures` | family | GGUF |", "|---|---|---|"]
     for name, read in sorted(ARCHITECTURES.items()):
-        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if name in one.families)
+        files = ", ".join(f"`{kind}`" for kind, architecture in GGUF.items() if name in architecture.families)
         rows.append(f"| `{name}` | {_doc(read)} | {files} |")
     return rows
 
@@ -101,9 +100,10 @@ def short_table() -> list[str]:
     return rows
 
 
-def _doc(read: object) -> str:
+def _doc(read: Read) -> str:
     """The first line of a family's module."""
-    return (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
+    assert isinstance(read, FamilyReader)
+    return (sys.modules[read.load().__module__].__doc__ or "").splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ class Serving:
         if name == self.model_names[0]:
             raise InvalidRequestError(f"{field}: {name!r} is the served model itself: stop the server instead", field)
         found = name in self.model_names
-        self.model_names = tuple(one for one in self.model_names if one != name)
+        self.model_names = tuple(other for other in self.model_names if other != name)
         return found
 
     @functools.cached_property
@@ -356,8 +356,8 @@ class Call:
         with request_stream, on_disconnect(self._context.receive, request_stream.abort):
             outputs = await request_stream.results()
         for output in outputs:
-            for one in output.outputs:
-                if failure := self._failure_of(one):
+            for answer in output.outputs:
+                if failure := self._failure_of(answer):
                     raise failure
         return outputs
 
@@ -366,12 +366,12 @@ class Call:
     ) -> list[RequestOutput]:
         """Compute embeddings or scores of texts. Raises the same errors as `answer`."""
         caller, accepted = self._context.caller, []
-        for position, one in enumerate(encoded):
+        for position, text in enumerate(encoded):
             if position % _TEXTS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # there may be thousands: let other tasks run
             accepted.append(
                 self.engine.accept_encoded(
-                    one,
+                    text,
                     request_id=f"{request_id}-{position}",
                     priority=caller.default_priority if priority is None else priority,
                     caller=caller,
@@ -398,7 +398,7 @@ class Call:
         self, accepted: Sequence[Accepted], frame: Frame
     ) -> tuple[RequestStream, StreamCursor | None]:
         """A new stream or, with `Last-Event-ID`, a resumed one; with a cursor if the stream can be resumed."""
-        sizes = [one.request.params.n for one in accepted]
+        sizes = [item.request.params.n for item in accepted]
         last = self._context.last_event_id
         if frame is Frame.JSON_LINES:
             if last:
@@ -411,7 +411,7 @@ class Call:
             return await self._reopen(cursor, accepted), cursor
         request_stream, call = await self._open(accepted, stream=True), accepted[0].request.request_id
         if self._serving.resumable_streams:
-            seeds = tuple(one.request.params.seed for one in accepted)
+            seeds = tuple(item.request.params.seed for item in accepted)
             return request_stream, StreamCursor(
                 call, sizes, origin=lambda: Origin(seeds, tuple(request_stream.arithmetics), self._adapter_digest)
             )
@@ -434,16 +434,16 @@ class Call:
                 "Last-Event-ID: the answer was started with other weights of an adapter, or with none, so it cannot "
                 "continue here; send the request again without it"
             )
-        again = [_with_seed(one, seed) for one, seed in zip(accepted, origin.seeds, strict=True)]
+        again = [_with_seed(item, seed) for item, seed in zip(accepted, origin.seeds, strict=True)]
         return await self._open(again, stream=True, begun=origin.arithmetics)
 
 
 def _size_of(output: RequestOutput) -> int:
     """Estimated bytes of an output in an answer's body."""
     size = 0
-    for rows in (output.prompt_logprobs, *(one.logprobs for one in output.outputs)):
+    for rows in (output.prompt_logprobs, *(answer.logprobs for answer in output.outputs)):
         size += _LOGPROB_BYTES * len(rows or ()) * (2 + len(rows[-1].top if rows and rows[-1] else ()))
-    return size + _TOKEN_BYTES * sum(len(one.token_ids) for one in output.outputs)
+    return size + _TOKEN_BYTES * sum(len(answer.token_ids) for answer in output.outputs)
 
 
 def _with_seed(accepted: Accepted, seed: int) -> Accepted:

@@ -219,7 +219,7 @@ class Tokenizer:
         parts = [text] if isinstance(text, str) else list(text)
         encodings = self.backend.encode_batch(parts, add_special_tokens=False)
         left = max(0, max_length - self.backend.num_special_tokens_to_add(len(parts) == 2))
-        lengths = [len(one) for one in encodings]
+        lengths = [len(encoding) for encoding in encodings]
         excess = max(0, sum(lengths) - left)
         lengths = _shortened(lengths[0], lengths[1], excess) if len(lengths) == 2 else [lengths[0] - excess]
         for encoding, length in zip(encodings, lengths, strict=True):

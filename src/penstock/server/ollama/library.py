@@ -99,7 +99,7 @@ def _served(call: Call, summary: ModelSummary) -> Iterator[tuple[str, ModelDetai
 
 @router.post("/show", responses=ERRORS)
 async def show(body: ShowBody, call: CallOf) -> ShownModel:
-    """The model's sizes, chat template, default options and abilities."""
+    """The model's sizes, chat template, default options and capabilities."""
     name = choose_model(call, body.model or body.name)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
     parent = tagged(call.model_names[0]) if call.adapter is not None else ""

@@ -1,4 +1,4 @@
-"""What `/api/show`, `/api/tags` and `/api/ps` say of the served model."""
+"""Details of the served model for `/api/show`, `/api/tags` and `/api/ps`."""
 
 import json
 from typing import Any

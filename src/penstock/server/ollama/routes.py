@@ -151,7 +151,7 @@ async def embed(body: EmbedBody, call: CallOf) -> Response:
     began = time.monotonic()
     outputs = await call.compute(encoded, request_id=f"embed-{uuid.uuid4().hex}") if encoded else []
     normalize = None if config.normalize else True
-    vectors = [vector_of(one, config, dimensions=body.dimensions, normalize=normalize) for one in outputs]
+    vectors = [vector_of(output, config, dimensions=body.dimensions, normalize=normalize) for output in outputs]
 
     def answer() -> bytes:
         made: Embedded = {

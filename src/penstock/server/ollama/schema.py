@@ -256,7 +256,7 @@ class AnswerMessage(TypedDict):
 
 
 class _Line(TypedDict):
-    """What all lines have. The last one has `done_reason`, counts, and durations in nanoseconds."""
+    """Fields of all lines; the last line also has `done_reason`, counts, and durations in nanoseconds."""
 
     model: str
     created_at: str
@@ -264,7 +264,7 @@ class _Line(TypedDict):
     done_reason: NotRequired[DoneReason]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
-    """Until the engine began: tokenising and the queue."""
+    """Time before the first step: tokenising and the queue."""
     prompt_eval_count: NotRequired[int]
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
