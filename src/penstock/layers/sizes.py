@@ -105,6 +105,9 @@ class SizeRecorder(WeightFactory):
     def reshape(self, name: str, shape: tuple[int, ...]) -> None:
         return
 
+    def derived_tensor(self, *_: object, **__: object) -> Any:
+        return NOTHING
+
     def empty(self, *shape: int, dtype: object = None) -> Any:
         return NOTHING
 

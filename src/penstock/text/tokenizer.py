@@ -42,7 +42,7 @@ _MAX_BYTES = 64 * 2**20
 """Maximum bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Bytes of a tokenizer.json up to which loading it is certain to take at most some 200 MB."""
-_OTHER_FORMS = ("vocab.json", "vocab.txt", "sentencepiece.bpe.model", "spiece.model")
+_OTHER_FORMS = ("vocab.json", "vocab.txt")
 """Files of forms that are not read, or not alone."""
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"

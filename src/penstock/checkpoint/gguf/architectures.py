@@ -33,6 +33,7 @@ from penstock.checkpoint.gguf.mixtures import (
     read_qwen2_moe,
     read_qwen3_moe,
 )
+from penstock.checkpoint.gguf.rope import with_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,11 @@ def _read_stablelm(given: Given) -> dict[str, Any]:
         "qk_layernorm": given.has("attn_q_norm.weight"),
         "use_parallel_residual": not given.has("ffn_norm.weight"),
     }
+
+
+def _read_qwen_vl(given: Given) -> dict[str, Any]:
+    given.keys.ignore("n_deepstack_layers")  # the vision file names them
+    return with_sections(given.keys, given.config)
 
 
 def _read_olmo2(given: Given) -> dict[str, Any]:
@@ -336,6 +342,13 @@ ARCHITECTURES = {
     "qwen2moe": Architecture(("Qwen2MoeForCausalLM",), False, read_qwen2_moe),
     "qwen3": Architecture(("Qwen3ForCausalLM",), False, _read_biases),
     "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), False, read_qwen3_moe),
+    "qwen2vl": Architecture(("Qwen2ForCausalLM",), False, _read_qwen_vl),
+    "qwen3vl": Architecture(
+        ("Qwen3ForCausalLM",), False, lambda given: {**_read_biases(given), **_read_qwen_vl(given)}
+    ),
+    "qwen3vlmoe": Architecture(
+        ("Qwen3MoeForCausalLM",), False, lambda given: {**read_qwen3_moe(given), **_read_qwen_vl(given)}
+    ),
     "qwen3next": Architecture(("Qwen3NextForCausalLM",), False, read_qwen3_5, partial_rope=True),
     "qwen35": Architecture(("Qwen3_5ForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
