@@ -33,18 +33,27 @@ from tests.support.gguf_tensors import (
     stacked,
 )
 
+Kind = tuple[str, Callable[[GGUFWriter, Config], None], Convert | None]
+"""An architecture of llama.cpp, its keys, and how its converter changes tensors."""
+
 
 def write_family(
-    path: Path, folder: Path, stored: str = "F32", metadata: Mapping[str, Any] = {}, head: str | None = "F32"
+    path: Path,
+    folder: Path,
+    stored: str = "F32",
+    metadata: Mapping[str, Any] = {},
+    head: str | None = "F32",
+    kind: Kind | None = None,
 ) -> None:
     """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32.
 
     Args:
+        kind: None: that of the folder's architecture in `FAMILIES`.
         head: as `stored`, of the multi-token prediction layer; None leaves its tensors out.
         metadata: other values of keys; None leaves one out.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture, add_config, convert = FAMILIES[config["architectures"][0]]
+    architecture, add_config, convert = kind or FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
     config |= {_OF_GPT2[key]: value for key, value in config.items() if key in _OF_GPT2}
     writer = GGUFWriter(None, architecture, use_temp_file=False)
@@ -65,11 +74,11 @@ def write_family(
         if of_head and head is None:
             continue
         plain = tensor.dim() == 1 or re.search(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias", gguf_name)
-        kind = GGMLQuantizationType["F32" if plain else head if of_head else stored]
-        writer.add_tensor(gguf_name, encode(tensor.float().numpy(), kind, rng), raw_dtype=kind)
-    for kind, factors in (_rope(config) or {}).items():
-        if kind in ("long_factor", "short_factor"):
-            writer.add_tensor(f"rope_factors_{kind.removesuffix('_factor')}.weight", np.array(factors, np.float32))
+        form = GGMLQuantizationType["F32" if plain else head if of_head else stored]
+        writer.add_tensor(gguf_name, encode(tensor.float().numpy(), form, rng), raw_dtype=form)
+    for name, factors in (_rope(config) or {}).items():
+        if name in ("long_factor", "short_factor"):
+            writer.add_tensor(f"rope_factors_{name.removesuffix('_factor')}.weight", np.array(factors, np.float32))
     for key, value in metadata.items():
         _replace(writer, key, value)
     finish(writer, path)
@@ -392,7 +401,7 @@ def _add_exaone4(writer: GGUFWriter, config: Config) -> None:
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
 
 
-FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | None]] = {
+FAMILIES: dict[str, Kind] = {
     "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),

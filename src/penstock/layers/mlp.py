@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import ActivationSizes
@@ -47,6 +47,11 @@ class GatedMLPSpec:
         return ClippedGatedMLP(self, factory) if self.clipped else GatedMLP(self, factory)
 
 
+PlainActivation = Activation | Literal["quick_gelu"]
+"""quick_gelu: x * sigmoid(1.702 * x), an approximation of gelu."""
+_QUICK_GELU = 1.702
+
+
 @dataclass(frozen=True, slots=True)
 class PlainMLPSpec:
     """down(activation(up(x))). See `FeedForwardSpec` for the methods."""
@@ -56,7 +61,7 @@ class PlainMLPSpec:
     bias: bool = False
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
-    activation: Activation = "relu2"
+    activation: PlainActivation = "relu2"
     xielu: str | None = None
     """Prefix of the parameters of xIELU, which replaces `activation`; None: another activation."""
 
@@ -94,10 +99,11 @@ class PlainMLP:
 
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        fused = spec.activation if spec.xielu is None else None
+        fused = None if spec.xielu is not None or spec.activation == "quick_gelu" else spec.activation
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=fused)
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
         self._activate, self._alphas = factory.ops.activate, None
+        self._is_quick_gelu = spec.activation == "quick_gelu"
         if spec.xielu is not None:
             alphas = [factory.float32(f"{spec.xielu}.{name}", Piece(1, whole=True)) for name in ("alpha_p", "alpha_n")]
             self._alphas = (alphas[0], alphas[1])
@@ -106,6 +112,8 @@ class PlainMLP:
         inner = self.up(x, adapters)
         if self._alphas is not None:
             inner = self._activate(inner, "xielu", alphas=self._alphas)
+        elif self._is_quick_gelu:
+            inner = self._activate(inner, "silu", divisor=1 / _QUICK_GELU, factor=1 / _QUICK_GELU)
         return self.down(inner, adapters)
 
 

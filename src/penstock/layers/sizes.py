@@ -90,6 +90,9 @@ class SizeRecorder(WeightFactory):
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
         return self.tensor(name, 0, kernel, pieces=pieces)
 
+    def derived_tensor(self, *_: object, **__: object) -> Any:
+        return NOTHING
+
     def empty(self, *shape: int, dtype: object = None) -> Any:
         return NOTHING
 

@@ -141,6 +141,15 @@ _LARGEST = {
     "scale_factor": 2**6,
     "mm_tokens_per_image": 2**16,
     "window_size": 2**14,
+    "embed_dim": 2**24,
+    "mlp_ratio": 2**8,
+    "num_patches": 2**20,
+    "image_seq_length": 2**16,
+    "downsample_factor": 2**6,
+    "projector_hidden_size": 2**24,
+    "projector_input_dim": 2**24,
+    "projector_output_dim": 2**24,
+    "vision_output_dim": 2**24,
     "pooling_kernel_size": 2**6,
     "position_embedding_size": 2**20,
     "moe_topk": 2**16,
@@ -248,6 +257,10 @@ class HFConfig:
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null."""
         return self._values.get(key) is not None
+
+    def is_list(self, key: str) -> bool:
+        """Whether the value of `key` is a list."""
+        return isinstance(self._values.get(key), list)
 
     def is_null(self, key: str) -> bool:
         """Whether `key` is present and null."""

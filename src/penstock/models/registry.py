@@ -335,7 +335,15 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
     if checkpoint.gguf is not None:
         from penstock.models.loading.gguf_weights import gguf_weight_files
 
-        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
+        parameters = list(parameters)
+        towers: list[WeightFile] = []
+        if checkpoint.vision is not None and spec.tower is not None:
+            from penstock.models.loading.mmproj_weights import mmproj_weights
+
+            towers += mmproj_weights(checkpoint.vision, spec.tower, parameters)
+            of_towers = {name for file in towers for name in file.shapes}
+            parameters = [name for name in parameters if name not in of_towers]
+        return [*unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec), *towers]
     from penstock.models.loading.safetensors_weights import SafetensorsFile
 
     files: list[WeightFile] = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]

@@ -18,7 +18,18 @@ from penstock.errors import CheckpointError
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
-from penstock.quantization.rows import Fillable, MapRows, OwnRows, Parameter, PickedRows, Piece, RowRun, own_runs
+from penstock.quantization.rows import (
+    Fillable,
+    MapRows,
+    OwnRows,
+    Parameter,
+    PickedRows,
+    Piece,
+    RowFactors,
+    RowRun,
+    ScaledRows,
+    own_runs,
+)
 
 if TYPE_CHECKING:
     from penstock.kernels.lora import LoraTable
@@ -279,6 +290,18 @@ class WeightFactory:
                     raise CheckpointError(f"{key} cannot be read: its blocks of several rows cannot be reordered")
                 self.parameters[key] = PickedRows(parameter, runs)
 
+    def scale_rows(self, name: str, factors: str, count: int) -> None:
+        """Load the checkpoint's matrix `name` of `count` rows and its bias, which were allocated before, times the
+        vector `factors`, a factor a row.
+        """
+        full, scaled = f"{self._above}{name}.", RowFactors(count)
+        self.parameters[f"{self._above}{factors}"] = scaled
+        keys = [key for key in self.parameters if key.startswith(full)]
+        if self.filled.issuperset(keys):
+            self.filled.add(f"{self._above}{factors}")
+        for key in keys:
+            self.parameters[key] = ScaledRows(self.parameters[key], scaled)
+
     def matrix(self, name: str, rows: int, columns: int) -> Weight:
         """Allocate the weight of a single linear layer; it also supports row lookup, as an embedding."""
         (rows_of,) = self._named((name,), (rows,))
@@ -294,6 +317,37 @@ class WeightFactory:
         return self.ops.new_weight(
             rows, columns, format, gated=False, dtype=self.dtype, stored=self._stored, device=self.device
         )
+
+    def derived(self, name: str, rows: int, columns: int, make: Callable[[Weight], Parameter]) -> Weight:
+        """As `weight_of`, of the only weight that is derived from the matrix, filled on a cache hit.
+
+        Args:
+            make: makes the parameter that fills the weight.
+
+        Raises:
+            CheckpointError: the matrix is quantized.
+        """
+        weight, full = self.weight_of(name, rows, columns), f"{self._above}{name}"
+        self.made[full] = weight
+        packed = self._lookup(full)
+        if packed is not None and isinstance(weight, Packable) and weight.adopt(packed):
+            self.filled.add(f"{full}.weight")
+        self.add_parameter(name, make(weight))
+        return weight
+
+    def derived_tensor(
+        self, name: str, shape: tuple[int, ...], make: Callable[[AnyArray], Parameter], dtype: AnyDtype | None = None
+    ) -> AnyArray:
+        """Allocate a tensor that is derived from the checkpoint tensor `name`, filled on a cache hit.
+
+        Args:
+            make: makes the parameter that fills the tensor.
+            dtype: None: the factory's dtype.
+        """
+        full = f"{self._above}{name}"
+        made = self._tensor(full, shape, dtype or self.dtype)
+        self.parameters[full] = make(made)
+        return made
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
         """Load the checkpoint's matrix `name` (without `.weight`) into the caller's own parameter.
@@ -339,9 +393,10 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> AnyArray:
-        """Allocate the concatenated biases of linear layers; names and sizes as in `linear`."""
+        """Allocate the concatenated biases of linear layers, filled on a cache hit; names and sizes as in `linear`."""
         maps = self._named(names, sizes, pieces, whole)
-        made = self.empty(sum(rows.kept for rows in maps), dtype=dtype)
+        filled = [f"{rows.name}.bias" for rows in maps]
+        made = self._tensor("+".join(filled), (sum(rows.kept for rows in maps),), dtype, *filled)
         self._fill_bias(maps, made)
         return made
 
@@ -384,7 +439,7 @@ class WeightFactory:
             pieces: how the rows are sharded; None: every rank has the whole tensor.
         """
         rows = self._rows(name, pieces or (Piece(shape[0], whole=True),))
-        made = self._tensor(name, (rows.kept, *shape[1:]), dtype or self.dtype)
+        made = self._tensor(rows.name, (rows.kept, *shape[1:]), dtype or self.dtype)
         self.parameters[rows.name] = self._of_rows(TensorParameter(self.ops.store, made, offset, factor), rows)
         return made
 
@@ -405,7 +460,7 @@ class WeightFactory:
     def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> AnyArray:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
         rows = self._rows(f"{name}.weight", pieces)
-        made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
+        made = self._tensor(rows.name, (kernel, rows.kept), self._float32)
         self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made), rows)
         return made
 
@@ -417,13 +472,17 @@ class WeightFactory:
         """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
         return self.ops.constant(values, dtype, self.device)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype) -> AnyArray:
-        """Allocate the tensor of the parameter `name`, filled on a cache hit."""
-        full = f"{self._above}{name}"
-        made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(full))
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype, *parameters: str) -> AnyArray:
+        """Allocate a tensor, filled on a cache hit.
+
+        Args:
+            name: a unique one.
+            parameters: complete names of those that fill it; (): that of the tensor.
+        """
+        made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(name))
         if made.is_filled:
-            self.filled.add(full)
-        self.made[full] = made
+            self.filled.update(parameters or (name,))
+        self.made[name] = made
         return made.tensor
 
     def _new_weight(

@@ -29,6 +29,7 @@ from penstock.checkpoint.gguf.mixtures import (
     read_qwen2_moe,
     read_qwen3_moe,
 )
+from penstock.checkpoint.gguf.rope import with_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,11 @@ def _read_granite_moe(given: Given) -> dict[str, Any]:
 
 def _read_biases(given: Given) -> dict[str, Any]:
     return {"attention_bias": given.has("attn_q.bias")}
+
+
+def _read_qwen_vl(given: Given) -> dict[str, Any]:
+    given.keys.ignore("n_deepstack_layers")  # the vision file names them
+    return with_sections(given.keys, given.config)
 
 
 def _read_olmo2(given: Given) -> dict[str, Any]:
@@ -313,6 +319,13 @@ ARCHITECTURES = {
     "qwen2moe": Architecture(("Qwen2MoeForCausalLM",), False, read_qwen2_moe),
     "qwen3": Architecture(("Qwen3ForCausalLM",), False, _read_biases),
     "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), False, read_qwen3_moe),
+    "qwen2vl": Architecture(("Qwen2ForCausalLM",), False, _read_qwen_vl),
+    "qwen3vl": Architecture(
+        ("Qwen3ForCausalLM",), False, lambda given: {**_read_biases(given), **_read_qwen_vl(given)}
+    ),
+    "qwen3vlmoe": Architecture(
+        ("Qwen3MoeForCausalLM",), False, lambda given: {**read_qwen3_moe(given), **_read_qwen_vl(given)}
+    ),
     "qwen3next": Architecture(("Qwen3NextForCausalLM",), False, read_qwen3_5, partial_rope=True),
     "qwen35": Architecture(("Qwen3_5ForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),

@@ -4,6 +4,7 @@ from typing import Any
 
 from penstock.checkpoint.gguf.keys import Given
 from penstock.checkpoint.gguf.mixtures import read_experts
+from penstock.checkpoint.gguf.rope import with_sections
 from penstock.errors import CheckpointError
 
 
@@ -37,12 +38,13 @@ def read_lfm2_moe(given: Given) -> dict[str, Any]:
 def read_qwen3_5(given: Given) -> dict[str, Any]:
     """Qwen3-Next and Qwen3.5."""
     keys, experts = given.keys, read_experts(given.keys)
-    keys.ignore("rope.dimension_sections", "full_attention_interval", "attention.recurrent_layers")
+    keys.ignore("full_attention_interval", "attention.recurrent_layers")
     heads = keys.need("ssm.time_step_rank", int)
     inner = keys.need("ssm.inner_size", int)
     if heads < 1 or inner % heads:
         raise keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of ssm.time_step_rank {heads}")
     sizes = {
+        **with_sections(keys, given.config),
         "linear_num_key_heads": keys.need("ssm.group_count", int),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": keys.need("ssm.state_size", int),
