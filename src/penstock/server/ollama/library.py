@@ -69,8 +69,8 @@ async def list_models(call: CallOf) -> ListedModels:
         }
         for name, about in _served(call, summary)
     ]
-    names = {one["name"] for one in served}
-    return {"models": [*served, *(one for one in created if one["name"] not in names)]}
+    names = {model["name"] for model in served}
+    return {"models": [*served, *(model for model in created if model["name"] not in names)]}
 
 
 @router.get("/ps", responses=ERRORS)
