@@ -16,7 +16,7 @@ from penstock.kernels.reference_ops import reference_ops
 from penstock.models.registry import read_spec
 from tests.support.gguf_files import finish
 from tests.support.gguf_vision import write_with_vision
-from tests.support.vision import PLACEHOLDER, Looker, Seen, make
+from tests.support.vision import FAMILIES, PLACEHOLDER, Looker, Seen, make
 
 NAMES = ["Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen3.5", "Gemma 3", "Idefics 3", "Pixtral", "Mistral 3", "LFM2-VL"]
 
@@ -33,6 +33,19 @@ def test_a_gguf_file_with_its_vision_file_beside_it_answers_as_the_folder_does(n
     made = make(name, tmp_path / "folder")
     (tmp_path / "model").mkdir()
     model = tmp_path / "model" / "text-F32.gguf"
+    write_with_vision(made.folder, model)
+    torch.testing.assert_close(logits(replace(made, folder=model)), logits(made), atol=1e-5, rtol=0)
+
+
+def test_gemma_4_attends_to_images_causally_if_it_is_an_e_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would attend to them from both sides, which files do not say."""
+    family = FAMILIES["Gemma 4"]
+    text = {**family.config["text_config"], "use_bidirectional_attention": None}
+    causal = replace(family, config={**family.config, "text_config": text}, joined=False)
+    monkeypatch.setitem(FAMILIES, "Gemma 4", causal)
+    made, model = make("Gemma 4", tmp_path / "folder"), tmp_path / "text.gguf"
     write_with_vision(made.folder, model)
     torch.testing.assert_close(logits(replace(made, folder=model)), logits(made), atol=1e-5, rtol=0)
 

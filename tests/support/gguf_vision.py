@@ -20,6 +20,7 @@ from tests.support.vision import PLACEHOLDER
 
 _TEXT = ("language_model.", "text_model.", "lm_head.", "embed_tokens.", "layers.", "norm.")
 _SKIPPED = ("vision_tower.vision_model.head.", "vision_tower.head.")
+_SUFFIXES = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
 _LLAMA: Kind = ("llama", add_nothing, interleaved)
 
 
@@ -47,6 +48,7 @@ KINDS: dict[str, tuple[str, str, Kind]] = {
         ("qwen35", _add_qwen3_5, FAMILIES["Qwen3_5ForCausalLM"][2]),
     ),
     "Gemma3ForConditionalGeneration": ("gemma3", "<image_soft_token>", ("gemma3", _add_gemma3, norms_plus_one)),
+    "Gemma4ForConditionalGeneration": ("gemma4v", "<|image|>", FAMILIES["Gemma4ForCausalLM"]),
     "Idefics3ForConditionalGeneration": ("idefics3", "<image>", _LLAMA),
     "LlavaForConditionalGeneration": ("pixtral", "[IMG]", _LLAMA),
     "Mistral3ForConditionalGeneration": ("pixtral", "[IMG]", _LLAMA),
@@ -75,10 +77,12 @@ def write_with_vision(
     )
     tokens = [f"[{index}]" for index in range(config["text_config"]["vocab_size"])]
     tokens[PLACEHOLDER] = token
-    tokens[152:154] = ["<start_of_image>", "<end_of_image>"]
-    write_family(path, text, metadata={"tokenizer.ggml.tokens": tokens}, kind=kind)
+    tokens[152:154] = ["<|image>", "<image|>"] if projector == "gemma4v" else ["<start_of_image>", "<end_of_image>"]
+    padding = config["text_config"].get("pad_token_id")
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.padding_token_id": padding}
+    write_family(path, text, metadata=metadata, kind=kind)
     tower = {name: one for name, one in tensors.items() if not name.startswith((*_TEXT, *_SKIPPED))}
-    _write_tower(path.parent / mmproj, projector, config, {**tower, **extra})
+    _write_tower(path.parent / mmproj, folder, projector, config, {**tower, **extra})
 
 
 def _of_text(name: str) -> str:
@@ -87,12 +91,15 @@ def _of_text(name: str) -> str:
     return "model." + name.removeprefix("language_model.").removeprefix("text_model.").removeprefix("model.")
 
 
-def _write_tower(path: Path, projector: str, config: Any, tensors: dict[str, Tensor]) -> None:
+def _write_tower(path: Path, folder: Path, projector: str, config: Any, tensors: dict[str, Tensor]) -> None:
     vision = config["vision_config"]
     writer = GGUFWriter(None, "clip", use_temp_file=False)
     writer.add_type("mmproj")
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(projector)
+    if projector == "gemma4v":  # a file may have an audio tower of another type
+        writer.add_clip_vision_projector_type(projector)
+    else:
+        writer.add_clip_projector_type(projector)
     writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
     writer.add_vision_patch_size(_side(vision["patch_size"]))
     writer.add_vision_image_size(_side(vision.get("image_size", 560)))
@@ -102,8 +109,9 @@ def _write_tower(path: Path, projector: str, config: Any, tensors: dict[str, Ten
     writer.add_vision_block_count(vision.get("depth", vision.get("num_hidden_layers")))
     writer.add_vision_head_count(vision.get("num_heads", vision.get("num_attention_heads")))
     writer.add_vision_attention_layernorm_eps(1e-5 if projector == "pixtral" else vision.get("layer_norm_eps", 1e-6))
-    writer.add_vision_image_mean([0.5] * 3)
-    writer.add_vision_image_std([0.5] * 3)
+    processor = json.loads((folder / "preprocessor_config.json").read_text())
+    writer.add_vision_image_mean(processor["image_mean"])
+    writer.add_vision_image_std(processor["image_std"])
     _add_settings(writer, projector, config, vision)
     names = get_tensor_name_map(MODEL_ARCH.MMPROJ, 8)
     for name, tensor in tensors.items():
@@ -130,6 +138,8 @@ def _add_settings(writer: GGUFWriter, projector: str, config: Any, vision: Any) 
     if projector == "gemma3":
         side = vision["image_size"] // vision["patch_size"]
         writer.add_vision_projector_scale_factor(side // math.isqrt(config["mm_tokens_per_image"]))
+    if projector == "gemma4v":
+        writer.add_vision_projector_scale_factor(vision["pooling_kernel_size"])
     if projector == "idefics3":
         writer.add_vision_projector_scale_factor(config["scale_factor"])
         writer.add_vision_preproc_image_size(64)
@@ -173,6 +183,13 @@ def _converted(name: str, tensor: Tensor, projector: str, vision: Any) -> Iterat
         short = stem.removeprefix("multi_modal_projector.")
         full = name if short == stem else f"{_INTERN[short]}.{leaf}"
         yield full + (".weight" if leaf.startswith(("lambda_", "position_")) else ""), tensor
+    elif projector == "gemma4v":
+        tensor = tensor.reshape(1) if not tensor.dim() else tensor
+        name = name.replace("vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+        if name.endswith("input_proj.weight"):
+            size = vision["patch_size"]
+            tensor = tensor.reshape(len(tensor), size, size, 3).permute(0, 3, 1, 2)
+        yield name + (".weight" if name.endswith("position_embedding_table") else ""), tensor
     elif projector == "gemma3":
         yield name.replace("_weight", ".weight"), tensor + 1 if "soft_emb_norm" in name else tensor
     else:
@@ -181,6 +198,6 @@ def _converted(name: str, tensor: Tensor, projector: str, vision: Any) -> Iterat
 
 def _stored(name: str, names: TensorNameMap) -> str:
     for known in (name, f"model.{name}", name.replace("vision_tower.", "vision_tower.vision_model.")):
-        if (found := names.get_name(known, try_suffixes=(".weight", ".bias"))) is not None:
+        if (found := names.get_name(known, try_suffixes=_SUFFIXES)) is not None:
             return found
     raise AssertionError(name)

@@ -33,6 +33,7 @@ _TEXT_TYPES = {
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "ministral3",
@@ -54,6 +55,7 @@ FAMILIES: dict[str, dict[str, tuple[str, str]]] = {
         "Qwen3_5MoeForCausalLM": ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
     },
     "gemma3": {"Gemma3ForCausalLM": ("gemma3", "Gemma3ForConditionalGeneration")},
+    "gemma4v": {"Gemma4ForCausalLM": ("gemma4", "Gemma4ForConditionalGeneration")},
     "idefics3": {"LlamaForCausalLM": ("idefics3", "Idefics3ForConditionalGeneration")},
     "pixtral": dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM"), _LLAVA),
     "pixtral with a merger": dict.fromkeys(
@@ -102,8 +104,20 @@ class _Given:
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
     text: Mapping[str, Any]
-    token: Callable[[str], int]
-    """The id of a token of the text model's vocabulary."""
+    vocabulary: Metadata
+    """Of the text model's file."""
+
+    def token(self, text: str) -> int:
+        """The id of a token of the text model's vocabulary.
+
+        Raises:
+            CheckpointError: there is no such token.
+        """
+        tokens = self.vocabulary.string_array("tokenizer.ggml.tokens")
+        found = None if tokens is None else tokens.find(text)
+        if found is None:
+            raise CheckpointError(f"the vocabulary of {self.vocabulary.file} lacks {text}, which images need")
+        return found
 
     def size(self, key: str, default: int | None = None) -> int:
         """
@@ -215,7 +229,7 @@ def read_mmproj(path: Path, text: dict[str, Any], vocabulary: Metadata) -> Visio
     projector = keys.find("vision.projector_type", str) or keys.need("projector_type", str)
     if projector not in _READERS:
         raise keys.unsupported("projector_type", projector, f"supported: {', '.join(_READERS)}")
-    given = _Given(keys, file.metadata, file.tensors, text, functools.partial(_token, vocabulary))
+    given = _Given(keys, file.metadata, file.tensors, text, vocabulary)
     merges = projector == "pixtral" and _MERGER in file.tensors
     kind, name = "pixtral with a merger" if merges else projector, _architecture(text)
     if name not in FAMILIES[kind]:
@@ -239,14 +253,6 @@ def read_mmproj(path: Path, text: dict[str, Any], vocabulary: Metadata) -> Visio
         },
         {**{key: value for key, value in about.items() if value is not None}, **processor},
     )
-
-
-def _token(vocabulary: Metadata, text: str) -> int:
-    tokens = vocabulary.string_array("tokenizer.ggml.tokens")
-    found = None if tokens is None else tokens.find(text)
-    if found is None:
-        raise CheckpointError(f"the vocabulary of {vocabulary.file} lacks {text}, which images of this model need")
-    return found
 
 
 def _architecture(text: Mapping[str, Any]) -> str:
@@ -322,6 +328,40 @@ def _gemma3(given: _Given) -> _Read:
         "eoi_token_index": given.token("<end_of_image>"),
     }
     processor = {"size": {"height": vision["image_size"]}}
+    return config, vision, processor
+
+
+def _gemma4(given: _Given) -> _Read:
+    heads = given.size("attention.head_count")
+    rows, key_rows = (given.shape(f"v.blk.0.attn_{part}.weight", 2)[0] for part in "qk")
+    head_dim = max(1, rows // heads)
+    vision = {
+        "model_type": "gemma4_vision",
+        "hidden_size": given.size("embedding_length"),
+        "intermediate_size": given.size("feed_forward_length"),
+        "num_hidden_layers": given.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_rows // head_dim,
+        "head_dim": head_dim,
+        "patch_size": given.size("patch_size"),
+        "pooling_kernel_size": given.size("projector.scale_factor", 3),
+        "position_embedding_size": given.shape("v.position_embd.weight", 3)[1],
+        "rms_norm_eps": given.keys.find("vision.attention.layer_norm_epsilon", float),
+        "use_clipped_linears": "v.blk.0.attn_q.input_max" in given.tensors,
+        "standardize": "v.std_bias" in given.tensors,
+    }
+    # The E-models, which alone have per-layer inputs, attend to images causally; files do not say it.
+    is_causal = bool(given.text.get("hidden_size_per_layer_input"))
+    config: dict[str, Any] = {
+        "image_token_id": given.token("<|image|>"),
+        "boi_token_id": given.token("<|image>"),
+        "eoi_token_id": given.token("<image|>"),
+        "text_config": {
+            "use_bidirectional_attention": None if is_causal else "vision",
+            "pad_token_id": given.vocabulary.find("tokenizer.ggml.padding_token_id", int),
+        },
+    }
+    processor = {"patch_size": vision["patch_size"], "pooling_kernel_size": vision["pooling_kernel_size"]}
     return config, vision, processor
 
 
@@ -404,6 +444,7 @@ _READERS: dict[str, Callable[[_Given], _Read]] = {
     "qwen2.5vl_merger": _qwen2_5_vl,
     "qwen3vl_merger": _qwen3_vl,
     "gemma3": _gemma3,
+    "gemma4v": _gemma4,
     "idefics3": _idefics3,
     "pixtral": _pixtral,
     "lfm2": _lfm2,

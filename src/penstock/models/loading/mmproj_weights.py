@@ -2,7 +2,7 @@
 
 attn.qkv                     three tensors
 patches of two frames        a tensor a frame
-a matrix of pixels (LFM2)    a convolution
+a matrix of pixels           a convolution
 queries and keys (Pixtral)   rows of adjacent pairs
 norms by 1 + weight          1 + weight
 """
@@ -31,6 +31,12 @@ _INNER = {
     **dict.fromkeys(("attn.proj", "self_attn.out_proj", "attention.projection_layer", "attention.o_proj"), "attn_out"),
     **{f"{above}.{part}_proj": f"attn_{part}" for above in ("self_attn", "attention") for part in "qkv"},
     **{f"attention.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+    "input_layernorm": "ln1",
+    "post_attention_layernorm": "attn_post_norm",
+    "pre_feedforward_layernorm": "ln2",
+    "post_feedforward_layernorm": "ffn_post_norm",
+    "self_attn.o_proj": "attn_out",
+    **{f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
     **dict.fromkeys(("mlp.fc1", "mlp.linear_fc1", "mlp.up_proj", "feed_forward.up_proj"), "ffn_up"),
     **dict.fromkeys(("mlp.gate_proj", "feed_forward.gate_proj"), "ffn_gate"),
     **dict.fromkeys(("mlp.fc2", "mlp.linear_fc2", "mlp.down_proj", "feed_forward.down_proj"), "ffn_down"),
@@ -58,6 +64,10 @@ _OUTER: dict[str, dict[str, str]] = {
     "gemma3": {
         **{f"vision_tower.{name}": stored for name, stored in _SIGLIP.items()},
         "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
+    },
+    "gemma4v": {
+        "vision_tower.patch_embedder.input_proj": "v.patch_embd",
+        "embed_vision.embedding_projection": "mm.input_projection",
     },
     "idefics3": {
         **{f"vision_model.{name}": stored for name, stored in _SIGLIP.items()},
@@ -89,6 +99,9 @@ _OUTER: dict[str, dict[str, str]] = {
 _COMPLETE = {
     "multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
     "vision_tower.embeddings.cls_token": "v.class_embd",
+    "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "vision_tower.std_bias": "v.std_bias",
+    "vision_tower.std_scale": "v.std_scale",
     "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
 }
 """Complete names."""
@@ -153,6 +166,7 @@ class _Tensors:
         if name in _WHOLE:
             return _plain(self._info(above + _WHOLE[name]))
         stem, _, leaf = name.rpartition(".")
+        stem = stem.removesuffix(".linear")  # whose limits are beside it
         if stem == "attn.qkv" and f"{above}attn_qkv.{leaf}" not in self._tensors:
             parts = tuple(self._info(f"{above}{part}.{leaf}") for part in _QKV)
             shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
