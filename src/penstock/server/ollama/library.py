@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -15,7 +16,8 @@ from penstock.errors import AdapterError, InvalidRequestError, ModelNotFoundErro
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, ServingOf
+from penstock.server.dialect import Call, CallOf, Serving, ServingOf
+from penstock.server.listed import Listed, ListedOf
 from penstock.server.ollama.errors import ERRORS
 from penstock.server.ollama.infill import infill_marks
 from penstock.server.ollama.model_facts import details, model_info, parameters_text
@@ -23,7 +25,9 @@ from penstock.server.ollama.names import check_new_name, choose_model, served_na
 from penstock.server.ollama.schema import (
     CopyBody,
     CreateBody,
+    ListedModel,
     ListedModels,
+    LoadedModel,
     LoadedModels,
     ModelDetails,
     NameBody,
@@ -38,7 +42,9 @@ from penstock.server.streams import JSON_LINES, Frame, json_line
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
 
 _NEVER = "2318-01-01T00:00:00Z"
-"""When the model is unloaded: a time that every client can compute with."""
+"""When a model that stays loaded is unloaded: a time that every client can compute with."""
+_LONGEST = 100 * 365 * 86_400.0
+"""Seconds that count as never."""
 _PROGRESS: dict[int | str, dict[str, Any]] = {200: {"model": Progress, "content": JSON_LINES}, **ERRORS}
 _DONE: dict[int | str, dict[str, Any]] = {200: {"description": "It is done.", "content": {}}, **ERRORS}
 
@@ -50,11 +56,13 @@ async def version() -> Version:
 
 
 @router.get("/tags", responses=ERRORS)
-async def list_models(call: CallOf) -> ListedModels:
-    """The served model by each of its names, and its adapters."""
-    summary, capabilities = await _summary(call), _capabilities(call)
-    return {
-        "models": [
+async def list_models(listed: ListedOf) -> ListedModels:
+    """The served models by each of their names, and their adapters."""
+    models: list[ListedModel] = []
+    for one in listed:
+        summary = await asyncio.to_thread(_summary_of, one)
+        capabilities = ["completion"] if one.serving is None else _capabilities(one.serving)
+        models += (
             {
                 "name": tagged(name),
                 "model": tagged(name),
@@ -64,41 +72,56 @@ async def list_models(call: CallOf) -> ListedModels:
                 "details": about,
                 "capabilities": capabilities,
             }
-            for name, about in _served(call, summary)
-        ]
-    }
+            for name, about in _served(one, summary)
+        )
+    return {"models": models}
 
 
 @router.get("/ps", responses=ERRORS)
-async def list_loaded(call: CallOf) -> LoadedModels:
-    """The served model by each of its names, and its adapters: they are always loaded."""
-    summary, info = await _summary(call), call.engine.info
-    return {
-        "models": [
+async def list_loaded(listed: ListedOf) -> LoadedModels:
+    """The loaded models by each of their names, and their adapters."""
+    models: list[LoadedModel] = []
+    for one in listed:
+        if one.serving is None or one.status.state != "loaded":
+            continue
+        summary, info = await asyncio.to_thread(_summary_of, one), one.serving.engine.info
+        size, expires = one.status.num_bytes or summary.num_bytes, _expiry(one.status.expires_in)
+        models += (
             {
                 "name": tagged(name),
                 "model": tagged(name),
-                "size": summary.num_bytes,
+                "size": size,
                 "digest": summary.digest,
                 "details": about,
-                "expires_at": _NEVER,
-                "size_vram": 0 if info.device == "cpu" else summary.num_bytes,
+                "expires_at": expires,
+                "size_vram": 0 if info.device == "cpu" else size,
                 "context_length": info.max_model_len,
             }
-            for name, about in _served(call, summary)
-        ]
-    }
+            for name, about in _served(one, summary)
+        )
+    return {"models": models}
 
 
-def _served(call: Call, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
-    for name in call.model_names:
+def _expiry(seconds: float) -> str:
+    if seconds > _LONGEST:
+        return _NEVER
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+
+
+def _served(one: Listed, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
+    for name in (one.name,) if one.serving is None else one.serving.model_names:
         yield name, details(summary)
-    for adapter in call.engine.adapters:
-        yield adapter.name, details(summary, tagged(call.model_names[0]))
+    for adapter in () if one.serving is None else one.serving.engine.adapters:
+        yield adapter.name, details(summary, tagged(one.name))
+
+
+def _summary_of(one: Listed) -> ModelSummary:
+    info = None if one.serving is None else one.serving.engine.info
+    return summary_of(one.path) if info is None else summary_of(info.model_path, info.hf_overrides)
 
 
 @router.post("/show", responses=ERRORS)
-async def show(body: ShowBody, call: CallOf) -> ShownModel:
+async def show(body: ShowBody, call: CallOf, serving: ServingOf) -> ShownModel:
     """The model's sizes, chat template, default options and abilities."""
     name = choose_model(call, body.model or body.name)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
@@ -114,7 +137,7 @@ async def show(body: ShowBody, call: CallOf) -> ShownModel:
         "template": template,
         "details": details(summary, parent),
         "model_info": model_info(summary, info),
-        "capabilities": _capabilities(call),
+        "capabilities": _capabilities(serving),
         "modified_at": summary.modified.isoformat(),
     }
 
@@ -124,24 +147,25 @@ async def _summary(call: Call) -> ModelSummary:
     return await asyncio.to_thread(summary_of, info.model_path, info.hf_overrides)
 
 
-def _capabilities(call: Call) -> list[str]:
-    encoder, tokenizer = call.engine.info.encoder, call.engine.tokenizer
+def _capabilities(serving: Serving) -> list[str]:
+    engine = serving.engine
+    encoder, tokenizer = engine.info.encoder, engine.tokenizer
     if encoder is not None:
         return ["embedding"] if encoder.task == "embed" else []
     has_template = tokenizer is not None and tokenizer.has_chat_template
     able = {
         "completion": True,
         "tools": has_template,
-        "vision": call.engine.images is not None,
+        "vision": engine.images is not None,
         "insert": tokenizer is not None and infill_marks(tokenizer) is not None,
-        "thinking": has_template and call.chat_format.reasons,
+        "thinking": has_template and serving.chat_format.reasons,
     }
     return [name for name, is_able in able.items() if is_able]
 
 
 @router.post("/pull", response_class=Response, responses=_PROGRESS)
 async def pull(body: PullBody, call: CallOf) -> Response:
-    """Succeeds for what is served; another model needs a server of its own."""
+    """Succeeds for what is served; another model must be added to the server's options."""
     name = _given_name(body)
     if not call.serves(served_name(call, name)):
         raise ModelNotFoundError(
