@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.model_facts import KVSpec, Working
+from penstock.config.model_facts import ActivationSizes, KVSpec
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
@@ -88,11 +88,11 @@ class LatentAttentionSpec:
         return KVSpec(1, self.width, latent=True)
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         columns = (2 * self.num_heads + 1) * self.width + self.query_size + (self.query_rank or 0) * 2
         values = self.num_heads * self.value_dim
         total = columns + 2 * self.width + values
-        return Working(total, total, max(values, self.query_rank or 0))
+        return ActivationSizes(total, total, max(values, self.query_rank or 0))
 
     @property
     def tp_divisor(self) -> int:

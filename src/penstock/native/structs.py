@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "2d98958bc4db54c047b73348d1e192c829e2e1c9596a00299d1345db84927c16"
+HEADERS = "e97ab34a2a9734d79fdd88d8108419bd34f730f244108cb5671b838cb263cba8"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -244,19 +244,8 @@ class ScatterArgs(Arguments):
     )
 
 
-class ScaleArgs(Arguments):
-    operation = 9
-    _fields_ = (
-        ("x", c_void_p),
-        ("dtype", c_int32),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("factor", c_float),
-    )
-
-
 class ActivateArgs(Arguments):
-    operation = 10
+    operation = 9
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -271,7 +260,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 11
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -284,7 +273,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 12
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -304,7 +293,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 13
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -317,7 +306,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 15
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -330,7 +319,7 @@ class GateArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 14
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -352,7 +341,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 16
+    operation = 15
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -372,7 +361,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 17
+    operation = 16
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -393,7 +382,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 18
+    operation = 17
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -416,7 +405,7 @@ class ScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 19
+    operation = 18
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -433,7 +422,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 20
+    operation = 19
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -455,7 +444,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 21
+    operation = 20
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -519,7 +508,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 22
+    operation = 21
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

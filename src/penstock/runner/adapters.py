@@ -71,7 +71,7 @@ class LoadedAdapters:
         """
         if not adapters:
             return None
-        return np.repeat(np.array([self._slot_of(one) for one in adapters], np.int32), counts)
+        return np.repeat(np.array([self._slot_of(adapter) for adapter in adapters], np.int32), counts)
 
     def _slot_of(self, adapter: Adapter | None) -> int:
         if adapter is None:
@@ -90,13 +90,13 @@ class LoadedAdapters:
         by_table = defaultdict[int, list[LoraMap]](list)
         try:
             tensors = MappedTensors(folder.weights, read_header(folder.weights))
-            for one in folder.maps:
-                target = self._adapted[one.matrix]
+            for lora_map in folder.maps:
+                target = self._adapted[lora_map.matrix]
                 # copied: a mapped file must not become shorter
-                a, b = (np.copy(tensors.read(f"{one.module}.lora_{part}.weight")) for part in "AB")
+                a, b = (np.copy(tensors.read(f"{lora_map.module}.lora_{part}.weight")) for part in "AB")
                 maps = by_table[id(target.table)]
                 parts[id(target.table)] = target.table, maps
-                maps.append(self._map(one, target, a, b))
+                maps.append(self._map(lora_map, target, a, b))
         except (CheckpointError, KeyError) as error:
             raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
         for _, maps in parts.values():

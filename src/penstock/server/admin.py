@@ -116,18 +116,18 @@ def check_operator(request: Request, context: ContextOf) -> None:
 def _engines(*fleets: Fleet) -> Engines:
     engines: list[EngineAccount] = [
         {
-            "place": one.replica,
-            "state": one.state,
-            "reason": one.reason,
-            "node": one.node,
-            "pid": one.pid,
-            "model": one.model,
-            "arithmetic": one.arithmetic,
-            "role": one.role,
-            "requests": one.num_requests,
+            "place": state.replica,
+            "state": state.state,
+            "reason": state.reason,
+            "node": state.node,
+            "pid": state.pid,
+            "model": state.model,
+            "arithmetic": state.arithmetic,
+            "role": state.role,
+            "requests": state.num_requests,
         }
         for fleet in fleets
-        for one in fleet.states()
+        for state in fleet.states()
     ]
     queued = sum(fleet.dispatcher.num_queued for fleet in fleets)
     return {"engines": engines, "queued": queued, "reloading": any(fleet.is_reloading for fleet in fleets)}

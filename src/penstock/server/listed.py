@@ -29,11 +29,12 @@ async def _listed(request: Request) -> list[Listed]:
         serving: Serving = request.app.state.serving
         info = serving.engine.info
         return [Listed(serving.model_names[0], info.model_path, serving.created, serving, ModelStatus())]
-    created, served = request.app.state.serving.created, models.served
-    return [
-        Listed(model.name, model.config.model.model or "", created, serving, served.status(model.name))
-        for model, serving in models
-    ]
+    created, listed = request.app.state.serving.created, []
+    for model, model_serving in models:
+        path = model.config.model.model if model_serving is None else model_serving.engine.info.model_path
+        status = models.served.status(model.name)
+        listed.append(Listed(model.name, path or "", created, model_serving, status))
+    return listed
 
 
 ListedOf = Annotated[list[Listed], Depends(_listed)]

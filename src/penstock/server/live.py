@@ -64,7 +64,7 @@ class LiveFeed:
 
     async def events(self) -> AsyncIterator[bytes]:
         """An event now, and one each period."""
-        while not self._is_stopped and self._engines()[0].refusal is None:
+        while not self._is_stopped and self._engines()[0].refusal is None:  # a server that drains refuses requests
             yield event(self.changes())
             await asyncio.sleep(PERIOD)
 
@@ -85,7 +85,9 @@ class LiveFeed:
             "steps": steps,
             "requests": requests,
             "metrics": {name: _sums([getattr(one, name).values for one in metrics]) for name in _METRICS},
-            "engines": [{"place": one.replica, "state": one.state} for engine in engines for one in engine.states()],
+            "engines": [
+                {"place": state.replica, "state": state.state} for engine in engines for state in engine.states()
+            ],
             "max_num_seqs": info.max_num_seqs,
             "block_size": info.block_size,
         }

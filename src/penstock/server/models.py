@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from fastapi import Request
 
+from penstock.errors import ModelNotFoundError
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.served_models import ServedModel, ServedModels
 from penstock.server.body_route import CheckedRequest
@@ -11,6 +12,8 @@ from penstock.server.call_context import CallContext
 from penstock.server.dialect import ANY_MODEL, Serving, unknown_model
 from penstock.server.disconnect import cancelled_on_disconnect
 
+_LISTING = frozenset({"/api/copy", "/api/create", "/api/pull", "/api/show"})
+"""Routes with POST that need no loaded model, and know names of models that are not served."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name."""
 
@@ -53,16 +56,22 @@ class Models:
         raise unknown_model(name, list(self.served.models))
 
     async def serving_of(self, request: Request, context: CallContext) -> Serving:
-        """The model that a call names in its body, or else in the query; it is loaded, but not for GET and the like.
+        """The model that a call names in its body, or else in the query; it is loaded, but not to be listed.
 
         Raises:
             ClientGoneError: the client has disconnected meanwhile.
             ModelNotFoundError: there is no such model.
             EngineError, LimitError: see `ServedModels.use`.
         """
-        model = self.find(_name_in(request))
+        is_listing = request.method != "POST" or request.scope["path"] in _LISTING
+        try:
+            model = self.find(_name_in(request))
+        except ModelNotFoundError:
+            if not is_listing:
+                raise
+            model = self.served.first  # the route knows other names, or refuses this one
         serving = self.started(model)
-        if request.method == "POST" or serving is None:
+        if serving is None or not is_listing:
             with cancelled_on_disconnect(context.receive):
                 context.model_use = await self.served.use(model.name, context.queue_timeout)
         return self.started(model) or self._servings[model.name]

@@ -115,7 +115,7 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
         tensors = read_adapter_header(file)
         maps = _maps(config, {name: tensor.shape for name, tensor in tensors.items()}, model)
         check_finite(file, tensors, model.dtype)
-        elements = sum(one.rank * sum(model.matrices[one.matrix]) for one in maps)
+        elements = sum(adapted.rank * sum(model.matrices[adapted.matrix]) for adapted in maps)
         return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps)
     except ConfigError as error:
         raise AdapterError(f"the adapter {name!r} cannot be used: {error}") from None

@@ -34,17 +34,17 @@ class NativeLora:
     def _structs(self, maps: Sequence[LoraMap]) -> Iterator[MapStruct]:
         """Yield maps that cover all rows: maps of LoRA rank 0 fill the gaps."""
         first = first_rank = 0
-        for one in maps:
-            rank = len(one.a)
-            assert one.first >= first
-            assert (one.a.shape, one.b.shape) == ((rank, self._columns), (rank, one.rows))
-            assert dtype_name(one.a.dtype) == dtype_name(one.b.dtype) == self._dtype
-            assert one.a.is_contiguous()
-            assert one.b.is_contiguous()
-            if one.first > first:
-                yield MapStruct(None, None, first, one.first - first, first_rank, 0, 0.0)
-            yield MapStruct(one.a.data_ptr(), one.b.data_ptr(), one.first, one.rows, first_rank, rank, one.scale)
-            first, first_rank = one.first + one.rows, first_rank + rank
+        for lora in maps:
+            rank = len(lora.a)
+            assert lora.first >= first
+            assert (lora.a.shape, lora.b.shape) == ((rank, self._columns), (rank, lora.rows))
+            assert dtype_name(lora.a.dtype) == dtype_name(lora.b.dtype) == self._dtype
+            assert lora.a.is_contiguous()
+            assert lora.b.is_contiguous()
+            if lora.first > first:
+                yield MapStruct(None, None, first, lora.first - first, first_rank, 0, 0.0)
+            yield MapStruct(lora.a.data_ptr(), lora.b.data_ptr(), lora.first, lora.rows, first_rank, rank, lora.scale)
+            first, first_rank = lora.first + lora.rows, first_rank + rank
         if first < self._rows:
             yield MapStruct(None, None, first, self._rows - first, first_rank, 0, 0.0)
 

@@ -11,7 +11,8 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import ANY_MODEL, CallOf, accept_conversation, unknown_model
+from penstock.server.conversations import accept_conversation
+from penstock.server.dialect import ANY_MODEL, CallOf, unknown_model
 from penstock.server.listed import Listed, ListedOf
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
@@ -70,7 +71,7 @@ def _card(one: Listed, name: str) -> ModelCard:
         "max_model_len": None if info is None else info.max_model_len,
         "type": "model",
         "display_name": name,
-        "root": one.path if info is None else info.model_path,
+        "root": one.path,
         "parent": None,
         "capabilities": [] if one.serving is None else _capabilities(one.serving.engine),
         "created_at": datetime.fromtimestamp(one.created, timezone.utc).isoformat().replace("+00:00", "Z"),
@@ -122,8 +123,8 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
             accepted.append(
                 await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)
             )
-        echoed = [_echo(engine, one) for one in accepted] if body.echo else None
-        usage = stream_usage(body, [one.request.prompt_token_ids for one in accepted])
+        echoed = [_echo(engine, item) for item in accepted] if body.echo else None
+        usage = stream_usage(body, [item.request.prompt_token_ids for item in accepted])
         shown = Shown(params.n, usage, echoed, echoes_logprobs(body))
         answer = CompletionAnswer(head, engine.tokenizer, shown)
         return await call.answer(accepted, answer, stream=bool(body.stream))
