@@ -49,6 +49,9 @@ class ModelConfig:
         ("auto", "generate", "embed", "score"),
     )
     revision: str | None = option(None, "branch, tag or commit of the model's hub repository; default: its main branch")
+    mmproj: str | None = option(
+        None, "vision file of a GGUF model (llama.cpp's mmproj); default: mmproj*.gguf beside it, if there is one"
+    )
     chat_template: str | None = option(
         None, "file with a Jinja chat template, or the template itself; default: the model's own"
     )

@@ -74,7 +74,9 @@ def with_recipe(shown: ShownModel, recipe: Recipe | None) -> ShownModel:
         if recipe.license:
             shown["license"] = "\n".join(recipe.license)
         if recipe.messages:
-            shown["messages"] = [{"role": one["role"], "content": one["content"]} for one in recipe.messages]
+            shown["messages"] = [
+                {"role": message["role"], "content": message["content"]} for message in recipe.messages
+            ]
     return shown
 
 
@@ -88,7 +90,7 @@ def parameter_lines(recipe: Recipe) -> list[tuple[str, str]]:
     found = []
     for name, value in recipe.parameters.items():
         values: list[Any] = value if isinstance(value, list) else [value]
-        found += [(name, json.dumps(one) if isinstance(one, str) else str(one)) for one in values]
+        found += [(name, json.dumps(item) if isinstance(item, str) else str(item)) for item in values]
     return found
 
 

@@ -83,8 +83,8 @@ async def list_models(listed: ListedOf) -> ListedModels:
             for name, about in _served(model, summary)
         )
     created = await asyncio.to_thread(listed_created, *(model.path for model in listed))
-    names = {one["name"] for one in served}
-    return {"models": [*served, *(one for one in created if one["name"] not in names)]}
+    names = {model["name"] for model in served}
+    return {"models": [*served, *(model for model in created if model["name"] not in names)]}
 
 
 @router.get("/ps", responses=ERRORS)
