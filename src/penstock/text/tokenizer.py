@@ -297,7 +297,9 @@ class Tokenizer:
         word None.
         """
         whole = messages if self._recipe is None else self._recipe.conversation(messages)
-        return [{**one, "content": ""} if one.get("content", "") is None else dict(one) for one in whole]
+        return [
+            {**message, "content": ""} if message.get("content", "") is None else dict(message) for message in whole
+        ]
 
     def encode_chat(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock.checkpoint.gguf.config import architecture_of
 from penstock.checkpoint.gguf.file import GGUFFile
-from penstock.checkpoint.gguf.names import stored_names
+from penstock.checkpoint.gguf.names import stored_names, stream_map
 from penstock.config.model_facts import Matrix
 from penstock.errors import CheckpointError, shown
 from penstock.quantization.scheme import GGUF_FORMATS, GGUFScheme
@@ -28,6 +28,9 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
     scales: dict[str, float] = {}
     for matrix in matrices:
         stored = f"{names.get(matrix.name, matrix.name)}.weight"
+        of_stream = stream_map(matrix.name)
+        if of_stream is not None and of_stream[0] in file.tensors:
+            continue
         if stored not in file.tensors and all(part in file.tensors for part in _apart(stored)):
             continue
         if stored not in file.tensors:

@@ -57,7 +57,7 @@ def convert_unigram(folder: Folder, model: SentencePieceModel, file: Path) -> Co
     if name not in _LAYOUTS:
         raise CheckpointError(
             f"{file} is a unigram model of the class {shown(name)}, whose ids are not known; known: "
-            f"{', '.join(one for one in _LAYOUTS if one)}. Convert it: "
+            f"{', '.join(layout for layout in _LAYOUTS if layout)}. Convert it: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
         )
     if not model.escape_whitespaces or model.whitespace_as_suffix:
