@@ -151,7 +151,7 @@ def test_columns_are_converted_to_the_type_of_their_place(ops: Ops, dtype: torch
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 500)], ids=str)
 def test_rows_are_scaled_as_by_torch(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.randn(shape).to(dtype)
-    assert torch.equal(ops.scale(x.clone(), 12.3), x * 12.3)
+    assert torch.equal(ops.activate(x.clone(), None, factor=12.3), x * 12.3)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)
@@ -193,6 +193,50 @@ def test_heads_are_gated_as_by_the_reference_and_each_row_as_alone(
     alone = [native_table().head_gates(x[row : row + 1].clone(), query[row : row + 1], heads) for row in range(70)]
     assert torch.equal(got, torch.cat(alone))
     assert float((query[:, head_dim] - query[:, 0]).abs().max()) > 0  # a gate is not its query
+
+
+def mixed(ops: Ops, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return ops.mix_streams(x, factors, 3, 2, 37, scale=torch.linspace(-1, 1, 37))
+
+
+ROW_WISE: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "streams are mixed": (
+        mixed,
+        lambda x, by: (
+            torch.einsum("rjc,rij->ric", x[:, :111].view(-1, 3, 37), by[:, :6].view(-1, 2, 3))
+            * torch.linspace(-1, 1, 37).double()
+        ),
+    ),
+    "magnitudes are matched": (
+        lambda ops, x, by: ops.match_magnitude(x.clone(), by.to(x.dtype), 0.01),
+        lambda x, by: (
+            x
+            / x.square().mean(1, keepdim=True).clamp(min=0.01).sqrt()
+            * by[:, : x.shape[1]].square().mean(1, keepdim=True).sqrt()
+        ),
+    ),
+    "those far above the mean are kept": (
+        lambda ops, x, by: ops.keep_above(x.clone(), 0.7),
+        lambda x, by: (x - x.mean(1, keepdim=True) - 0.7 * x.std(1, keepdim=True, correction=0)).relu(),
+    ),
+}
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_operations_of_gemma3n_are_what_they_say_and_each_row_as_alone(ops: Ops, dtype: torch.dtype, name: str) -> None:
+    compute, define = ROW_WISE[name]
+    x, by = torch.randn(20, 115).to(dtype), torch.randn(20, 120)
+    x[3] *= 1e-3  # below the least magnitude
+    by = by if name == "streams are mixed" else by.to(dtype).float()
+    wanted = define(x.double(), by.double()).flatten(1)
+    found = compute(ops, x, by)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}[dtype]
+    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+    if ops is not REFERENCE:
+        alone = [compute(ops, x[row : row + 1], by[row : row + 1]) for row in range(20)]
+        assert torch.equal(found, torch.cat(alone))
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

@@ -182,6 +182,8 @@ class ModelFacts:
     """Its vision or audio tower; None: it takes text only."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
+    usual_length: int | None = None
+    """Default of `max_model_len`; None: `max_position`."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:

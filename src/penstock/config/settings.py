@@ -425,7 +425,7 @@ def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> Poo
 
 def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
     if wanted is None:
-        return facts.max_position
+        return min(facts.usual_length or facts.max_position, facts.max_position)
     if not 1 <= wanted <= facts.max_position:
         raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, {facts.limit}; not {wanted}")
     return wanted

@@ -49,6 +49,8 @@ class EngineInfo:
     """How the model takes images; None: it takes none."""
     audio_input: AudioInput | None = None
     """How the model transcribes; None: it does not."""
+    memory_bytes: int = 0
+    """Bytes of the memory plan."""
 
     @property
     def model_identity(self) -> str:

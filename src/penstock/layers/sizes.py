@@ -31,6 +31,8 @@ class WeightSizes:
     """The matrices that LoRA adapters can target."""
     num_other_parameters: int = 0
     """Number of weight elements that are not in `matrices`: biases, norms."""
+    num_repeated: int = 0
+    """Number of elements of `matrices` that files lack, as they repeat others."""
 
     @property
     def num_parameters(self) -> int:
@@ -88,8 +90,24 @@ class SizeRecorder(WeightFactory):
         self.sizes.num_other_parameters += own.kept * math.prod(shape[1:])
         return NOTHING
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
-        return self.tensor(name, 0, kernel, pieces=pieces)
+    def taps(
+        self,
+        name: str | tuple[str, ...],
+        pieces: tuple[Piece, ...],
+        kernel: int,
+        factors: tuple[float, ...] | None = None,
+    ) -> Any:
+        return self.tensor(name if isinstance(name, str) else name[0], 0, kernel, pieces=pieces)
+
+    def repeat_first_row(self, name: str, rows: int) -> None:
+        (table,) = (matrix for matrix in self.sizes.matrices if matrix.name == f"{self._above}{name}")
+        self.sizes.num_repeated += max(0, table.rows - rows) * table.columns
+
+    def reshape(self, name: str, shape: tuple[int, ...]) -> None:
+        return
+
+    def derived_tensor(self, *_: object, **__: object) -> Any:
+        return NOTHING
 
     def empty(self, *shape: int, dtype: object = None) -> Any:
         return NOTHING

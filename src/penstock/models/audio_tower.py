@@ -17,8 +17,9 @@ from penstock.layers.cross_attention import CrossKeys
 from penstock.layers.encoder_head import wide
 from penstock.layers.norm import Norm
 from penstock.layers.spec import StepInputs
-from penstock.models.decoder import DecoderLayer, Residual, Stream
+from penstock.models.decoder import DecoderLayer
 from penstock.models.spec import AudioTowerSpec, ConvolutionSpec
+from penstock.models.stream import Residual, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,9 @@ from penstock.layers.encoder_head import Dense, TokenScoreHead, TokenScoreSpec, 
 from penstock.layers.norm import Norm
 from penstock.layers.position_bias import position_bias
 from penstock.layers.spec import NormSpec
-from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
+from penstock.models.decoder import DecoderLayer, PositionTables
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec, TableSpec
+from penstock.models.stream import Residual, Stream
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
@@ -69,7 +70,7 @@ class Encoder:
         """
         x = self.embedding(token_ids)
         if self.spec.embedding_multiplier != 1.0:
-            x = self._ops.scale(x, self.spec.embedding_multiplier)
+            x = self._ops.activate(x, None, factor=self.spec.embedding_multiplier)
         for table, rows in ((self._position_table, positions), (self._type_table, token_types)):
             if table is not None:
                 x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "2d98958bc4db54c047b73348d1e192c829e2e1c9596a00299d1345db84927c16"
+HEADERS = "349994c5d6b54271c8865bac7f4a4f0b36b7c81078056994ef913e35c4c7cab2"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -244,19 +244,8 @@ class ScatterArgs(Arguments):
     )
 
 
-class ScaleArgs(Arguments):
-    operation = 9
-    _fields_ = (
-        ("x", c_void_p),
-        ("dtype", c_int32),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("factor", c_float),
-    )
-
-
 class ActivateArgs(Arguments):
-    operation = 10
+    operation = 9
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -271,7 +260,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 11
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -284,7 +273,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 12
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -304,7 +293,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 13
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -317,7 +306,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 15
+    operation = 17
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -329,8 +318,49 @@ class GateArgs(Arguments):
     )
 
 
-class HeadGatesArgs(Arguments):
+class MixStreamsArgs(Arguments):
+    operation = 13
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("factors", c_void_p),
+        ("factors_stride", c_int64),
+        ("scale", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("size", c_int64),
+        ("out", c_void_p),
+    )
+
+
+class MatchArgs(Arguments):
     operation = 14
+    _fields_ = (
+        ("x", c_void_p),
+        ("like", c_void_p),
+        ("like_stride", c_int64),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("least", c_float),
+    )
+
+
+class KeepAboveArgs(Arguments):
+    operation = 15
+    _fields_ = (
+        ("x", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("deviations", c_float),
+    )
+
+
+class HeadGatesArgs(Arguments):
+    operation = 16
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -352,7 +382,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 16
+    operation = 18
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -372,7 +402,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 17
+    operation = 19
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -386,6 +416,7 @@ class DeltaArgs(Arguments):
         ("key_dim", c_int64),
         ("value_dim", c_int64),
         ("in_turn", c_int32),
+        ("by_channel", c_int32),
         ("log_decay", c_void_p),
         ("step_bias", c_void_p),
         ("out", c_void_p),
@@ -393,7 +424,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 18
+    operation = 20
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -415,8 +446,29 @@ class ScanArgs(Arguments):
     )
 
 
+class SelectiveScanArgs(Arguments):
+    operation = 21
+    _fields_ = (
+        ("state", StatePart),
+        ("batch", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("steps", c_void_p),
+        ("steps_stride", c_int64),
+        ("inputs", c_void_p),
+        ("inputs_stride", c_int64),
+        ("dtype", c_int32),
+        ("channels", c_int64),
+        ("state_size", c_int64),
+        ("log_decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("skip", c_void_p),
+        ("out", c_void_p),
+    )
+
+
 class GatedNormArgs(Arguments):
-    operation = 19
+    operation = 22
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -433,7 +485,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 20
+    operation = 23
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -455,7 +507,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 21
+    operation = 24
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -519,7 +571,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 22
+    operation = 25
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

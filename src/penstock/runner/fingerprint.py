@@ -33,6 +33,7 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
         settings.quantization or "",
         settings.memory.block_size,
         checkpoint_digest(checkpoint.path),
+        b"" if checkpoint.vision is None else checkpoint_digest(checkpoint.vision.file.path),
         checkpoint.hf_overrides or "",
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -20,21 +20,21 @@ from starlette.responses import Response
 
 from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
-from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError, shown
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.input_processor import ImagePrompt, check_generates
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText
-from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.server.body import renamed_params
+from penstock.parsers.conversation import ChatFormat, Conversation, format_of
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
+from penstock.server.config import seconds_of
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.streams import Answer, EventStream, Frame, stream_answer
-from penstock.text.content import ImageSource, take_images
+from penstock.text.content import ImageSource
 
 if TYPE_CHECKING:
     from penstock.frontend.images.reader import Picture
@@ -73,6 +73,10 @@ class Serving:
         self.recent_responses = recent_responses
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
+
+    def has_name(self, name: str) -> bool:
+        """Whether the model, or an adapter of it, has this name."""
+        return name in self.model_names or self.engine.adapters.find(name) is not None
 
     def add_name(self, name: str, field: str) -> None:
         """Serve the model under one more name, until the server ends.
@@ -149,6 +153,24 @@ class Call:
         """Add fields without effect on this model to the answer's header."""
         self._context.ignored.update((field, field) for field in fields)
 
+    def keep_alive(self, duration: float | str | None) -> None:
+        """Set the time without requests after which the model is unloaded; without effect if it stays loaded.
+
+        Raises:
+            InvalidRequestError: it is not a duration.
+        """
+        if duration is None:
+            return
+        use = self._context.model_use
+        if use is None:
+            self.ignore("keep_alive")
+            return
+        try:
+            use.keep(seconds_of(duration))
+        except ValueError:
+            message = f"keep_alive must be seconds, or a text such as 5m, not {shown(duration)}"
+            raise InvalidRequestError(message, "keep_alive") from None
+
     def choose_model(self, name: str | None) -> None:
         """Select the model of this name, or an adapter of it, which the answers then name; None: the served model.
 
@@ -179,7 +201,7 @@ class Call:
 
     def serves(self, name: str) -> bool:
         """Whether the model, or an adapter of it, has this name."""
-        return name in self.model_names or self.engine.adapters.find(name) is not None
+        return self._serving.has_name(name)
 
     def check_model(self, name: str | None) -> None:
         """
@@ -188,9 +210,7 @@ class Call:
         """
         if name is not None and name not in (*self.model_names, *ANY_MODEL):
             adapters = self.engine.adapters
-            also = f", with the adapters {adapters.describe()}" if len(adapters) else ""
-            names = " or ".join(map(repr, self.model_names))
-            raise ModelNotFoundError(f"the model {name!r} is not served here; {names} is{also}", "model")
+            raise unknown_model(name, self.model_names, f", with the adapters {adapters.describe()}" * bool(adapters))
 
     async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
         """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""
@@ -451,6 +471,12 @@ class Call:
         return await self._open(again, stream=True, begun=origin.arithmetics)
 
 
+def unknown_model(name: str, names: Sequence[str], also: str = "") -> ModelNotFoundError:
+    """The error for a model that is not among those of these names; `also`: what else there is."""
+    known = " or ".join(map(repr, names))
+    return ModelNotFoundError(f"the model {name!r} is not served here; {known} is{also}", "model")
+
+
 def _size_of(output: RequestOutput) -> int:
     """Estimated bytes of an output in an answer's body."""
     size = 0
@@ -464,8 +490,9 @@ def _with_seed(accepted: Accepted, seed: int) -> Accepted:
     return replace(accepted, request=replace(request, params=replace(request.params, seed=seed)))
 
 
-async def _serving(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
+async def _serving(request: Request, context: ContextOf) -> Serving:
+    state = request.app.state
+    serving: Serving = state.serving if state.models is None else await state.models.serving_of(request, context)
     return serving
 
 
@@ -477,84 +504,3 @@ async def _call(context: ContextOf, serving: ServingOf) -> Call:
 
 
 CallOf = Annotated[Call, Depends(_call)]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A prepared conversation: its prompt, parameters and answer format."""
-
-    prompt: ImagePrompt
-    params: SamplingParams
-    parsers: Parsers
-    guarded: bool
-    """Whether the grammar is that of the tools alone, so that errors name `tools`."""
-
-
-async def accept_conversation(
-    call: Call,
-    read: Callable[[ChatFormat], Conversation],
-    params: SamplingParams,
-    *,
-    request_id: str,
-    priority: int | None,
-) -> tuple[Accepted, Parsers]:
-    """Validate a conversation's request without running it, and create the parser of its answers.
-
-    Args:
-        read: extracts the conversation from the call's body.
-
-    Raises:
-        InvalidRequestError: as `prepare`, or the engine could not serve it.
-    """
-    asked = await prepare(call, read, params)
-    with renamed_params({"structured": "tools"} if asked.guarded else {}):
-        accepted = await call.accept_prompt(
-            asked.prompt.token_ids,
-            asked.params,
-            request_id=request_id,
-            priority=priority,
-            images=asked.prompt.images,
-        )
-    return accepted, asked.parsers
-
-
-async def prepare(
-    call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams, *, wants_pixels: bool = True
-) -> Prepared:
-    """Render a conversation's prompt, and choose the format of its answers.
-
-    Args:
-        read: extracts the conversation from the call's body.
-        wants_pixels: False: only the prompt's length is of interest, so images are not decoded.
-
-    Raises:
-        ClientGoneError: the client has disconnected.
-        InvalidRequestError: the chat template rejects it, or tools are incompatible with the model or the parameters.
-    """
-    check_generates(call.engine.info)
-    known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
-    conversation = await call.off_loop_if_large(functools.partial(read, known))
-    tools = conversation.tools
-    call.ignore(*conversation.ignored)
-    messages, template_tools = await call.off_loop_if_large(
-        lambda: (conversation.template_messages(known), conversation.template_tools(known))
-    )
-    messages, sources = take_images(messages) if known.takes_images else (messages, [])
-    if sources:
-        prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
-    else:
-        with call.connected():
-            prompt = ImagePrompt(
-                await call.engine.prompts.encode_chat(
-                    messages,
-                    template_tools,
-                    conversation.variables,
-                    prefill=conversation.prefill,
-                    tenant=call.tenant,
-                )
-            )
-    token_ids = prompt.token_ids
-    guarded = tools.guarded and (params.structured is None or tools.choice == "required")
-    with renamed_params({"structured": "tools"} if guarded else {}):
-        params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
-    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), guarded)

@@ -19,6 +19,7 @@ from tests.support.checkpoints import write_tiny_llama
 from tests.support.gguf_files import write_gguf
 from tests.support.needs import needs_native
 from tests.support.stepping import settings_for
+from tests.support.vision import Looker, make
 
 pytestmark = needs_native
 CPU = torch.device("cpu")
@@ -69,6 +70,22 @@ def test_later_starts_read_nothing_and_answer_the_same(
     assert len(list(cache.glob("*.packed"))) == 1
 
 
+@pytest.mark.parametrize("name", ["InternVL", "Mistral 3"])
+def test_later_starts_read_nothing_of_a_vision_tower(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even patches, biases, and scales of layers, which loading converts."""
+    made, cache = make(name, tmp_path / "model"), tmp_path / "cache"
+    assert parameters_read(made.folder, cache, monkeypatch) > 0
+    assert parameters_read(made.folder, cache, monkeypatch) == 0
+    found = []
+    for options in ({"packed_cache": "off"}, {"packed_cache": str(cache)}):
+        looker = Looker(made, make_ops(CPU), **options)
+        looker.encode(made.images[0])
+        found.append(looker.features(made.images[0])[0])
+    assert torch.equal(*found)
+
+
 def test_files_of_gguf_are_kept_too(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, cache = tmp_path / "m.gguf", tmp_path / "cache"
     write_gguf(file, tiny_llama, "Q8_0")
@@ -104,7 +121,7 @@ def test_a_damaged_file_is_made_anew(tiny_llama: Path, tmp_path: Path, monkeypat
 def test_a_weight_that_the_file_lacks_is_read_from_the_checkpoint(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.system.packed_cache import PackedFile
+    from penstock.system.packed_file import PackedFile
 
     cache = tmp_path / "cache"
     plain = tokens(tiny_llama, cache)
@@ -130,18 +147,18 @@ import sys
 from penstock.models.loading import packed_key
 packed_key.MIN_BYTES = 0
 from penstock import LLM, SamplingParams
-from penstock.system import packed_cache
+from penstock.system import packed_file
 assert "torch" not in sys.modules
 opened = []
-whole = packed_cache.PackedFile.begin_check
-packed_cache.PackedFile.begin_check = lambda self: (opened.append("torch" in sys.modules), whole(self))
+whole = packed_file.PackedFile.begin_check
+packed_file.PackedFile.begin_check = lambda self: (opened.append("torch" in sys.modules), whole(self))
 copied = []
-write = packed_cache._write_all
+write = packed_file._write_all
 def noting(file, offset, part):
-    if offset >= packed_cache._HEADER_BYTES:
+    if offset >= packed_file.HEADER_BYTES:
         copied.append(part.nbytes)
     write(file, offset, part)
-packed_cache._write_all = noting
+packed_file._write_all = noting
 with LLM(sys.argv[1], kv_cache_memory="8MiB", packed_cache=sys.argv[2]) as llm:
     llm.generate(["a"], SamplingParams(max_tokens=1))
     weights = sum(

@@ -16,7 +16,7 @@ from penstock.config.ranks import ALONE, Ranks
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
 from penstock.native import library_path
-from penstock.system.packed_cache import WeightCache
+from penstock.system.weight_cache import WeightCache
 
 MIN_BYTES = 4 * 2**20
 """Minimum size of weight files worth caching: smaller models pack in a moment."""
@@ -55,6 +55,8 @@ def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE)
         CheckpointError: the checkpoint has no weights.
     """
     files = list(checkpoint.gguf.files) if checkpoint.gguf is not None else weight_files(checkpoint.path)
+    if checkpoint.vision is not None:
+        files += checkpoint.vision.file.files
     try:
         if sum(file.stat().st_size for file in files) < MIN_BYTES:
             return None

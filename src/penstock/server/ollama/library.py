@@ -1,8 +1,11 @@
-"""Ollama's routes about models: the served model, its names and its adapters."""
+"""Ollama's routes about models: the served model, its names and its adapters, and created models."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,20 +13,25 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import __version__
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.created import copy_created, find_created, recipe_of, remove_created
 from penstock.checkpoint.summary import ModelSummary, summary_of
-from penstock.errors import AdapterError, InvalidRequestError, ModelNotFoundError
+from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, ServingOf
+from penstock.server.dialect import Call, CallOf, Serving, ServingOf
+from penstock.server.listed import Listed, ListedOf
+from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_created, with_recipe
 from penstock.server.ollama.errors import ERRORS
 from penstock.server.ollama.infill import infill_marks
 from penstock.server.ollama.model_facts import details, model_info, parameters_text
 from penstock.server.ollama.names import check_new_name, choose_model, served_name, tagged
 from penstock.server.ollama.schema import (
     CopyBody,
-    CreateBody,
+    ListedModel,
     ListedModels,
+    LoadedModel,
     LoadedModels,
     ModelDetails,
     NameBody,
@@ -38,8 +46,10 @@ from penstock.server.streams import JSON_LINES, Frame, json_line
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
 
 _NEVER = "2318-01-01T00:00:00Z"
-"""When the model is unloaded: a time that every client can compute with."""
-_PROGRESS: dict[int | str, dict[str, Any]] = {200: {"model": Progress, "content": JSON_LINES}, **ERRORS}
+"""When a model that stays loaded is unloaded: a time that every client can compute with."""
+_LONGEST = 100 * 365 * 86_400.0
+"""Seconds that count as never."""
+PROGRESS: dict[int | str, dict[str, Any]] = {200: {"model": Progress, "content": JSON_LINES}, **ERRORS}
 _DONE: dict[int | str, dict[str, Any]] = {200: {"description": "It is done.", "content": {}}, **ERRORS}
 
 
@@ -50,11 +60,17 @@ async def version() -> Version:
 
 
 @router.get("/tags", responses=ERRORS)
-async def list_models(call: CallOf) -> ListedModels:
-    """The served model by each of its names, and its adapters."""
-    summary, capabilities = await _summary(call), _capabilities(call)
-    return {
-        "models": [
+async def list_models(listed: ListedOf) -> ListedModels:
+    """The served models by each of their names, their adapters, and models that were created, which other servers
+    serve."""
+    served: list[ListedModel] = []
+    for model in listed:
+        summary = await asyncio.to_thread(_summary_of, model)
+        if model.serving is None:
+            capabilities = await asyncio.to_thread(_unloaded_capabilities, model.path)
+        else:
+            capabilities = _capabilities(model.serving)
+        served += (
             {
                 "name": tagged(name),
                 "model": tagged(name),
@@ -64,59 +80,95 @@ async def list_models(call: CallOf) -> ListedModels:
                 "details": about,
                 "capabilities": capabilities,
             }
-            for name, about in _served(call, summary)
-        ]
-    }
+            for name, about in _served(model, summary)
+        )
+    created = await asyncio.to_thread(listed_created, *(model.path for model in listed))
+    names = {model["name"] for model in served}
+    return {"models": [*served, *(model for model in created if model["name"] not in names)]}
 
 
 @router.get("/ps", responses=ERRORS)
-async def list_loaded(call: CallOf) -> LoadedModels:
-    """The served model by each of its names, and its adapters: they are always loaded."""
-    summary, info = await _summary(call), call.engine.info
-    return {
-        "models": [
+async def list_loaded(listed: ListedOf) -> LoadedModels:
+    """The loaded models by each of their names, and their adapters."""
+    models: list[LoadedModel] = []
+    for model in listed:
+        if model.serving is None or model.status.state != "loaded":
+            continue
+        summary, info = await asyncio.to_thread(_summary_of, model), model.serving.engine.info
+        size, expires = model.status.num_bytes or summary.num_bytes, _expiry(model.status.expires_in)
+        models += (
             {
                 "name": tagged(name),
                 "model": tagged(name),
-                "size": summary.num_bytes,
+                "size": size,
                 "digest": summary.digest,
                 "details": about,
-                "expires_at": _NEVER,
-                "size_vram": 0 if info.device == "cpu" else summary.num_bytes,
+                "expires_at": expires,
+                "size_vram": 0 if info.device == "cpu" else size,
                 "context_length": info.max_model_len,
             }
-            for name, about in _served(call, summary)
-        ]
-    }
+            for name, about in _served(model, summary)
+        )
+    return {"models": models}
 
 
-def _served(call: Call, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
-    for name in call.model_names:
+def _expiry(seconds: float) -> str:
+    if seconds > _LONGEST:
+        return _NEVER
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+
+
+def _served(model: Listed, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
+    for name in (model.name,) if model.serving is None else model.serving.model_names:
         yield name, details(summary)
-    for adapter in call.engine.adapters:
-        yield adapter.name, details(summary, tagged(call.model_names[0]))
+    for adapter in () if model.serving is None else model.serving.engine.adapters:
+        yield adapter.name, details(summary, tagged(model.name))
+
+
+def _summary_of(model: Listed) -> ModelSummary:
+    if model.serving is not None:
+        info = model.serving.engine.info
+        return summary_of(info.model_path, info.hf_overrides)
+    return summary_of(model.path) if os.path.exists(model.path) else ModelSummary()  # of a hub id nothing is downloaded
+
+
+def _unloaded_capabilities(path: str) -> list[str]:
+    """What a model that was never loaded can do, by its files; [] if they are not on this machine."""
+    try:
+        return capabilities_of(open_checkpoint(path)) if os.path.exists(path) else []
+    except CheckpointError:
+        return []
 
 
 @router.post("/show", responses=ERRORS)
-async def show(body: ShowBody, call: CallOf) -> ShownModel:
+async def show(body: ShowBody, call: CallOf, serving: ServingOf) -> ShownModel:
     """The model's sizes, chat template, default options and capabilities."""
-    name = choose_model(call, body.model or body.name)
+    asked = body.model or body.name
+    if asked is not None and not call.serves(served_name(call, asked)) and (folder := find_created(asked)) is not None:
+        return await asyncio.to_thread(shown_created, asked, folder)
+    name = choose_model(call, asked)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
     parent = tagged(call.model_names[0]) if call.adapter is not None else ""
     template = "" if tokenizer is None else tokenizer.chat_template_source
     if tokenizer is not None and infill_marks(tokenizer) is not None:
         template = f"{{#- fill in the middle: .Suffix -#}}{template}"  # which Continue looks for
     parameters = parameters_text(call.engine.sampling_defaults, info)
-    lines = (f"PARAMETER {' '.join(line.split(maxsplit=1))}" for line in parameters.splitlines())
-    return {
-        "modelfile": "\n".join([f"FROM {name}", *lines]),
+    sizes = {"context_length": info.max_model_len, "vocab_size": info.vocab_size}
+    shown: ShownModel = {
+        "modelfile": modelfile(name, [_pair(line) for line in parameters.splitlines()]),
         "parameters": parameters,
         "template": template,
         "details": details(summary, parent),
-        "model_info": model_info(summary, info),
-        "capabilities": _capabilities(call),
+        "model_info": model_info(summary, info.model_name, sizes),
+        "capabilities": _capabilities(serving),
         "modified_at": summary.modified.isoformat(),
     }
+    return with_recipe(shown, recipe_of(Path(info.model_path)))
+
+
+def _pair(line: str) -> tuple[str, str]:
+    name, value = line.split(maxsplit=1)
+    return name, value
 
 
 async def _summary(call: Call) -> ModelSummary:
@@ -124,57 +176,73 @@ async def _summary(call: Call) -> ModelSummary:
     return await asyncio.to_thread(summary_of, info.model_path, info.hf_overrides)
 
 
-def _capabilities(call: Call) -> list[str]:
-    encoder, tokenizer = call.engine.info.encoder, call.engine.tokenizer
+def _capabilities(serving: Serving) -> list[str]:
+    engine = serving.engine
+    encoder, tokenizer = engine.info.encoder, engine.tokenizer
     if encoder is not None:
         return ["embedding"] if encoder.task == "embed" else []
     has_template = tokenizer is not None and tokenizer.has_chat_template
     able = {
         "completion": True,
         "tools": has_template,
-        "vision": call.engine.images is not None,
+        "vision": engine.images is not None,
         "insert": tokenizer is not None and infill_marks(tokenizer) is not None,
-        "thinking": has_template and call.chat_format.reasons,
+        "thinking": has_template and serving.chat_format.reasons,
     }
     return [name for name, is_able in able.items() if is_able]
 
 
-@router.post("/pull", response_class=Response, responses=_PROGRESS)
+@router.post("/pull", response_class=Response, responses=PROGRESS)
 async def pull(body: PullBody, call: CallOf) -> Response:
-    """Succeeds for what is served; another model needs a server of its own."""
-    name = _given_name(body)
+    """Succeeds for what is served; another model must be added to the server's options."""
+    name = given_name(body)
     if not call.serves(served_name(call, name)):
         raise ModelNotFoundError(
             f"this server serves {call.model_names[0]!r} alone: to serve {name!r}, start another with "
             "penstock serve --model",
             "model",
         )
-    return _progress(body.stream, "pulling manifest", "verifying sha256 digest", "success")
+    return progress(body.stream, "pulling manifest", "verifying sha256 digest", "success")
 
 
 @router.post("/copy", response_class=Response, responses=_DONE)
 async def copy(body: CopyBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
-    """Serve the model, or an adapter, under one more name, until the server ends. For operators only."""
+    """Serve the model, or an adapter, under one more name, until the server ends; or copy a created model. For
+    operators only.
+    """
     check_operator(request, context)
-    _add_name(call, serving, body.source, check_new_name(body.destination, "destination"), "destination")
+    name = check_new_name(body.destination, "destination")
+    if not call.serves(served_name(call, body.source)) and (folder := find_created(body.source)) is not None:
+        check_not_served(call, name, "destination")
+        await asyncio.to_thread(_copy_created, folder, name)
+        return Response()
+    add_name(call, serving, body.source, name, "destination")
     return Response()
 
 
-@router.post("/create", response_class=Response, responses=_PROGRESS)
-async def create(body: CreateBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
-    """As `/api/copy`, of the model in `from`. For operators only."""
-    check_operator(request, context)
-    if not body.source:
-        raise InvalidRequestError(
-            "from: this parameter is required: a model is created from the served model or an adapter, and an adapter "
-            "is loaded by /v1/load_lora_adapter",
-            "from",
-        )
-    _add_name(call, serving, body.source, check_new_name(_given_name(body), "model"), "model")
-    return _progress(body.stream, "using existing layer", "writing manifest", "success")
+def _copy_created(folder: Path, name: str) -> None:
+    try:
+        copy_created(folder, name)
+    except ConfigError as error:
+        raise InvalidRequestError(f"destination: {error}", "destination") from error
 
 
-def _add_name(call: Call, serving: ServingOf, source: str, name: str, field: str) -> None:
+def check_not_served(call: Call, name: str, field: str) -> None:
+    """
+    Raises:
+        InvalidRequestError: the model, or an adapter, is served here by this name.
+    """
+    if call.serves(name):
+        raise InvalidRequestError(f"{field}: {name!r} is served here under this name: choose another", field)
+
+
+def add_name(call: Call, serving: ServingOf, source: str, name: str, field: str) -> None:
+    """Give the served model or an adapter one more name, until the server ends.
+
+    Raises:
+        InvalidRequestError: the name is taken, or there are too many.
+        ModelNotFoundError: `source` is not served.
+    """
     choose_model(call, source)
     if call.adapter is None:
         serving.add_name(name, field)
@@ -189,22 +257,32 @@ def _add_name(call: Call, serving: ServingOf, source: str, name: str, field: str
 
 @router.delete("/delete", response_class=Response, responses=_DONE)
 async def delete(body: NameBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
-    """Remove a name that was added, or an adapter; files stay. For operators only."""
+    """Remove a name that was added, or an adapter, whose files stay; or delete a created model. For operators only."""
     check_operator(request, context)
-    name = served_name(call, _given_name(body))
-    if call.engine.adapters.remove(name) is None and not serving.remove_name(name, "model"):
+    name = served_name(call, given_name(body))
+    if call.engine.adapters.remove(name) is not None or serving.remove_name(name, "model"):
+        return Response()
+    folder = find_created(name)
+    if folder is None:
         raise ModelNotFoundError(f"there is no model {name!r} here", "model")
+    if Path(call.engine.info.model_path).is_relative_to(folder):
+        raise InvalidRequestError(f"model: {name!r} is the served model: stop the server first", "model")
+    await asyncio.to_thread(remove_created, name)
     return Response()
 
 
-def _given_name(body: NameBody) -> str:
+def given_name(body: NameBody) -> str:
+    """
+    Raises:
+        InvalidRequestError: there is none.
+    """
     name = body.model or body.name
     if not name:
         raise InvalidRequestError("model: this parameter is required", "model")
     return name
 
 
-def _progress(stream: bool, *statuses: str) -> Response:
+def progress(stream: bool, *statuses: str) -> Response:
     """Progress that is complete: its last status or, streamed, a line for each."""
     if not stream:
         return Response(msgspec.json.encode({"status": statuses[-1]}), media_type="application/json")

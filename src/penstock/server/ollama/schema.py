@@ -1,6 +1,6 @@
 """Ollama's wire format: schemas of bodies and answers."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
@@ -11,6 +11,13 @@ from penstock.server.body import Body, HistoryItem, Many, Neutral
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _LEVELS = Literal["low", "medium", "high", "max"]
+KeepAlive = Annotated[
+    float | str | None,
+    Field(
+        description="Time without requests after which the model is unloaded, in seconds or as `5m`; below 0: never. "
+        "Without effect on a server whose model stays loaded."
+    ),
+]
 
 
 class Options(Body):
@@ -72,7 +79,7 @@ class GenerationBody(Body):
         None, description="`json`: any JSON object; a JSON schema: JSON that validates against it."
     )
     options: Options | None = Field(None, description="See below.")
-    keep_alive: float | str | None = Field(None, description="Without effect: the model stays loaded.")
+    keep_alive: KeepAlive = None
     think: bool | _LEVELS | None = Field(
         None,
         description="Whether a model that can reason does so, and how much; default: as its chat template says. True "
@@ -160,11 +167,12 @@ class EmbedBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["Hello", "Good morning"]}]})
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"options"})
 
     model: str | None = Field(None, description="Default: the served model.")
     input: str | Many[str] = Field(description="At most 2,048 texts.")
     truncate: bool = Field(False, description="Truncate texts that are too long at their end; default: refuse them.")
+    keep_alive: KeepAlive = None
     dimensions: int | None = Field(
         None, ge=1, description="Keep this many elements of the vectors, for models trained for that."
     )
@@ -173,10 +181,11 @@ class EmbedBody(Body):
 class EmbeddingsBody(Body):
     """The body of `POST /api/embeddings`."""
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"options"})
 
     model: str | None = Field(None, description="Default: the served model.")
     prompt: str
+    keep_alive: KeepAlive = None
 
 
 class NameBody(Body):
@@ -207,19 +216,70 @@ class CopyBody(Body):
     destination: str
 
 
-class CreateBody(NameBody):
-    """The body of `POST /api/create`: another name of what is served."""
+class Parameters(Body):
+    """Defaults of a created model."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
-        **dict.fromkeys(("adapters", "draft_files", "files", "info", "parameters"), ({},)),
-        **dict.fromkeys(("draft_quantize", "parser", "quantization", "quantize", "remote_host", "renderer"), ("",)),
-        **dict.fromkeys(("system", "template"), ("",)),
-        "messages": ([],),
+        **Options.NOT_OBEYED,
+        **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+        **dict.fromkeys(("repeat_last_n", "seed"), (-1,)),
     }
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"license", "requires"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = Options.WITHOUT_EFFECT
 
-    source: str | None = Field(None, alias="from", description="Name of the served model, or of an adapter.")
+    num_predict: int | None = Field(None, ge=-2, description="-1 and -2: as many as the context holds.")
+    num_ctx: int | None = Field(
+        None, ge=1, description="Size of the context, unless the server is given one; at most the model's own."
+    )
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, description="0 or less keeps all.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repeat_penalty: float | None = Field(None, gt=0)
+    stop: str | Many[str] | None = None
+
+
+class PresetMessage(Body):
+    """A message that precedes every conversation."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"images": ([],), "thinking": ("",), "tool_calls": ([],)}
+
+    role: Literal["system", "user", "assistant"]
+    content: str = ""
+
+
+class CreateBody(NameBody):
+    """The body of `POST /api/create`."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        **dict.fromkeys(("adapters", "draft_files", "info"), ({},)),
+        **dict.fromkeys(("draft_quantize", "parser", "quantization", "quantize", "remote_host", "renderer"), ("",)),
+    }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"requires"})
+
+    source: str | None = Field(
+        None,
+        alias="from",
+        description="A model to start from: the served one, a created one, or one of `penstock list`.",
+    )
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="Digests of uploaded GGUF files (`/api/blobs`), by file name.",
+        max_length=1000,
+    )
+    template: str | None = Field(None, description="Chat template, in Jinja; default: the model's own.")
+    system: str | None = Field(None, description="System message of conversations that have none.")
+    parameters: Parameters | None = Field(None, description="Defaults of sampling, and the size of the context.")
+    messages: Many[PresetMessage] = Field(
+        default_factory=list, description="Messages that precede every conversation, after its system message."
+    )
+    license: str | Many[str] | None = None
     stream: bool = True
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether the new model differs from its base."""
+        return any((self.template, self.system, self.parameters, self.messages, self.license))
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,6 +393,11 @@ class LoadedModels(TypedDict):
     models: list[LoadedModel]
 
 
+class ShownMessage(TypedDict):
+    role: str
+    content: str
+
+
 class ShownModel(TypedDict):
     modelfile: str
     parameters: str
@@ -341,6 +406,9 @@ class ShownModel(TypedDict):
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
+    system: NotRequired[str]
+    license: NotRequired[str]
+    messages: NotRequired[list[ShownMessage]]
 
 
 class Version(TypedDict):

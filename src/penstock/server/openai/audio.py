@@ -1,20 +1,24 @@
 """OpenAI's transcriptions and translations of audio."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from fastapi.routing import APIRoute
+from pydantic import Field, PrivateAttr, ValidationError
 from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError, PenstockError, WrongTaskError
 from penstock.frontend.audio.transcription import Segment, Transcription, TranscriptOptions
+from penstock.frontend.large_work import LargeWork
 from penstock.server.body import Body, Neutral
-from penstock.server.body_route import record_ignored
+from penstock.server.body_route import CheckedRequest, record_ignored
+from penstock.server.call_context import context_of
 from penstock.server.dialect import Call, CallOf
+from penstock.server.disconnect import cancelled_on_disconnect
 from penstock.server.errors import reply_to_error
 from penstock.server.openai.multipart import Form, parse_form
 from penstock.server.openai.transcripts import MEDIA_TYPES, render
@@ -22,6 +26,7 @@ from penstock.server.openai_errors import ERRORS, shape
 from penstock.server.streams import EventStream, Frame
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
+
 
 BodyT = TypeVar("BodyT", bound="TranslationBody")
 
@@ -41,6 +46,7 @@ class TranslationBody(Body):
     )
     temperature: float | None = Field(None, ge=0, le=1, description="Default: 0; it is never raised automatically.")
     seed: int | None = Field(None, description="For temperatures above 0.")
+    _file: bytes = PrivateAttr(b"")
 
 
 class TranscriptionBody(TranslationBody):
@@ -62,6 +68,60 @@ class TranscriptionBody(TranslationBody):
     timestamp_granularities: list[Literal["segment"]] | None = Field(
         None, description="For verbose_json, which has segments by default; times of words are not computed."
     )
+
+
+class FormRoute(APIRoute):
+    """A route that takes a form with a file, and validates it before FastAPI calls the route's function.
+
+    Raises:
+        ClientGoneError: the client has disconnected while its form waited to be read.
+        InvalidRequestError: the body is no such form.
+        RequestValidationError: a field does not match the schema.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        kind = TranslationBody if self.path.endswith("translations") else TranscriptionBody
+
+        async def handle_form(request: Request) -> Response:
+            raw, content_type = await request.body(), request.headers.get("content-type", "")
+            work: LargeWork = request.app.state.large_work
+            with cancelled_on_disconnect(request.receive):
+                body = await work.run(
+                    len(raw), lambda: _read(kind, content_type, raw), context_of(request.scope).caller.tenant
+                )
+            record_ignored(body, request)
+            return await handle(CheckedRequest(request, raw, body))
+
+        return handle_form
+
+
+def _read(kind: type[BodyT], content_type: str, raw: bytes) -> BodyT:
+    """A form's fields and its file."""
+    form = parse_form(content_type, raw)
+    content = form.files.pop("file", None)
+    if content is None:
+        raise InvalidRequestError("file: the form has no file of this name, with the audio", "file")
+    if form.files:
+        name = next(iter(form.files))
+        raise InvalidRequestError(f"{name[:40]!r} is a file; only `file` is one", name)
+    try:
+        body = kind.model_validate(_values(form))
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(found) from None
+    body._file = content
+    return body
+
+
+def _checked(request: Request, kind: type[BodyT]) -> BodyT:
+    """The body that `FormRoute` has read."""
+    assert isinstance(request, CheckedRequest)
+    assert isinstance(request.checked, kind)
+    return request.checked
+
+
+router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=FormRoute)
 
 
 def _described(body: type[Body]) -> dict[str, Any]:
@@ -89,7 +149,8 @@ _TRANSCRIPT: dict[int | str, dict[str, Any]] = {
 )
 async def transcriptions(request: Request, call: CallOf) -> Response:
     """Transcribe a sound in its own language."""
-    body, content = await _read(request, call, TranscriptionBody)
+    body = _checked(request, TranscriptionBody)
+    content = _audio_of(call, body)
     _check_stream(body)
     transcription = await _transcription(call, body, content, body.language, translate=False)
     if not body.stream:
@@ -107,31 +168,18 @@ async def transcriptions(request: Request, call: CallOf) -> Response:
 )
 async def translations(request: Request, call: CallOf) -> Response:
     """Translate a sound into English."""
-    body, content = await _read(request, call, TranslationBody)
+    body = _checked(request, TranslationBody)
+    content = _audio_of(call, body)
     transcription = await _transcription(call, body, content, None, translate=True)
     return await _whole(call, body, transcription, "translate")
 
 
-async def _read(request: Request, call: Call, kind: type[BodyT]) -> tuple[BodyT, bytes]:
-    """The form's fields and its file."""
+def _audio_of(call: Call, body: TranslationBody) -> bytes:
+    """The file of a form that the model takes."""
     if call.engine.sounds is None:
         raise WrongTaskError(f"{call.model_name} does not transcribe audio: serve a Whisper model", "model")
-    raw, content_type = await request.body(), request.headers.get("content-type", "")
-    form = await call.off_loop_if_large(lambda: parse_form(content_type, raw))
-    content = form.files.pop("file", None)
-    if content is None:
-        raise InvalidRequestError("file: the form has no file of this name, with the audio", "file")
-    if form.files:
-        name = next(iter(form.files))
-        raise InvalidRequestError(f"{name[:40]!r} is a file; only `file` is one", name)
-    try:
-        body = kind.model_validate(_values(form))
-    except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(found) from None
-    record_ignored(body, request)
     call.choose_model(body.model)
-    return body, content
+    return body._file
 
 
 def _values(form: Form) -> dict[str, Any]:
