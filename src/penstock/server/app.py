@@ -105,10 +105,12 @@ def create_app(
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
         engines = {model_names[0]: engine} if served is None else served.by_name
-        names = [PenstockNames(one.metrics, None if served is None else name) for name, one in engines.items()]
+        names = [PenstockNames(engine.metrics, None if served is None else name) for name, engine in engines.items()]
         collectors = [OneOf(names), *processes]
         if config.metrics_names == "vllm":
-            every = [VllmNames(one.metrics, name, one.info, one.adapter_use()) for name, one in engines.items()]
+            every = [
+                VllmNames(engine.metrics, name, engine.info, engine.adapter_use()) for name, engine in engines.items()
+            ]
             collectors.append(OneOf(every))
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 

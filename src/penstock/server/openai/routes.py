@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 @router.get("/models")
 async def list_models(listed: ListedOf) -> ModelList:
     """The names of the models that are served, their states, and their adapters."""
-    cards = [card for one in listed for card in _cards(one)]
+    cards = [card for model in listed for card in _cards(model)]
     first, last = cards[0]["id"], cards[-1]["id"]
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
@@ -44,10 +44,10 @@ async def list_models(listed: ListedOf) -> ModelList:
 @router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
 async def retrieve_model(name: str, listed: ListedOf) -> ModelCard:
     """The model of this name, or the adapter."""
-    cards = [card for one in listed for card in _cards(one)]
+    cards = [card for model in listed for card in _cards(model)]
     found = [card for card in cards if card["id"] == name] or (cards[:1] if name in ANY_MODEL else [])
     if not found:
-        raise unknown_model(name, [one.name for one in listed])
+        raise unknown_model(name, [model.name for model in listed])
     return found[0]
 
 
