@@ -166,7 +166,7 @@ class ModelBroker:
     def failed(self, name: str) -> None:
         """Note that a model could not be loaded: the uses that wait for it are over."""
         self.models[name].num_waiting = 0
-        self._wanted = [other for other in self._wanted if other != name]
+        self._wanted = [waiting for waiting in self._wanted if waiting != name]
         self.unloaded(name)
 
     def _head(self) -> str | None:
