@@ -330,7 +330,7 @@ def _qwen3_vl(given: _Given) -> _Read:
         "intermediate_size": given.size("feed_forward_length"),
         "out_hidden_size": given.text["hidden_size"],
         "num_position_embeddings": given.shape("v.position_embd.weight", 2)[0],
-        "deepstack_visual_indexes": [index for index, one in enumerate(tapped) if one],
+        "deepstack_visual_indexes": [index for index, is_tapped in enumerate(tapped) if is_tapped],
     }
     return {"image_token_id": given.token("<|image_pad|>")}, vision, processor
 
