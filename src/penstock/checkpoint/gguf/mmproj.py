@@ -37,6 +37,7 @@ _TEXT_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "ministral3",
+    "Llama4ForCausalLM": "llama4_text",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
 }
@@ -61,6 +62,7 @@ FAMILIES: dict[str, dict[str, tuple[str, str]]] = {
     "pixtral with a merger": dict.fromkeys(
         ("LlamaForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM"), _MISTRAL
     ),
+    "llama4": {"Llama4ForCausalLM": ("llama4", "Llama4ForConditionalGeneration")},
     "lfm2": dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), _LFM2),
     "internvl": dict.fromkeys(
         ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"), _INTERNVL
@@ -76,7 +78,8 @@ _WITHOUT_EFFECT = (
 """Keys that some families' towers do not depend on."""
 _FEWEST_TOKENS, _MOST_TOKENS = 8, 4096
 """llama.cpp's limits for a picture of Qwen's."""
-_PIXTRAL_EPS = 1e-5
+_EPS = 1e-5
+"""Of the norms of Pixtral's and Llama 4's towers."""
 _WINDOW = 112
 """Side in pixels of Qwen2.5-VL's windows, in llama.cpp."""
 
@@ -382,9 +385,7 @@ def _pixtral(given: _Given) -> _Read:
         "hidden_act": "silu" if silu else "gelu",
         "layer_norm_eps": None,
     }
-    eps = given.keys.find("vision.attention.layer_norm_epsilon", float) or _PIXTRAL_EPS
-    if not math.isclose(eps, _PIXTRAL_EPS, rel_tol=1e-6):  # float32 in the file
-        raise given.keys.unsupported("vision.attention.layer_norm_epsilon", eps, f"only {_PIXTRAL_EPS} is")
+    _check_eps(given)
     config: dict[str, Any] = {
         "image_token_index": given.token("[IMG]"),
         "vision_feature_layer": -1,
@@ -396,6 +397,29 @@ def _pixtral(given: _Given) -> _Read:
         config["vision_feature_select_strategy"] = "full"
     processor = {"size": {"longest_edge": vision["image_size"]}}
     return config, vision, processor
+
+
+def _check_eps(given: _Given) -> None:
+    """
+    Raises:
+        CheckpointError: the epsilon of norms is not that which `transformers` has in its code for this tower.
+    """
+    key = "vision.attention.layer_norm_epsilon"
+    eps = given.keys.find(key, float) or _EPS
+    if not math.isclose(eps, _EPS, rel_tol=1e-6):  # a float32 in the file
+        raise given.keys.unsupported(key, eps, f"only {_EPS} is")
+
+
+def _llama4(given: _Given) -> _Read:
+    _check_eps(given)
+    vision = given.common() | {
+        "image_size": given.size("image_size"),
+        "pixel_shuffle_ratio": 1 / given.size("projector.scale_factor", 2),
+        "layer_norm_eps": None,
+    }
+    out = given.shape("mm.model.mlp.1.weight", 2)[0]
+    vision |= dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), out)
+    return {"image_token_index": given.token("<|patch|>")}, vision, {"size": {"height": vision["image_size"]}}
 
 
 def _as_mistral(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -447,6 +471,7 @@ _READERS: dict[str, Callable[[_Given], _Read]] = {
     "gemma4v": _gemma4,
     "idefics3": _idefics3,
     "pixtral": _pixtral,
+    "llama4": _llama4,
     "lfm2": _lfm2,
     "internvl": _internvl,
 }
