@@ -52,8 +52,9 @@ class Sample:
         return sum(self.values.get(name, {}).values())
 
     def labelled(self, name: str, label: str, value: str) -> float | None:
-        """The value with this label; None if there is none."""
-        return self.values.get(name, {}).get(((label, value),))
+        """The sum over all values with this label, of several models; None if there is none."""
+        found = [number for labels, number in self.values.get(name, {}).items() if (label, value) in labels]
+        return sum(found) if found else None
 
     def labels(self, name: str, label: str) -> list[str]:
         """All values of a label."""
