@@ -128,8 +128,8 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
     if checkpoint.gguf is not None:
         pooling = pooling_of(checkpoint.gguf)
         named = None if pooling is None or pooling == "rank" else (pooling,)
-        dense = _dense_of_gguf(checkpoint.gguf)
-        return EncoderConfig(task, named, dense, normalize=named is not None, sigmoid=task == "score")
+        maps = _dense_of_gguf(checkpoint.gguf)
+        return EncoderConfig(task, named, maps, normalize=named is not None, sigmoid=task == "score")
     found: dict[str, Any] = {}
     dense, unread = [], []
     for kind, path in _modules(folder):
