@@ -298,6 +298,11 @@ def _read_bert(given: Given) -> dict[str, Any]:
     }
 
 
+def _read_gemma_embedding(given: Given) -> dict[str, Any]:
+    given.keys.ignore(*(f"{name}_feat_{side}" for name in DENSE_MAPS for side in ("in", "out")))
+    return {**_read_gemma3(given), "use_bidirectional_attention": True}
+
+
 def _read_nomic_bert(given: Given) -> dict[str, Any]:
     others = dict.fromkeys(("num_key_value_heads",))
     return {**_layer_norm_eps(given), **others, "hidden_act": "silu", "type_vocab_size": _num_token_types(given)}
@@ -319,10 +324,13 @@ def _num_labels(given: Given) -> int:
     return output.shape[0]
 
 
+DENSE_MAPS = ("dense_2", "dense_3")
+"""Linear maps after the pooling, in their order."""
 _RANK = 4
 """`pooling_type` of rerankers."""
 ARCHITECTURES = {
     "bert": Architecture(("BertModel",), False, _read_bert, bidirectional=True),
+    "gemma-embedding": Architecture(("Gemma3TextModel",), False, _read_gemma_embedding, bidirectional=True),
     "nomic-bert": Architecture(("NomicBertModel",), False, _read_nomic_bert, bidirectional=True),
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
