@@ -60,7 +60,10 @@ KINDS: dict[str, tuple[str, str, Kind]] = {
 
 
 def write_with_vision(
-    folder: Path, path: Path, mmproj: str = "mmproj-F32.gguf", extra: Mapping[str, Tensor] = {}
+    folder: Path,
+    path: Path,
+    mmproj: str = "mmproj-F32.gguf",
+    extra: Mapping[str, Tensor] = {},
 ) -> None:
     """Write the text model of the checkpoint in `folder` to `path`, and its tower beside it as `mmproj`.
 

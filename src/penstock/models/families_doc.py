@@ -88,8 +88,8 @@ def table() -> list[str]:
 def short_table() -> list[str]:
     """The lines of the first table, one row per family."""
     families: dict[str, list[str]] = {}
-    stored = {name for one in GGUF.values() for name in one.families}
-    stored |= {architecture for one in VISION.values() for _, architecture in one.values()}
+    stored = {name for architecture in GGUF.values() for name in architecture.families}
+    stored |= {architecture for family in VISION.values() for _, architecture in family.values()}
     for name, read in sorted(ARCHITECTURES.items()):
         families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
     rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]

@@ -15,7 +15,9 @@ penstock_prefix_cache_queries_total {tokens}
 penstock_prefix_cache_hits_total {hits}
 penstock_num_requests_running 3
 penstock_num_requests_waiting 2
-penstock_kv_cache_usage_ratio 0.25
+penstock_kv_blocks{{state="held"}} 2
+penstock_kv_blocks{{state="held",model="other"}} 1
+penstock_kv_blocks{{state="free"}} 9
 penstock_place_up{{place="0"}} 1
 penstock_place_up{{place="1"}} 0
 penstock_place_steps_total{{place="0"}} {tokens}

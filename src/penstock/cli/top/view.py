@@ -37,7 +37,7 @@ def view_of(samples: Samples, problem: str = "") -> RenderableType:
 
 
 def _title(samples: Samples) -> Text:
-    (model, *_) = samples.now.labels("penstock_model_info", "model")
+    model = ", ".join(samples.now.labels("penstock_model_info", "model"))
     began = samples.now.total("process_start_time_seconds")
     up = f", up {_duration(time.time() - began)}" if began else ""
     return Text.assemble((model, "bold"), f" at {samples.url}{up}")
@@ -54,7 +54,8 @@ def _load(samples: Samples) -> Table:
         "", "", f"prompts {rate(before, now, 'penstock_prompt_tokens_total'):.1f} tokens/s, {_step(steps, scheduled)}"
     )
     table.add_row("requests", f"{now.total('penstock_num_requests_running'):.0f}", _requests(samples))
-    usage = now.total("penstock_kv_cache_usage_ratio")
+    held, blocks = now.labelled("penstock_kv_blocks", "state", "held") or 0.0, now.total("penstock_kv_blocks")
+    usage = held / blocks if blocks else 0.0
     table.add_row("KV cache", f"{usage:.0%}", _bar(usage) + _cached(samples))
     return table
 
