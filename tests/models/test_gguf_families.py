@@ -102,6 +102,13 @@ UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 moe": ("Qwen2Moe", TWO | QWEN_EXPERTS),
     "seed-oss": ("SeedOss", TWO | {"head_dim": 16, "attention_out_bias": True}),
     "starcoder2": ("Starcoder2", TWO),
+    "afmoe": (
+        "Afmoe",
+        FAMILY_CASES["afmoe"][1] | {"num_hidden_layers": 4, "global_attn_every_n_layers": 4, "num_dense_layers": 2},
+    ),
+    "falcon": FAMILY_CASES["falcon"],
+    "falcon, grouped": FAMILY_CASES["falcon, grouped"],
+    "gpt bigcode": ("GPTBigCode", TWO | {"n_inner": 80}),
     "falcon-h1": ("FalconH1", TWO | FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "jamba": ("Jamba", JAMBA),
     "olmo": ("Olmo", TWO | {"clip_qkv": 0.3}),
