@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "2d98958bc4db54c047b73348d1e192c829e2e1c9596a00299d1345db84927c16"
+HEADERS = "d24126aed142793ce3361ccb9132fe8e324cb14ea623f86bceb7ef6759017678"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -41,6 +41,27 @@ class AdapterRows(ctypes.Structure):
         ("slots", c_void_p),
         ("starts", c_void_p),
         ("rows", c_void_p),
+        ("row_slots", c_void_p),
+    )
+
+
+class LoraMap(ctypes.Structure):
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("first", c_int64),
+        ("rows", c_int64),
+        ("first_rank", c_int64),
+        ("rank", c_int64),
+        ("scale", c_float),
+    )
+
+
+class LoraMaps(ctypes.Structure):
+    _fields_ = (
+        ("maps", c_void_p),
+        ("count", c_int64),
+        ("factors", c_void_p),
     )
 
 
@@ -62,25 +83,10 @@ class LinearArgs(Arguments):
         ("added", c_void_p),
         ("added_stride", c_int64),
         ("adapters", c_void_p),
-    )
-
-
-class LoraMap(ctypes.Structure):
-    _fields_ = (
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("first", c_int64),
-        ("rows", c_int64),
-        ("first_rank", c_int64),
-        ("rank", c_int64),
-        ("scale", c_float),
-    )
-
-
-class LoraMaps(ctypes.Structure):
-    _fields_ = (
-        ("maps", c_void_p),
-        ("count", c_int64),
+        ("lora", c_void_p),
+        ("lora_stride", c_int64),
+        ("lora_first", c_int64),
+        ("row_slots", c_void_p),
     )
 
 
@@ -100,8 +106,21 @@ class LoraArgs(Arguments):
     )
 
 
-class UnpackArgs(Arguments):
+class LoraLookupArgs(Arguments):
     operation = 2
+    _fields_ = (
+        ("adapters", c_void_p),
+        ("slots", c_void_p),
+        ("row_ids", c_void_p),
+        ("y", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+    )
+
+
+class UnpackArgs(Arguments):
+    operation = 3
     _fields_ = (
         ("weight", c_void_p),
         ("row_ids", c_void_p),
@@ -138,7 +157,7 @@ class Batch(ctypes.Structure):
 
 
 class AttentionArgs(Arguments):
-    operation = 3
+    operation = 4
     _fields_ = (
         ("cache", c_void_p),
         ("batch", c_void_p),
@@ -163,7 +182,7 @@ class AttentionArgs(Arguments):
 
 
 class RopeArgs(Arguments):
-    operation = 4
+    operation = 5
     _fields_ = (
         ("cache", c_void_p),
         ("batch", c_void_p),
@@ -186,7 +205,7 @@ class RopeArgs(Arguments):
 
 
 class NormArgs(Arguments):
-    operation = 5
+    operation = 6
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -209,7 +228,7 @@ class NormArgs(Arguments):
 
 
 class GatherArgs(Arguments):
-    operation = 6
+    operation = 7
     _fields_ = (
         ("table", c_void_p),
         ("table_stride", c_int64),
@@ -221,7 +240,7 @@ class GatherArgs(Arguments):
 
 
 class GatherAxesArgs(Arguments):
-    operation = 7
+    operation = 8
     _fields_ = (
         ("table", c_void_p),
         ("row_ids", c_void_p),
@@ -233,7 +252,7 @@ class GatherAxesArgs(Arguments):
 
 
 class ScatterArgs(Arguments):
-    operation = 8
+    operation = 9
     _fields_ = (
         ("x", c_void_p),
         ("row_bytes", c_int64),
@@ -245,7 +264,7 @@ class ScatterArgs(Arguments):
 
 
 class ScaleArgs(Arguments):
-    operation = 9
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -256,7 +275,7 @@ class ScaleArgs(Arguments):
 
 
 class ActivateArgs(Arguments):
-    operation = 10
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -271,7 +290,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 11
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -284,7 +303,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 12
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -304,7 +323,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 13
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -317,7 +336,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 15
+    operation = 16
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -330,7 +349,7 @@ class GateArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 14
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -352,7 +371,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 16
+    operation = 17
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -372,7 +391,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 17
+    operation = 18
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -393,7 +412,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 18
+    operation = 19
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -416,7 +435,7 @@ class ScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 19
+    operation = 20
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -433,7 +452,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 20
+    operation = 21
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -455,7 +474,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 21
+    operation = 22
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -478,6 +497,9 @@ class ExpertsArgs(Arguments):
         ("mixed", c_int32),
         ("scratch", c_void_p),
         ("ranks", c_void_p),
+        ("adapters", c_void_p),
+        ("gate_up_slots", c_void_p),
+        ("down_slots", c_void_p),
     )
 
 
@@ -519,7 +541,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 22
+    operation = 23
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

@@ -21,7 +21,7 @@ from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, 
 from penstock.quantization.rows import Fillable, MapRows, OwnRows, Parameter, PickedRows, Piece, RowRun, own_runs
 
 if TYPE_CHECKING:
-    from penstock.kernels.lora import LoraTable
+    from penstock.kernels.lora import LookupTable, LoraTable
     from penstock.kernels.memory import ModelTensor, Store
     from penstock.kernels.ops import Ops
     from penstock.native.array import AnyArray, AnyDtype
@@ -129,6 +129,8 @@ class AdaptedRows:
     """First row of the matrix in the table's weight."""
     runs: tuple[RowRun, ...]
     """The rows of the matrix that this rank has."""
+    weight: LinearMap
+    """The weight, which has the table's rows."""
     order: tuple[RowRun, ...] = ()
     """Where the checkpoint's rows go before; (): they stay."""
 
@@ -178,6 +180,8 @@ class WeightFactory:
         """Names of parameters that were filled from the cache of packed weights."""
         self.adapted: dict[str, AdaptedRows] = {}
         """All checkpoint matrices that adapters can target, by name."""
+        self.lookup_tables: dict[str, LookupTable] = {}
+        """The tables of all embeddings that adapters can target, by name."""
         self._takes_adapters = takes_adapters
         self._method = method
         self._lookup = lookup
@@ -250,18 +254,58 @@ class WeightFactory:
         names: tuple[str, ...],
         sizes: tuple[int, ...],
         columns: int,
+        weight: LinearMap,
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> LoraTable | None:
-        """Allocate the LoRA table of the layers that `linear` makes with these arguments; None without adapters."""
+        """Allocate the LoRA table of `weight`, which `linear` made with these arguments; None without adapters."""
         if not self._takes_adapters:
             return None
         maps = self._named(names, sizes, pieces, whole)
-        table, first = self.ops.new_lora(sum(rows.kept for rows in maps), columns, self.dtype, self.device), 0
+        table = self.ops.new_lora(sum(rows.kept for rows in maps), columns, self.dtype, self.device)
+        self._adapt(maps, table, weight)
+        return table
+
+    def expert_lora(
+        self,
+        experts: str,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        weights: Sequence[LinearMap],
+        *,
+        top_k: int,
+        interleaved: bool = False,
+    ) -> Sequence[LoraTable] | None:
+        """Allocate the LoRA tables of a mixture's weights, one for each expert; None without adapters.
+
+        Args:
+            experts: the prefix of the experts' names, which a number and one of `names` follow.
+            top_k: experts of a token.
+            interleaved: whether an adapter of all experts together has the rows of the maps in turn.
+        """
+        if not self._takes_adapters:
+            return None
+        of_experts = [self.at(f"{experts}.{index}")._named(names, sizes) for index in range(len(weights))]
+        num_rows = sum(rows.kept for rows in of_experts[0])
+        tables = self.ops.new_expert_lora(len(weights), num_rows, columns, self.dtype, self.device)
+        for maps, table, weight in zip(of_experts, tables, weights, strict=True):
+            self._adapt(maps, table, weight)
+        return tables
+
+    def _adapt(self, maps: Sequence[MapRows], table: LoraTable, weight: LinearMap) -> None:
+        first = 0
         for rows in maps:
-            self.adapted[rows.name] = AdaptedRows(table, first, rows.runs)
+            self.adapted[rows.name] = AdaptedRows(table, first, rows.runs, weight)
             first += rows.kept
+
+    def lookup_table(self, name: str, rows: int, columns: int) -> LookupTable | None:
+        """Allocate the table of the LoRA updates of an embedding [rows, columns]; None without adapters."""
+        if not self._takes_adapters:
+            return None
+        table = self.ops.new_lookup_table(columns, self.dtype, self.device)
+        self.lookup_tables[f"{self._above}{name}"] = table
         return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
