@@ -104,6 +104,8 @@ class Settings:
     """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
     images: ImageSettings | None = None
     """None: the model takes text only."""
+    backend: str = "penstock"
+    """What computes the model: `penstock` or `transformers`."""
 
     @property
     def tower(self) -> TowerFacts | None:
@@ -185,6 +187,7 @@ def resolve(
         kv_transfer=config.kv_transfer,
         block_file=_block_file(config, memory, facts.name),
         images=_images(target, memory),
+        backend=model.backend,
     )
     _check_images(settings)
     if not drafts or memory.draft is None:
