@@ -193,7 +193,7 @@ def ratios(runs: Runs, peer: str, column: str, kernels: str = "") -> list[float]
 
 def span(found: list[float]) -> str:
     """From the lowest to the highest, to a tenth, or to a hundredth if that is little."""
-    low, high = (f"{one:.1f}" if one > 0.1 else f"{one:.2f}" for one in (min(found), max(found)))
+    low, high = (f"{figure:.1f}" if figure > 0.1 else f"{figure:.2f}" for figure in (min(found), max(found)))
     return low if low == high else f"{low} to {high}"
 
 
@@ -244,9 +244,9 @@ def rate_table(runs: Runs) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|"
     for model, weights, peer, rows in in_order(runs):
         scenarios = {Scenario.parse(row): rates for row, rates in rows.items() if row not in COSTS}
-        for one in sorted(scenarios, key=lambda one: (one.output == 1, one.streams, one.shared)):
-            ours, theirs = (scenarios[one].get(engine) for engine in ("penstock", peer))
-            cells = (model, weights, PEERS[peer], one.words, _number(ours), _number(theirs), _times(ours, theirs))
+        for scenario in sorted(scenarios, key=lambda one: (one.output == 1, one.streams, one.shared)):
+            ours, theirs = (scenarios[scenario].get(engine) for engine in ("penstock", peer))
+            cells = (model, weights, PEERS[peer], scenario.words, _number(ours), _number(theirs), _times(ours, theirs))
             yield f"| {' | '.join(cells)} |"
 
 
@@ -264,8 +264,11 @@ def cost_table(runs: Runs) -> Iterator[str]:
         cells = [model, weights, PEERS[peer]]
         for row in COSTS:
             pair = [rows.get(row, {}).get(engine) for engine in ("penstock", peer)]
-            least = min((one for one in pair if one is not None), default=None)
-            cells += [f"**{_number(one)}**" if one is not None and one == least else _number(one) for one in pair]
+            least = min((figure for figure in pair if figure is not None), default=None)
+            cells += [
+                f"**{_number(figure)}**" if figure is not None and figure == least else _number(figure)
+                for figure in pair
+            ]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -1,4 +1,4 @@
-// Operations of one pass over memory: rows from and to a table by one index or three, rows times a factor, sums of rows.
+// Operations of one pass over memory: rows from and to a table by one index or three, sums of rows.
 #include <cstring>
 
 #include "ops.h"
@@ -44,19 +44,6 @@ void scatter(const ScatterArgs& args) {
                             static_cast<size_t>(args.row_bytes));
         },
         args.num_rows * args.row_bytes);
-}
-
-void scale(const ScaleArgs& args) {
-    parallel(
-        [&](int64_t thread, int64_t threads) {
-            const int64_t elements = args.rows * args.columns, vectors = (elements + kLanes - 1) / kLanes;
-            const int64_t end = vectors * (thread + 1) / threads * kLanes;
-            for (int64_t i = vectors * thread / threads * kLanes; i < end; i += kLanes) {
-                const f32x16 x = load_some_as_f32(args.x, args.dtype, i, elements - i);
-                write_row(args.x, args.dtype, i, elements - i, mul(x, set_f32(args.factor)));
-            }
-        },
-        args.rows * args.columns);
 }
 
 void add_rows(const AddArgs& args) {

@@ -298,14 +298,6 @@ struct ScatterArgs {
     int64_t table_stride;
 };
 
-struct ScaleArgs {
-    void* x;  // [rows, columns]
-    int32_t dtype;
-    int64_t rows;
-    int64_t columns;
-    float factor;
-};
-
 // x = factor * activation(x / divisor), rounded once.
 struct ActivateArgs {
     void* x;  // [rows, columns]
@@ -527,7 +519,6 @@ struct ExpertsArgs {
     OP(gather, GatherArgs)                  \
     OP(gather_axes, GatherAxesArgs)         \
     OP(scatter, ScatterArgs)                \
-    OP(scale, ScaleArgs)                    \
     OP(activate, ActivateArgs)              \
     OP(limit, LimitArgs)                    \
     OP(copy_columns, ColumnsArgs)           \

@@ -74,11 +74,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 @pytest.fixture(scope="session", autouse=True)
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Packed weights of tests, and of the servers that they start, do not go to the user's cache, nor chats' lines;
-    nor do aliases of models come from there."""
+    nor do aliases and created models come from there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
 
 

@@ -165,7 +165,12 @@ def run(client: Client, proxies: Mapping[str, RecordingProxy], chosen: str | Non
         print(f"{client.name}: its suite took more than {LONGEST_SUITE:g} s", file=sys.stderr)
     seconds = time.monotonic() - began
     passed, failed = counts(report)
-    refused = {(kind, *refusal(one)) for kind, proxy in proxies.items() for one in proxy.exchanges if is_refused(one)}
+    refused = {
+        (kind, *refusal(exchange))
+        for kind, proxy in proxies.items()
+        for exchange in proxy.exchanges
+        if is_refused(exchange)
+    }
     for kind, request, answer in sorted(refused):
         print(f"{client.name}, {kind}: {request}: {answer}", flush=True)
     version = (

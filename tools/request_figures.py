@@ -128,7 +128,7 @@ class Figures:
 
     @property
     def files(self) -> list[str]:
-        return list(dict.fromkeys(one.path for one in (*self.server, *self.engine)))
+        return list(dict.fromkeys(function.path for function in (*self.server, *self.engine)))
 
 
 def figures(model: Path | None = None) -> Figures:
@@ -180,7 +180,7 @@ def _definitions(path: str) -> dict[int, tuple[int, str | None]]:
     def visit(node: ast.AST, class_name: str | None) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = min([child.lineno, *(one.lineno for one in child.decorator_list)])
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
                 found[first] = (child.end_lineno or first, class_name)
             visit(child, child.name if isinstance(child, ast.ClassDef) else class_name)
 
@@ -191,15 +191,15 @@ def _definitions(path: str) -> dict[int, tuple[int, str | None]]:
 def lines_of(functions: Iterable[Function]) -> int:
     """Lines of source of these functions, docstrings included, each line once."""
     lines: set[tuple[str, int]] = set()
-    for one in functions:
-        last, _ = _definitions(one.path).get(one.line, (one.line, None))
-        lines.update((one.path, line) for line in range(one.line, last + 1))
+    for function in functions:
+        last, _ = _definitions(function.path).get(function.line, (function.line, None))
+        lines.update((function.path, line) for line in range(function.line, last + 1))
     return len(lines)
 
 
 def classes_of(functions: Iterable[Function]) -> set[tuple[str, str]]:
     """Classes that these functions are methods of."""
-    owners = ((one.path, _definitions(one.path).get(one.line, (0, None))[1]) for one in functions)
+    owners = ((function.path, _definitions(function.path).get(function.line, (0, None))[1]) for function in functions)
     return {(path, name) for path, name in owners if name is not None}
 
 
@@ -215,7 +215,7 @@ def _imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node not in typing_only:
-            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
@@ -242,9 +242,9 @@ def main() -> None:
         print("\n".join(found.files))
     for name, functions in (("server process", found.server), ("engine", found.engine)):
         print(f"{name}: {len(functions)} functions, {lines_of(functions)} lines")
-    rooms = Counter(one.path.partition("/")[0] for one in found.functions)
+    rooms = Counter(function.path.partition("/")[0] for function in found.functions)
     for room, count in rooms.most_common():
-        lines = lines_of(one for one in found.functions if one.path.partition("/")[0] == room)
+        lines = lines_of(function for function in found.functions if function.path.partition("/")[0] == room)
         print(f"  {room}: {count} functions, {lines} lines")
     functions, classes = found.functions, classes_of(found.functions)
     counts = f"{len(functions)} functions, {lines_of(functions)} lines, {len(classes)} classes"

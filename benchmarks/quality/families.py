@@ -19,7 +19,7 @@ from penstock import native
 from penstock.diagnose.verify import SelfTest, self_test_config
 from penstock.engine.build import build_engine
 from penstock.errors import PenstockError
-from penstock.models.registry import ARCHITECTURES
+from penstock.models.architectures import ARCHITECTURES
 from tests.support.checkpoints import write_random
 from tests.support.families import CASES, MULTIMODAL, SHAPE, class_name
 

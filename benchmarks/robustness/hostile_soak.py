@@ -412,7 +412,7 @@ async def soak_for(soak: Soak, seconds: float, *, quiet: bool) -> None:
         work += [attacker(soak, attack) for attack in ATTACKS for _ in range(0 if quiet else ATTACKERS)]
         await asyncio.gather(*work, sample(soak, seconds / 200), probe_health(soak, seconds))
         again = [await ask(http, question) for question in QUESTIONS]
-        soak.wrong += sum(one != other for one, other in zip(again, soak.expected, strict=True))
+        soak.wrong += sum(answer != other for answer, other in zip(again, soak.expected, strict=True))
 
 
 def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, float | None]]:
@@ -451,7 +451,7 @@ def judge(soak: Soak, log: list[str], *, whole: bool) -> dict[str, tuple[float, 
         },
         "largest memory of the server, MiB": (max(s["server"] for s in soak.samples), None),
         "slowest answer of /health, s": (max(soak.health, default=99.0), HEALTH_SECONDS if whole else None),
-        "answers of /health that took longer": (sum(one > HEALTH_SECONDS for one in soak.health), None),
+        "answers of /health that took longer": (sum(seconds > HEALTH_SECONDS for seconds in soak.health), None),
         "answers of /health": (len(soak.health), None),
         "median answer of /health, s": (statistics.median(soak.health or [99.0]), None),
         "load average of the machine at the end": (os.getloadavg()[0], None),
@@ -472,7 +472,7 @@ def running_server(log: list[str], folder: Path) -> Iterator[tuple[str, int, dic
         try:
             assert server.stderr is not None
             told = (re.search(r"serving \S+ at http://([^:]+):(\d+)", line) for line in server.stderr)
-            found = next(one for one in told if one)
+            found = next(match for match in told if match)
             threading.Thread(target=lambda: log.extend(server.stderr or ()), daemon=True).start()
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
             engine = next(int(c) for c in children if b"engine.process" in Path(f"/proc/{c}/cmdline").read_bytes())

@@ -56,7 +56,7 @@ def engines(server: RunningServer) -> list[dict[str, Any]]:
 
 
 def up(server: RunningServer) -> list[dict[str, Any]]:
-    return [one for one in engines(server) if one["state"] == "up"]
+    return [engine for engine in engines(server) if engine["state"] == "up"]
 
 
 def verdicts(answers: Sequence[Told], expected: Sequence[Told]) -> Counter[str]:
@@ -97,7 +97,7 @@ async def disturb(
             while not telling.done() and await read_tokens(server) < enough:
                 await asyncio.sleep(0.02)
             alive = await asyncio.to_thread(up, server)
-            alive = [one for one in alive if one["pid"] not in killed]
+            alive = [engine for engine in alive if engine["pid"] not in killed]
             if not telling.done() and len(alive) > 1:
                 victim = rng.choice(alive)
                 await asyncio.to_thread(kill, victim)

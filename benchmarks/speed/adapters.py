@@ -97,7 +97,7 @@ def main() -> int:
         cores = [engine(given.model, threads=given.threads, adapter=some) for some in (None, listed, listed)]
         chosen: list[list[Adapter | None]] = [[None], [None], [*adapters]]
         decoding = [Decoding(core, some, given.steps) for core, some in zip(cores, chosen, strict=True)]
-        times = [[one.step() for one in decoding] for _ in range(given.steps)][5:]
+        times = [[run.step() for run in decoding] for _ in range(given.steps)][5:]
         for core in cores:
             core.close()
     idle, lost = (100 * (1 - 1 / statistics.median(step[place] / step[0] for step in times)) for place in (1, 2))

@@ -49,7 +49,7 @@ def measure(dtype: Literal["float32", "bfloat16"], texts: list[str], runs: int) 
     best = min(BATCH_SIZES, key=lambda size: seconds(lambda: theirs.encode(some, batch_size=size)))
     with LLM(str(MODEL), dtype=dtype, packed_cache="off") as ours:
         native.set_num_threads(ours._engine.settings.threads)
-        num_tokens = sum(len(one) for one in theirs.tokenizer(texts)["input_ids"])
+        num_tokens = sum(len(tokens) for tokens in theirs.tokenizer(texts)["input_ids"])
         vectors = ours.embed(texts)
         apart = float(np.abs(vectors - theirs.encode(texts, batch_size=best)).max())
         times: dict[str, list[float]] = {"penstock": [], "sentence-transformers": [], "at its best batch size": []}

@@ -186,8 +186,8 @@ async def kill_once(engine: AsyncEngine, params: SamplingParams, number: int) ->
     waiting = [asyncio.ensure_future(next_token(stream)) for stream in mine]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     seconds = time.perf_counter() - began
-    for one in waiting:
-        one.cancel()
+    for task in waiting:
+        task.cancel()
     for stream in streams.values():
         stream.abort()
     while engine.fleet.replicas[victim].down is not None:

@@ -39,7 +39,7 @@ ROOM = 1.25
 def pool_bytes(model: str | None, tokens: int) -> int:
     facts = read_facts(open_checkpoint(model))
     dtype = "bfloat16" if facts.halves_kv else facts.dtype
-    block = sum(one.block_bytes(BLOCK_SIZE, dtype) for one in facts.caches if one is not None)
+    block = sum(cache.block_bytes(BLOCK_SIZE, dtype) for cache in facts.caches if cache is not None)
     return int(ROOM * (tokens / BLOCK_SIZE + 2)) * block
 
 
@@ -132,7 +132,7 @@ def report(options: argparse.Namespace, times: dict[str, list[float]]) -> dict[s
     computed = medians["computed"]
     ratios = {kind: medians[kind] / computed for kind in ("evicted", "restarted", "pulled", "memory")}
     pairs = zip(times["computed"], times["without"], strict=True)
-    ratios["writing"] = statistics.median(one / other for one, other in pairs)
+    ratios["writing"] = statistics.median(writing / other for writing, other in pairs)
     return {
         "model": Path(options.model).name if options.model else "demo",
         "tokens": options.tokens,

@@ -63,13 +63,13 @@ def serve(engine: MeasuredEngine, workload: Workload, clock: CpuClock) -> Outcom
     following = next(source, None)
     open_requests: dict[str, tuple[Arrival, list[float]]] = {}
     while following is not None or coming or core.has_work:
-        while following is not None and (not coming or following.time <= min(one.time for one in coming)):
+        while following is not None and (not coming or following.time <= min(waiting.time for waiting in coming)):
             coming.append(following)
             following = next(source, None)
         if not core.has_work:
-            clock.skip_to(begin + min(one.time for one in coming))
+            clock.skip_to(begin + min(waiting.time for waiting in coming))
         now = clock() - begin
-        for arrival in sorted((one for one in coming if one.time <= now), key=lambda one: one.time):
+        for arrival in sorted((waiting for waiting in coming if waiting.time <= now), key=lambda one: one.time):
             coming.remove(arrival)
             open_requests[arrival.name] = (arrival, [])
             core.add_request(make_request(arrival.name, arrival.prompt, len(arrival.answer), begin + arrival.time))
@@ -205,8 +205,11 @@ def speed(seconds: float) -> int:
             1e6 * cpu / outcome.num_steps,
             1e6 / STEPS_A_SECOND,
         )
-        rows[f"  tokens a step; busy {busy}"] = (sum(one.tokens for one in outcome.engines) / outcome.num_steps, None)
-        share = sum(one.seconds for one in outcome.engines) / outcome.seconds / 4
+        rows[f"  tokens a step; busy {busy}"] = (
+            sum(engine.tokens for engine in outcome.engines) / outcome.num_steps,
+            None,
+        )
+        share = sum(engine.seconds for engine in outcome.engines) / outcome.seconds / 4
         rows[f"  per cent busy; {busy}"] = (100 * share, None)
     chats = Chats(chats_per_second=HOUR_CHATS, seconds=seconds, system_prompts=500)
     outcome, cpu = timed(1000, chats)

@@ -92,7 +92,9 @@ def idle_percent(seconds: float) -> float:
 def medians(command: Sequence[str], rounds: int) -> Run:
     run(command)
     runs = [run(command) for _ in range(rounds)]
-    seconds, cpu, peak = zip(*((one.seconds, one.cpu_seconds, one.peak_mib) for one in runs), strict=True)
+    seconds, cpu, peak = zip(
+        *((measured.seconds, measured.cpu_seconds, measured.peak_mib) for measured in runs), strict=True
+    )
     return Run(statistics.median(seconds), statistics.median(cpu), statistics.median(peak))
 
 

@@ -178,7 +178,7 @@ class LLM:
         ]
         prompts = [self._chat_prompt(each) for each in asked]
         given = zip(prompts, each_params(params, len(prompts)), asked, strict=True)
-        settled = [self._guided(prompt.token_ids, one, each.tools) for prompt, one, each in given]
+        settled = [self._guided(prompt.token_ids, prompt_params, each.tools) for prompt, prompt_params, each in given]
         return self.generate(prompts, settled, progress, adapter=adapter)
 
     def embed(
@@ -215,7 +215,7 @@ class LLM:
                 encoder.check_tokens(cast("Sequence[int]", text), truncate=cut, param="texts") for text in listed
             ]
         outputs = self._encode(encoded, progress)
-        vectors = [vector_of(one, encoder.config, dimensions=dimensions, normalize=normalize) for one in outputs]
+        vectors = [vector_of(output, encoder.config, dimensions=dimensions, normalize=normalize) for output in outputs]
         size = dimensions or encoder.config.truncate_dim or encoder.config.vector_size
         return np.stack(vectors) if vectors else np.empty((0, size), np.float32)
 
@@ -246,12 +246,12 @@ class LLM:
         now = time.monotonic()
         pending = [
             OutputProcessor(
-                self._input_processor.make_encoding(one, request_id=str(next(self._ids)), arrival=now),
+                self._input_processor.make_encoding(text, request_id=str(next(self._ids)), arrival=now),
                 SamplingParams(),
                 None,
                 None,
             )
-            for one in encoded
+            for text in encoded
         ]
         self._run(pending, progress)
         outputs = [output_processor.result() for output_processor in pending]
@@ -448,7 +448,7 @@ class LLM:
     ) -> list[OutputProcessor]:
         listed = listed_prompts(prompts)
         given = zip(listed, each_params(params, len(listed)), each_adapter(adapter, len(listed)), strict=True)
-        return [self._accept(prompt, one, name) for prompt, one, name in given]
+        return [self._accept(prompt, prompt_params, name) for prompt, prompt_params, name in given]
 
     def _run(self, pending: list[OutputProcessor], progress: bool | None) -> None:
         is_shown = len(pending) > 1 and sys.stderr.isatty() if progress is None else progress
@@ -459,7 +459,7 @@ class LLM:
 
     def _finished(self, pending: list[OutputProcessor]) -> Iterator[tuple[int, RequestOutput]]:
         """Run requests to completion; yields (index, output) as each one ends."""
-        indices = {one.request.request_id: index for index, one in enumerate(pending)}
+        indices = {processor.request.request_id: index for index, processor in enumerate(pending)}
         ended = deque[str]()
         interrupt: KeyboardInterrupt | None = None
         try:

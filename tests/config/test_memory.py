@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import native
 from penstock.config.engine_config import EngineConfig
 from penstock.config.memory import GIB, LayerGroup, Machine, most_branches
-from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
 from penstock.config.settings import resolve
 from penstock.config.weight_formats import FLOAT
 from penstock.core.kv_manager import CacheGroup, KVManager
@@ -84,7 +84,7 @@ def test_weights_are_planned_with_the_bytes_that_the_kernels_hold(tmp_path: Path
 
 
 def layer(window: int | None) -> LayerFacts:
-    return LayerFacts(KVSpec(3, 64, window), (Working(1920, 1920, 576), Working(1536, 4608, 1536)))
+    return LayerFacts(KVSpec(3, 64, window), (ActivationSizes(1920, 1920, 576), ActivationSizes(1536, 4608, 1536)))
 
 
 SMALL = ModelFacts(  # SmolLM2-135M
@@ -159,7 +159,7 @@ def test_small_windows_leave_most_of_the_memory_to_the_layers_that_see_all() -> 
     assert "in layers with a window of 512" in memory_line(plans[1])
 
 
-RECURRENT = LayerFacts(StateSpec(((3, 6144), (16, 4, 128, 32))), (Working(1920, 1920, 576),))
+RECURRENT = LayerFacts(StateSpec(((3, 6144), (16, 4, 128, 32))), (ActivationSizes(1920, 1920, 576),))
 HYBRID = replace(SMALL, layers=(RECURRENT, RECURRENT, RECURRENT, layer(None)) * 6)
 STATE = 18 * 4 * (3 * 6144 + 16 * 128 * 128)
 MACHINE = Machine(device="cpu", cores=2, memory=64 * GIB, native=True)

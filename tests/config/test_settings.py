@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.engine_config import EngineConfig, parse_overrides
 from penstock.config.memory import GIB, MIB, Machine, in_words, parse_bytes
-from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, TowerFacts, Working
+from penstock.config.model_facts import ActivationSizes, KVSpec, LayerFacts, Matrix, ModelFacts, TowerFacts
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings, resolve
 from penstock.config.weight_formats import FLOAT, FORMATS
@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 
 MATRICES = (Matrix("layers", 32_000, 256, FLOAT), Matrix("lm_head", 4096, 256, FLOAT))
 HEAD, LAYERS = 4096 * 256, 32_000 * 256
-LAYER = LayerFacts(KVSpec(4, 32), (Working(1024, 1024, 256), Working(688, 2064, 688)))
+LAYER = LayerFacts(KVSpec(4, 32), (ActivationSizes(1024, 1024, 256), ActivationSizes(688, 2064, 688)))
 FACTS = ModelFacts(
     name="tiny",
     dtype="bfloat16",
@@ -139,7 +139,7 @@ TOWER = TowerFacts(  # Gemma 3's at a fourth of its width
     hidden_size=288,
     num_parameters=30_000_000,
     feature_elements=256,
-    working=Working(1728, 1728, 1076),
+    activation_sizes=ActivationSizes(1728, 1728, 1076),
     max_tokens=256,
     max_patches=4096,
 )
@@ -221,7 +221,7 @@ def test_where_native_caches_do_not_support_a_blocks_size_all_is_planned_for_the
 
 
 def test_latents_are_not_cached_in_int8_unless_told_so() -> None:
-    layer = LayerFacts(KVSpec(1, 576, latent=True), LAYER.working)
+    layer = LayerFacts(KVSpec(1, 576, latent=True), LAYER.activation_sizes)
     facts, machine = replace(FACTS, layers=(layer,) * 4), replace(CPU, native=True)
     assert settled(facts, machine, quantization="int8").kv_cache_dtype == "bfloat16"
     assert settled(facts, machine, quantization="int8", kv_cache_dtype="int8").kv_cache_dtype == "int8"

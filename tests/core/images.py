@@ -4,7 +4,7 @@ import hashlib
 
 from penstock.api.request import Image, Request
 from penstock.config.image_settings import ImageSettings
-from penstock.config.model_facts import TowerFacts, Working
+from penstock.config.model_facts import ActivationSizes, TowerFacts
 from penstock.core.kv_manager import CacheGroup
 from penstock.core.plan import ForwardPlan, SampledSequence, StepPlan, StepResult
 from tests.core.fakes import FakeRunner
@@ -24,7 +24,7 @@ def make_tower(
         hidden_size=1,
         num_parameters=10,
         feature_elements=4,
-        working=Working(1, 1, 1),
+        activation_sizes=ActivationSizes(1, 1, 1),
         max_tokens=12,
         max_patches=12,
         attends_within=attends_within,

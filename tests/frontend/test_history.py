@@ -52,6 +52,17 @@ def test_a_request_is_explained_by_its_waits_chunks_and_preemptions_with_equal_s
     assert history.find("cal") == []
 
 
+def test_a_request_that_comes_during_a_step_waits_from_its_arrival_on():
+    history = History("fcfs")
+    accept(history, dataclasses.replace(make_request("a", [1]), arrival=0.75))
+    history.record_step(record(0.0, blocked=("other", "slots")))
+    history.record_step(record(1.0, blocked=("a", "slots")))
+    (request_record,) = history.find("a")
+    first, second = history.explain(request_record)
+    assert (first.what, first.at, first.seconds) == ("waited", 0.0, 0.25)
+    assert (second.what, second.at, second.seconds) == ("waited", 0.25, 1.0)
+
+
 def test_the_account_of_a_real_scheduler_adds_up():
     scheduler, runner, history = make_scheduler(max_num_seqs=1, budget=8), FakeRunner(16, 4), History("fcfs")
     records = {}

@@ -151,7 +151,7 @@ def test_columns_are_converted_to_the_type_of_their_place(ops: Ops, dtype: torch
 @pytest.mark.parametrize("shape", [*SHAPES, (300, 500)], ids=str)
 def test_rows_are_scaled_as_by_torch(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = torch.randn(shape).to(dtype)
-    assert torch.equal(ops.scale(x.clone(), 12.3), x * 12.3)
+    assert torch.equal(ops.activate(x.clone(), None, factor=12.3), x * 12.3)
 
 
 @pytest.mark.parametrize("ops", VERSIONS)

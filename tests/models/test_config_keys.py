@@ -10,7 +10,8 @@ import pytest
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
 from penstock.models import hf_config
-from penstock.models.registry import ARCHITECTURES, read_spec
+from penstock.models.architectures import ARCHITECTURES
+from penstock.models.registry import read_spec
 from penstock.models.spec import ModelSpec
 from tests.support.families import CASES, LONGROPE, SHAPE, class_name
 

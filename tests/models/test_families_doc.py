@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from penstock.models.architectures import ARCHITECTURES
 from penstock.models.families_doc import describe
-from penstock.models.registry import ARCHITECTURES
 from tests.support.families import CASES, MULTIMODAL, class_name
 from tests.support.vision import FAMILIES
 

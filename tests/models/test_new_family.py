@@ -1,6 +1,6 @@
 """A new family takes one file: here it is, with an operation that no native kernel has, and it answers the same day.
 
-Beside the file a family needs its line in `registry.ARCHITECTURES`, which the fixture stands for.
+Beside the file a family needs its line in `architectures.py`, which the fixture stands for.
 """
 
 import json
@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from penstock import LLM, SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.config.memory import Machine
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.engine.build import build_engine
 from penstock.kernels.tables import make_ops
 from penstock.layers.linear import Linear
@@ -50,8 +50,8 @@ class SquaredReluSpec:
     intermediate_size: int
 
     @property
-    def working(self) -> Working:
-        return Working(self.intermediate_size, self.intermediate_size, self.intermediate_size)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(self.intermediate_size, self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.config.model_facts import KVSpec, LayerFacts, Matrix, ModelFacts, Working
+from penstock.config.model_facts import ActivationSizes, KVSpec, LayerFacts, Matrix, ModelFacts
 from penstock.config.weight_formats import FLOAT
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.rope import RopeConfig
+from penstock.models.architectures import ARCHITECTURES
 from penstock.models.hf_config import HFConfig
-from penstock.models.registry import ARCHITECTURES, read_facts, read_spec
+from penstock.models.registry import read_facts, read_spec
 from penstock.models.spec import ModelSpec
 from tests.support.stepping import Stepper
 
@@ -60,7 +61,7 @@ def test_the_facts_of_a_checkpoint_are_those_of_its_config(tiny_llama: Path) -> 
         max_position=512,
         vocab_size=384,
         hidden_size=64,
-        layers=(LayerFacts(KVSpec(2, 16), (Working(256, 256, 64), Working(128, 384, 128))),) * 2,
+        layers=(LayerFacts(KVSpec(2, 16), (ActivationSizes(256, 256, 64), ActivationSizes(128, 384, 128))),) * 2,
         rotary_dim=16,
         matrices=(),
         adapted_rows=512,

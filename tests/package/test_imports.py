@@ -66,6 +66,18 @@ del sys.modules["torch"]"""
     assert "torch" not in modules_after(ask)
 
 
+@needs_native
+@pytest.mark.skipif(num_gpus() > 0, reason="on a GPU, torch computes")
+def test_an_answer_offline_loads_its_family_alone_and_no_library_that_it_does_not_use() -> None:
+    loaded = modules_after("""
+from penstock.cli import main
+assert main(["generate", "--threads", "1", "--packed-cache", "off", "--max-tokens", "2", "2 + 2 ="]) == 0""")
+    assert not loaded & {"torch", "asyncio", "llguidance", "zmq", "numpy.ma", "jinja2", "PIL"}
+    families = {name.rpartition(".")[2] for name in loaded if name.startswith("penstock.models.families.")}
+    assert "qwen3" in families
+    assert not families & {"gemma3", "bamba", "deepseek", "mpnet"}
+
+
 TORCH = re.compile(
     r"penstock\.(kernels\.(.*reference\w*|.*triton|arrays)|runner\.(torch_groups|transformers_\w+)|quantization\.gptq|quantizer\.\w+)"
 )

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 
 from penstock.api.sampling_params import MAX_FORM_CHARACTERS, Structured
 from penstock.errors import InvalidRequestError
-from penstock.structured.grammar import MAX_CHOICES, MAX_PATTERN, compile_grammar
+from penstock.structured.form_limits import MAX_CHOICES, MAX_PATTERN
+from penstock.structured.grammar import compile_grammar
 from tests.structured.answers import accepts
 
 

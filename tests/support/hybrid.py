@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from penstock.config.model_facts import StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.batch import Batch
 from penstock.kernels.cache import AnyCache
@@ -46,8 +46,8 @@ class ToyRecurrentSpec:
         return StateSpec(((TAPS - 1, CHANNELS), matrix_state(HEADS, SIZE, SIZE)))
 
     @property
-    def working(self) -> Working:
-        return Working(3 * CHANNELS, 3 * CHANNELS, CHANNELS)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(3 * CHANNELS, 3 * CHANNELS, CHANNELS)
 
     @property
     def tp_divisor(self) -> int:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from penstock.system.host import (
-    ANYWHERE,
     SWITCH_SECONDS,
-    Seat,
+    UNBOUND,
+    CpuBinding,
+    cpu_bindings,
     free_memory,
     keep_own_rights,
     physical_cores,
-    seats,
     shorten_pauses,
 )
 from tests.support.waiting import alive, wait_until
@@ -141,23 +141,23 @@ def test_engines_are_spread_over_numa_nodes_and_divide_the_cores_of_each(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     siblings = {cpu: f"{cpu % 6},{cpu % 6 + 6}" for cpu in range(12)}
     where = lay_out(tmp_path, {0: "0-2,6-8", 1: "3-5,9-11"}, siblings)
-    assert seats(2, *where) == [Seat((0, 1, 2), 0), Seat((3, 4, 5), 1)]
-    assert seats(3, *where) == [Seat((0, 2), 0), Seat((3, 4, 5), 1), Seat((1,), 0)]
-    assert seats(8, *where)[6] == Seat((0,), 0), "a fourth engine of a node of three cores shares one"
+    assert cpu_bindings(2, *where) == [CpuBinding((0, 1, 2), 0), CpuBinding((3, 4, 5), 1)]
+    assert cpu_bindings(3, *where) == [CpuBinding((0, 2), 0), CpuBinding((3, 4, 5), 1), CpuBinding((1,), 0)]
+    assert cpu_bindings(8, *where)[6] == CpuBinding((0,), 0), "a fourth engine of a node of three cores shares one"
 
 
 def test_on_one_node_engines_sit_anywhere(tmp_path: Path) -> None:
     allowed = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    assert seats(3, *lay_out(tmp_path, {0: allowed}, {})) == [ANYWHERE] * 3
+    assert cpu_bindings(3, *lay_out(tmp_path, {0: allowed}, {})) == [UNBOUND] * 3
 
 
-def test_a_process_takes_its_seat() -> None:
+def test_a_process_is_bound_to_its_cpus() -> None:
     cpu = min(os.sched_getaffinity(0))
     code = f"""
 import os
-from penstock.system.host import Seat
+from penstock.system.host import CpuBinding
 try:
-    Seat(({cpu},), 0).take()
+    CpuBinding(({cpu},), 0).apply()
 except OSError as error:  # a container may forbid to choose memory
     print(error)
 print(os.sched_getaffinity(0))

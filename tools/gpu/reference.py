@@ -93,10 +93,10 @@ def _compared(here: Answers, there: Answers) -> dict[str, Any]:
     equal = sum(left[0] == right[0] for left, right in zip(here, there, strict=True))
     largest = 0.0
     for (tokens, ours), (others, theirs) in zip(here, there, strict=True):
-        for left, right, one, other in zip(tokens, others, ours, theirs, strict=True):
+        for left, right, value, other in zip(tokens, others, ours, theirs, strict=True):
             if left != right:
                 break
-            largest = max(largest, abs(one - other))
+            largest = max(largest, abs(value - other))
     return {
         "same tokens": equal == len(here),
         "answers alike": f"{equal} of {len(here)}",

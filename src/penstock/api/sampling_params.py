@@ -70,10 +70,10 @@ def check_exact(schema: object, param: str, pointer: str = "") -> None:
             where = f"{param}: {place or '/'} is {value.literal}"
             raise InvalidRequestError(f"{where}, which a double cannot represent exactly: write fewer digits", param)
         if isinstance(value, (list, tuple)):
-            pending += [(f"{place}/{index}", one) for index, one in enumerate(value)]
+            pending += [(f"{place}/{index}", item) for index, item in enumerate(value)]
         elif isinstance(value, Mapping):
-            keys = ((str(key).replace("~", "~0").replace("/", "~1"), one) for key, one in value.items())
-            pending += [(f"{place}/{key}", one) for key, one in keys]
+            keys = ((str(key).replace("~", "~0").replace("/", "~1"), item) for key, item in value.items())
+            pending += [(f"{place}/{key}", item) for key, item in keys]
 
 
 @dataclass(frozen=True, slots=True)

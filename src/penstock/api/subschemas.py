@@ -29,9 +29,11 @@ def map_schemas(schema: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
 
 def _changed(keyword: str, value: Any, change: Callable[[dict[str, Any]], Any]) -> Any:
     if keyword in _SCHEMAS:
-        return [map_schemas(one, change) for one in value] if isinstance(value, list) else map_schemas(value, change)
+        return (
+            [map_schemas(schema, change) for schema in value] if isinstance(value, list) else map_schemas(value, change)
+        )
     if keyword in _NAMED and isinstance(value, Mapping):
-        return {name: map_schemas({} if one is None else one, change) for name, one in value.items()}
+        return {name: map_schemas({} if schema is None else schema, change) for name, schema in value.items()}
     return value
 
 

@@ -111,7 +111,7 @@ class Tools:
         if self.names is None:
             return self.offered
         names = frozenset(self.names)
-        return tuple(one for one in self.offered if one.name in names)
+        return tuple(function for function in self.offered if function.name in names)
 
     @property
     def guarded(self) -> bool:

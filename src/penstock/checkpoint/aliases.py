@@ -56,7 +56,7 @@ def remove_alias(name: str) -> bool:
     known = read_aliases()
     if name not in known:
         return False
-    _write({one: model for one, model in known.items() if one != name})
+    _write({alias: model for alias, model in known.items() if alias != name})
     return True
 
 

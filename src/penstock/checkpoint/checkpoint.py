@@ -21,7 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from penstock.checkpoint.aliases import read_aliases
-from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults, unheeded
+from penstock.checkpoint.created import Recipe, find_created, recipe_of
+from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults
+from penstock.checkpoint.generation_config import unheeded as unheeded_settings
 from penstock.checkpoint.gguf.config import generation_config, model_config, unheeded_keys
 from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
@@ -70,6 +72,8 @@ class Checkpoint:
     unheeded: tuple[str, ...] = ()
     """Keys of `generation_config.json` or a GGUF file that change the answers of `transformers` or llama.cpp, but not
     Penstock's."""
+    recipe: Recipe | None = None
+    """The settings of a created model; its parameters are part of `generation`."""
 
 
 def open_model(config: ModelConfig) -> Checkpoint:
@@ -94,24 +98,36 @@ def open_checkpoint(
     path = resolve_path(model, revision)
     name = _name(model, path)
     wanted = cast('Literal["generate", "embed", "score"] | None', None if task == "auto" else task)
-    overrides = parse_overrides(hf_overrides)
+    overrides, recipe = parse_overrides(hf_overrides), recipe_of(path)
     if path.is_file():
         if overrides:
             raise ConfigError(
                 f"hf_overrides replace settings of config.json, and {path.name}, a GGUF file, has none: leave them out"
             )
         gguf = open_gguf(path)
-        defaults = read_defaults(generation_config(gguf), {}, path, path)
-        return Checkpoint(path, name, model_config(gguf), path, defaults, gguf, wanted, unheeded=unheeded_keys(gguf))
+        generation = generation_config(gguf)
+        defaults = read_defaults(recipe.generation(generation) if recipe else generation, {}, path, path)
+        unheeded = unheeded_keys(gguf)
+        return Checkpoint(
+            path, name, model_config(gguf), path, defaults, gguf, wanted, unheeded=unheeded, recipe=recipe
+        )
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:
         raise CheckpointError(f"{path} has no config.json, so it is not a Hugging Face model folder")
     config = _overridden(config, overrides)
     generation = read_json(generation_file) or {}
-    defaults = read_defaults(generation, config, generation_file, config_file)
+    changed = recipe.generation(generation) if recipe else generation
     return Checkpoint(
-        path, name, config, config_file, defaults, task=wanted, hf_overrides=hf_overrides, unheeded=unheeded(generation)
+        path,
+        name,
+        config,
+        config_file,
+        read_defaults(changed, config, generation_file, config_file),
+        task=wanted,
+        hf_overrides=hf_overrides,
+        unheeded=unheeded_settings(generation),
+        recipe=recipe,
     )
 
 
@@ -154,8 +170,8 @@ def describe(checkpoint: Checkpoint) -> str:
 
 
 def resolve_path(model: str | None, revision: str | None = None) -> Path:
-    """The folder or GGUF file of a model: a local path, or else an alias, or a download from the hub; None: the demo
-    model.
+    """The folder or GGUF file of a model: a local path, or else an alias, a created model, or a download from the hub;
+    None: the demo model.
 
     Args:
         revision: branch, tag or commit of a hub repository; None: its main branch.
@@ -166,6 +182,8 @@ def resolve_path(model: str | None, revision: str | None = None) -> Path:
     """
     if model is not None and not os.path.exists(os.path.expanduser(model)):
         model = read_aliases().get(model, model)
+        if (created := find_created(model)) is not None:
+            return _in_folder(created)
     path = DEMO_FOLDER if model is None else Path(os.path.expanduser(model))  # Path's own raises without such a home
     if revision is not None and path.exists():
         raise ConfigError(
@@ -262,7 +280,7 @@ def _hub_gguf_names(repository: str, revision: str | None) -> list[str]:
 
     # Not by `list_repo_files`, which tries for half a minute.
     files = HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS).siblings or ()
-    return [one.rfilename for one in files if one.rfilename.endswith(".gguf")]
+    return [file.rfilename for file in files if file.rfilename.endswith(".gguf")]
 
 
 def _name(model: str | None, path: Path) -> str:

@@ -141,13 +141,15 @@ def _stop_strings(given: Any, file: Path) -> tuple[str, ...]:
 
 def _sequences(given: Any, file: Path) -> tuple[tuple[int, ...], ...]:
     listed = given or []
-    if not isinstance(listed, list) or not all(isinstance(one, list) and all(map(_is_token, one)) for one in listed):
+    if not isinstance(listed, list) or not all(
+        isinstance(sequence, list) and all(map(_is_token, sequence)) for sequence in listed
+    ):
         raise CheckpointError(f"bad_words_ids in {file} must be a list of lists of token ids, not {shown(given)}")
-    if len(listed) > MAX_BAD_WORDS or any(len(one) > _MAX_SEQUENCE for one in listed):
+    if len(listed) > MAX_BAD_WORDS or any(len(sequence) > _MAX_SEQUENCE for sequence in listed):
         raise CheckpointError(
             f"bad_words_ids in {file} may have {MAX_BAD_WORDS} sequences of {_MAX_SEQUENCE} tokens at most"
         )
-    return tuple(tuple(one) for one in listed if one)
+    return tuple(tuple(sequence) for sequence in listed if sequence)
 
 
 def _single_biases(given: Any) -> tuple[tuple[int, float], ...] | None:

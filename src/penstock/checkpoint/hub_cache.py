@@ -122,14 +122,14 @@ def _repositories() -> "list[CachedRepoInfo]":
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        return [one for one in scan_cache_dir().repos if one.repo_type == "model"]
+        return [repository for repository in scan_cache_dir().repos if repository.repo_type == "model"]
     except CacheNotFound:
         return []
 
 
 def _models_of(repository: "CachedRepoInfo") -> Iterator[CachedModel]:
     for revision in repository.revisions:
-        files = {str(one.file_path.relative_to(revision.snapshot_path)): one.file_path for one in revision.files}
+        files = {str(file.file_path.relative_to(revision.snapshot_path)): file.file_path for file in revision.files}
         if "config.json" in files and any(name.endswith(".safetensors") for name in files):
             path = revision.snapshot_path
             yield _model(repository, revision, repository.repo_id, path, list(files.values()))
@@ -154,15 +154,15 @@ def _choice(names: Sequence[str], name: str) -> str:
 def _model(
     repository: "CachedRepoInfo", revision: "CachedRevisionInfo", name: str, path: Path, files: list[Path]
 ) -> CachedModel:
-    held = [one for one in revision.files if one.file_path in files]
+    held = [file for file in revision.files if file.file_path in files]
     return CachedModel(
         name,
         revision.commit_hash,
         tuple(sorted(revision.refs)),
         path,
         tuple(sorted(files)),
-        sum(one.size_on_disk for one in held),
-        max(one.blob_last_accessed for one in held),
+        sum(file.size_on_disk for file in held),
+        max(file.blob_last_accessed for file in held),
     )
 
 
@@ -215,10 +215,12 @@ def remove_cached(model: CachedModel) -> None:
     from huggingface_hub import scan_cache_dir
 
     repository = model.name.partition(":")[0]
-    others = [one for one in cached_models() if one.name.partition(":")[0] == repository and one.path != model.path]
-    shared = {file.resolve() for one in others for file in one.files}
+    others = [
+        other for other in cached_models() if other.name.partition(":")[0] == repository and other.path != model.path
+    ]
+    shared = {file.resolve() for other in others for file in other.files}
     try:
-        if not any(one.commit == model.commit for one in others):
+        if not any(other.commit == model.commit for other in others):
             scan_cache_dir().delete_revisions(model.commit).execute()
             return
         for file in model.files:

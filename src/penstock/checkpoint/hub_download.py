@@ -53,7 +53,7 @@ def _large_files(repository: str, choice: str | None, revision: str | None) -> I
     from huggingface_hub.utils._paths import filter_repo_objects
 
     info = HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS, files_metadata=True)
-    files = {one.rfilename: one for one in info.siblings or ()}
+    files = {file.rfilename: file for file in info.siblings or ()}
     names = list(filter_repo_objects(files, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES))
     if choice is not None or not any(name.endswith(".safetensors") for name in names):
         models = [name for name in files if name.endswith(".gguf")]

@@ -62,7 +62,9 @@ class _Settings:
     def channels(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         given = self.values.get(key, default)
         numbers = tuple(given) if isinstance(given, (list, tuple)) else ()
-        if len(numbers) != 3 or not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers):
+        if len(numbers) != 3 or not all(
+            isinstance(number, (int, float)) and math.isfinite(number) for number in numbers
+        ):
             raise CheckpointError(f"{self.file}: {key} must be three numbers, not {shown(given)}")
         return float(numbers[0]), float(numbers[1]), float(numbers[2])
 

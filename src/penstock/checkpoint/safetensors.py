@@ -115,7 +115,7 @@ def _tensor(entry: Mapping[str, Any], start: int) -> StoredTensor:
     if dtype not in _BITS:
         raise ValueError(f"unknown type {shown(dtype)}")
     numbers = [*shape, first, last]
-    if len(shape) > _MAX_DIMENSIONS or not all(type(one) is int and 0 <= one < 2**63 for one in numbers):
+    if len(shape) > _MAX_DIMENSIONS or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
         raise ValueError(f"wrong shape {shown(shape)} or offsets {shown(entry['data_offsets'])}")
     bits = math.prod(shape) * _BITS[dtype]
     if first > last or bits != 8 * (last - first):

@@ -51,7 +51,7 @@ class ModelSummary:
         """The number of parameters, such as 596.0M; empty if unknown."""
         if self.num_parameters is None:
             return ""
-        size, unit = next(one for one in _UNITS if self.num_parameters >= one[0] or one[0] == 1)
+        size, unit = next((size, unit) for size, unit in _UNITS if self.num_parameters >= size or size == 1)
         return f"{self.num_parameters / size:.1f}{unit}" if unit else str(self.num_parameters)
 
 
@@ -72,7 +72,7 @@ def summarize(checkpoint: Checkpoint) -> ModelSummary:
     files = list(checkpoint.gguf.files) if checkpoint.gguf else weight_files(checkpoint.path)
     stats = [file.stat() for file in files]
     num_parameters, quantization = _stored(checkpoint, files)
-    identity = [(file.name, one.st_size, one.st_mtime_ns) for file, one in zip(files, stats, strict=True)]
+    identity = [(file.name, stat.st_size, stat.st_mtime_ns) for file, stat in zip(files, stats, strict=True)]
     config = checkpoint.config.get("text_config") or checkpoint.config
     sizes = {name: config.get(key) for name, key in _SIZES.items()}
     return ModelSummary(
@@ -80,8 +80,8 @@ def summarize(checkpoint: Checkpoint) -> ModelSummary:
         family=_family(checkpoint),
         num_parameters=num_parameters,
         quantization=quantization,
-        num_bytes=sum(one.st_size for one in stats),
-        modified=datetime.fromtimestamp(max(one.st_mtime for one in stats), timezone.utc),
+        num_bytes=sum(stat.st_size for stat in stats),
+        modified=datetime.fromtimestamp(max(stat.st_mtime for stat in stats), timezone.utc),
         digest=hashlib.sha256(json.dumps([str(checkpoint.path), identity]).encode()).hexdigest(),
         sizes={name: size for name, size in sizes.items() if isinstance(size, int)},
     )
@@ -97,8 +97,8 @@ def _stored(checkpoint: Checkpoint, files: Sequence[Path]) -> tuple[int | None, 
     """Number of parameters, and the name of the format that holds most of them."""
     held: Counter[str] = Counter()
     if checkpoint.gguf is not None:
-        for one in checkpoint.gguf.tensors.values():
-            held[one.type.name] += one.size
+        for stored in checkpoint.gguf.tensors.values():
+            held[stored.type.name] += stored.size
     else:
         quantized = checkpoint.config.get("quantization_config")
         if isinstance(quantized, dict):

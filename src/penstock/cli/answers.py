@@ -141,7 +141,8 @@ def _as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
         }
         if answer.logprobs is not None:
             shown["logprobs"] = [
-                _token(entry.token_id, entry.text, entry.logprob) | {"top": [_token(*one) for one in _top(entry)]}
+                _token(entry.token_id, entry.text, entry.logprob)
+                | {"top": [_token(*alternative) for alternative in _top(entry)]}
                 for entry in answer.logprobs
             ]
         if answer.score is not None:

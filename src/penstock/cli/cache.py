@@ -10,7 +10,7 @@ from penstock.config.engine_config import EngineConfig, iter_options
 from penstock.config.memory import in_words
 from penstock.config.settings import packed_cache_folder
 from penstock.errors import ConfigError
-from penstock.system.packed_cache import CachedFile, WeightCache
+from penstock.system.weight_cache import CachedFile, WeightCache
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:

@@ -44,7 +44,9 @@ EXTRAS = {
     "nixl": ("nixl_cu12", "KV blocks from other machines"),
     "plots": ("matplotlib", "plots of penstock simulate"),
 }
-"""Extras of the package, but ray-serve, a larger ray: the module that shows whether one is installed, and its use."""
+"""A module of each extra of the package, which shows whether it is installed, and the use of the extra. ray-serve
+includes ray.
+"""
 OPEN_FILES = 4096
 """Connections and files that a busy server has open at once."""
 FREE_DISK = 10 << 30

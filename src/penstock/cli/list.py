@@ -5,6 +5,7 @@ import json
 import time
 
 from penstock.checkpoint.aliases import read_aliases
+from penstock.checkpoint.created import created_models
 from penstock.checkpoint.hub_cache import cached_models
 from penstock.cli.parser import Parser
 from penstock.config.memory import in_words
@@ -15,27 +16,33 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         "list",
         help="list the models on this machine",
         description="List the models in the hub's cache on this machine, as --model takes them: size, when each was "
-        "last read, and revision; and the short names that penstock pull --as gave.",
+        "last read, and revision; models that Ollama's clients created; and the short names that penstock pull --as "
+        "gave.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    models, aliases = cached_models(), read_aliases()
+    models, created, aliases = cached_models(), created_models(), read_aliases()
     if args.json:
         listed = [
-            {"model": one.name, "path": str(one.path), "bytes": one.num_bytes, "commit": one.commit} for one in models
+            {"model": model.name, "path": str(model.path), "bytes": model.num_bytes, "commit": model.commit}
+            for model in models
         ]
-        print(json.dumps({"models": listed, "aliases": aliases}))
+        made = [{"model": model.name, "path": str(model.path), "bytes": model.num_bytes} for model in created]
+        print(json.dumps({"models": listed, "created": made, "aliases": aliases}))
         return 0
-    if not models and not aliases:
+    if not (models or created or aliases):
         print("no models yet: penstock pull MODEL downloads one")
-    width = max((len(one.name) for one in models), default=0)
-    for model in models:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used))
-        revision = ", ".join(model.branches) or model.commit[:12]
-        print(f"{model.name:<{width}}  {in_words(model.num_bytes):>10}  {used}  {revision}")
+    rows = [
+        (model.name, model.num_bytes, model.used, ", ".join(model.branches) or model.commit[:12]) for model in models
+    ]
+    rows += [(model.name, model.num_bytes, model.modified, "created") for model in created]
+    width = max((len(name) for name, *_ in rows), default=0)
+    for name, num_bytes, used, revision in rows:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(used))
+        print(f"{name:<{width}}  {in_words(num_bytes):>10}  {when}  {revision}")
     for name, model_id in sorted(aliases.items()):
         print(f"{name}: {model_id}")
     return 0

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _begin(model: str, revision: str | None) -> None:
-    """Download the model's large files, or what earlier downloads left of them."""
+    """Download the model's large files; an interrupted download continues."""
     try:
         download_large_files(model, revision)
     except CheckpointError:

@@ -3,6 +3,7 @@
 import argparse
 
 from penstock.checkpoint.aliases import remove_alias
+from penstock.checkpoint.created import remove_created
 from penstock.checkpoint.hub_cache import find_cached, remove_cached
 from penstock.cli.parser import Parser
 from penstock.config.memory import in_words
@@ -13,8 +14,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
     parser = commands.add_parser(
         "rm",
         help="delete a model or a short name",
-        description="Delete a model from the hub's cache on this machine, or a short name, whose model stays. Models "
-        "elsewhere are never deleted, nor packed weights, which penstock cache --clear deletes.",
+        description="Delete a model from the hub's cache on this machine, a model that a client of Ollama's created, "
+        "or a short name, whose model stays. Models elsewhere are never deleted, nor packed weights, which penstock "
+        "cache --clear deletes.",
     )
     parser.add_argument("model", metavar="MODEL", help="as penstock list prints it")
     parser.add_argument("--revision", help="branch, tag or commit; default: the main branch")
@@ -24,6 +26,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 def run(args: argparse.Namespace) -> int:
     if remove_alias(args.model):
         print(f"{args.model}: deleted the short name")
+        return 0
+    if (freed := remove_created(args.model)) is not None:
+        print(f"{args.model}: deleted {in_words(freed)}")
         return 0
     cached = find_cached(args.model, args.revision)
     if cached is None:

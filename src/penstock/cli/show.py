@@ -1,10 +1,12 @@
 """`penstock show`: a model's family, size, format, context and abilities."""
 
 import argparse
+import json
 from collections.abc import Iterator
 
 from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.checkpoint.created import find_created
 from penstock.checkpoint.hub_cache import find_cached
 from penstock.checkpoint.summary import summarize
 from penstock.cli.parser import Parser
@@ -24,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     model = None if args.model is None else read_aliases().get(args.model, args.model)
-    cached = None if model is None else find_cached(model)
+    cached = None if model is None or find_created(model) is not None else find_cached(model)
     checkpoint = open_checkpoint(model if cached is None else str(cached.path))
     lines = list(_lines(checkpoint, args.model or checkpoint.name))
     width = max(len(name) for name, _ in lines)
@@ -58,3 +60,13 @@ def _lines(checkpoint: Checkpoint, name: str) -> Iterator[tuple[str, str]]:
     sampling = {key: getattr(checkpoint.generation, key) for key in ("temperature", "top_k", "top_p", "min_p")}
     shown = ", ".join(f"{key} {value}" for key, value in sampling.items() if value is not None)
     yield "sampling", shown or "no defaults"
+    if checkpoint.recipe is not None:
+        recipe = checkpoint.recipe
+        yield from ((name, json.dumps(value)) for name, value in recipe.parameters.items() if name not in sampling)
+        yield from (("license", text.partition("\n")[0]) for text in recipe.license)
+        if recipe.base:
+            yield "from", recipe.base
+        if recipe.system:
+            yield "system", json.dumps(recipe.system, ensure_ascii=False)
+        if recipe.messages:
+            yield "messages", str(len(recipe.messages))

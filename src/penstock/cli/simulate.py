@@ -181,7 +181,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _notes(summaries: "list[Summary]", objectives: "list[Objective]", best: "Summary | None") -> list[str]:
-    refused = {f"{count} requests refused: {why}" for one in summaries for why, count in one.refused.items()}
+    refused = {f"{count} requests refused: {why}" for summary in summaries for why, count in summary.refused.items()}
     notes = sorted(refused) if len(summaries) == 1 else []
     if objectives:
         wanted = " and ".join(map(str, objectives))
@@ -205,8 +205,8 @@ def _write(
     if args.json is not None:
         content = {
             "workload": workload.describe(),
-            "objectives": [str(one) for one in objectives],
-            "simulations": [one.as_json() for one in summaries],
+            "objectives": [str(objective) for objective in objectives],
+            "simulations": [summary.as_json() for summary in summaries],
             "best": None if best is None else summaries.index(best),
         }
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
@@ -226,9 +226,11 @@ def _write(
 def _list_hardware() -> int:
     from penstock.simulator.hardware import HARDWARE
 
-    for one in HARDWARE.values():
-        sizes = f"{one.memory / 1e9:.0f} GB, {one.bandwidth / 1e9:,.0f} GB/s, {one.flops / 1e12:,.0f} TFLOPS"
-        print(f"{one.name:12} {sizes:36} {one.source}")
+    for hardware in HARDWARE.values():
+        sizes = (
+            f"{hardware.memory / 1e9:.0f} GB, {hardware.bandwidth / 1e9:,.0f} GB/s, {hardware.flops / 1e12:,.0f} TFLOPS"
+        )
+        print(f"{hardware.name:12} {sizes:36} {hardware.source}")
     return 0
 
 

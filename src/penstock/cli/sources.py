@@ -38,9 +38,9 @@ def name_sources(error: ConfigError, given: Mapping[str, Given]) -> str:
     """The error's message, with the source of each option that it concerns, except for the command line."""
     message = str(error)
     sources = [
-        f"{name} is from {one.source}"
-        for name, one in given.items()
-        if one.source != FLAG and one.source not in message and _is_about(message, name, one.value)
+        f"{name} is from {option.source}"
+        for name, option in given.items()
+        if option.source != FLAG and option.source not in message and _is_about(message, name, option.value)
     ]
     return f"{message} ({', '.join(sources)})" if sources else message
 

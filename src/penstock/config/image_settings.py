@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from penstock.api.request import Image
-from penstock.config.model_facts import ModelFacts, TowerFacts
+from penstock.config.model_facts import BYTES_OF, ModelFacts, ModelPrecision, TowerFacts
+from penstock.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,32 @@ def token_elements(facts: ModelFacts) -> int:
     """Matrix elements that the layers of a model multiply for a token."""
     multiplied = (matrix for matrix in facts.matrices if matrix.multiplied and matrix.rows != facts.vocab_size)
     return max(1, sum(matrix.rows * matrix.columns for matrix in multiplied) - facts.idle_elements)
+
+
+def image_settings(model: ModelPrecision, feature_bytes: int) -> ImageSettings | None:
+    """The settings of a model that takes images; None: it takes text only."""
+    tower = model.facts.tower
+    if tower is None:
+        return None
+    return ImageSettings(tower, BYTES_OF[model.dtype], token_elements(model.facts), feature_bytes)
+
+
+def check_image_limits(tower: TowerFacts, max_num_seqs: int, max_tokens: int, max_prefill: int | None) -> None:
+    """
+    Args:
+        max_tokens: the option `max_num_batched_tokens`.
+        max_prefill: the option `max_batch_prefill_tokens`; None: no such limit.
+
+    Raises:
+        ConfigError: an image whose tokens attend to each other may not fit one step.
+    """
+    if not tower.attends_within:
+        return
+    needs = f"an image takes up to {tower.max_tokens} tokens, which attend to each other and are computed in one step"
+    least = tower.max_tokens + max_num_seqs  # running sequences need a token each
+    if max_tokens < least:
+        raise ConfigError(
+            f"max_num_batched_tokens ({max_tokens}) is below {least}: {needs}; raise it or lower max_num_seqs"
+        )
+    if max_prefill is not None and max_prefill < tower.max_tokens:
+        raise ConfigError(f"max_batch_prefill_tokens ({max_prefill}) is below {tower.max_tokens}: {needs}; raise it")

@@ -225,8 +225,8 @@ def _tower_bytes(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> 
 def _tower_workspace(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> int:
     """Bytes of the largest image's pixels, of its activations, and of its keys and values in one layer."""
     native = machine.device == "cpu" and machine.native
-    working = tower.working.native if native else tower.working.reference
-    patch = (working + 4 * tower.hidden_size) * BYTES_OF[model.dtype] + 4 * tower.working.widest
+    activations = tower.activation_sizes.native if native else tower.activation_sizes.reference
+    patch = (activations + 4 * tower.hidden_size) * BYTES_OF[model.dtype] + 4 * tower.activation_sizes.widest
     return tower.max_patches * (patch + 2 * 4 * 3 * tower.patch_pixels**2)
 
 
@@ -276,7 +276,7 @@ def layer_groups(caches: Sequence[CacheSpec | None], limits: PoolLimits, num_blo
     in_order = sorted(set(seen.values()), key=lambda window: -limits.max_model_len if window is None else -window)
     groups = [
         LayerGroup(
-            layers=tuple(layer for layer, one in seen.items() if one == window),
+            layers=tuple(layer for layer, layer_window in seen.items() if layer_window == window),
             window=window,
             num_blocks=num_blocks if window == in_order[0] else _bounded_blocks(window, limits, num_blocks),
         )
@@ -450,7 +450,7 @@ def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine:
 def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, cores: int) -> int:
     """Bytes of activations, and of scores for a superblock of 512 keys per thread: the cache is read in place."""
     facts = model.facts
-    parts = {part for layer in facts.layers for part in layer.working}
+    parts = {part for layer in facts.layers for part in layer.activation_sizes}
     widest = max(facts.hidden_size, *(part.widest for part in parts))
     # a recorded pass reuses memory only between results of equal size, so all kinds of parts add up
     row = (4 * facts.hidden_size + sum(part.native for part in parts)) * BYTES_OF[model.dtype] + 4 * widest
@@ -462,7 +462,7 @@ def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, c
 def _reference_workspace(model: ModelPrecision, limits: PoolLimits) -> int:
     """Bytes of activations and of the gathered context of a step's sequences, which dominates for long contexts."""
     facts, size = model.facts, BYTES_OF[model.dtype]
-    most = max(sum(part.reference for part in layer.working) for layer in facts.layers)
+    most = max(sum(part.reference for part in layer.activation_sizes) for layer in facts.layers)
     activations = limits.budget * (4 * facts.hidden_size + most) * size
     widest = max((cache.num_heads * cache.head_dim for cache in _kv_specs(facts)), default=0)
     scores = limits.budget * min(limits.max_model_len, 8192) * 4

@@ -85,7 +85,7 @@ def head_bytes(head_dim: int, dtype: KVDType) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class ActivationSizes:
     """Activation elements per token in a part of a layer, without the hidden states."""
 
     native: int
@@ -102,7 +102,7 @@ class LayerFacts:
 
     cache: CacheSpec | None
     """Spec of the layer's cache; None: it has none."""
-    working: tuple[Working, ...]
+    activation_sizes: tuple[ActivationSizes, ...]
     """Activations of each of its parts."""
 
 
@@ -120,7 +120,7 @@ class TowerFacts:
     """All of the tower and its connector."""
     feature_elements: int
     """Elements of a token's features: the text model's hidden size, times one plus the layers that add features."""
-    working: Working
+    activation_sizes: ActivationSizes
     """Activation elements per patch."""
     max_tokens: int
     """Largest number of feature vectors that an image, or a tile of it, can have."""
@@ -160,6 +160,8 @@ class ModelFacts:
     """Its vision tower; None: it takes text only."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
+    usual_length: int | None = None
+    """Default of `max_model_len`; None: `max_position`."""
 
     @property
     def caches(self) -> tuple[CacheSpec | None, ...]:

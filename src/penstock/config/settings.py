@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
+from penstock.config.block_file import BlockFileSettings, block_file
 from penstock.config.engine_config import (
     AdapterConfig,
     EngineConfig,
@@ -17,7 +17,7 @@ from penstock.config.engine_config import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from penstock.config.image_settings import ImageSettings, token_elements
+from penstock.config.image_settings import ImageSettings, check_image_limits, image_settings
 from penstock.config.memory import (
     Machine,
     MemoryPlan,
@@ -29,6 +29,7 @@ from penstock.config.memory import (
     widen_weights,
 )
 from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision, TowerFacts
+from penstock.config.precision import model_precisions, precision_of, widened
 from penstock.config.ranks import Rendezvous
 from penstock.errors import ConfigError
 
@@ -53,16 +54,6 @@ class Speculative:
     """Settings of the draft model; None: drafts are looked up in the text."""
     mtp: bool = False
     """Whether the draft model is a head of the model itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFileSettings:
-    """The file in which an engine stores computed KV blocks."""
-
-    path: str | None
-    """Path of the file; None: a temporary file, which other engines read."""
-    size: int
-    """Size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +149,7 @@ def resolve(
     model, cache, scheduler = config.model, config.cache, config.scheduler
     ranks = _ranks(config)
     threads = _threads(config, machine)
-    target, *drafts = models = _widened(config, machine, _models(config, machine, facts, draft_facts))
+    target, *drafts = models = widened(config, machine, model_precisions(config, machine, facts, draft_facts))
     num_drafts = _num_drafts(config.speculation, facts, draft_facts)
     memory, limits = _plan(config, machine, models, num_drafts, adapter_elements, threads)
     settings = Settings(
@@ -185,11 +176,12 @@ def resolve(
         memory=memory,
         role=config.role,
         kv_transfer=config.kv_transfer,
-        block_file=_block_file(config, memory, facts.name),
-        images=_images(target, memory),
+        block_file=block_file(config, memory, facts.name),
+        images=image_settings(target, memory.image_features),
         backend=model.backend,
     )
-    _check_images(settings)
+    if target.facts.tower is not None:
+        check_image_limits(target.facts.tower, limits.max_num_seqs, limits.budget, scheduler.max_batch_prefill_tokens)
     if not drafts or memory.draft is None:
         return settings
     mtp = config.speculation.speculation == "mtp"
@@ -205,25 +197,6 @@ def _for_kernels(machine: Machine, models: Sequence[ModelFacts], config: EngineC
     caches = (cache for facts in models for cache in facts.caches if isinstance(cache, KVSpec))
     gap = next(filter(None, (cache.gap(block_size) for cache in caches)), "")
     return machine.without_native_kernels(gap) if gap else machine
-
-
-def _models(
-    config: EngineConfig, machine: Machine, facts: ModelFacts, draft_facts: ModelFacts | None
-) -> list[ModelPrecision]:
-    """The model, and its draft model, if any."""
-    quantization = config.model.quantization
-    mtp = config.speculation.speculation == "mtp"
-    target = replace(_precision(facts, config, machine, quantization), keeps_hidden=mtp)
-    if draft_facts is None:
-        return [target]
-    return [target, _precision(draft_facts, config, machine, quantization if mtp else None)]
-
-
-def _widened(config: EngineConfig, machine: Machine, models: list[ModelPrecision]) -> list[ModelPrecision]:
-    """The models, with weights in float32 if the machine lacks native kernels and has enough memory."""
-    kv_cache, ranks = config.cache.kv_cache_memory, config.model.tensor_parallel_size
-    free = machine.memory - (0 if kv_cache == "auto" else parse_bytes(kv_cache))
-    return widen_weights(models, replace(machine, memory=free // ranks))
 
 
 def _plan(
@@ -281,7 +254,7 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
     if config.role != "any":
         raise ConfigError(f"prefill_engines are for models that generate; {facts.name} embeds or scores: leave it out")
     model, scheduler = config.model, config.scheduler
-    precision = _precision(facts, config, machine, model.quantization)
+    precision = precision_of(facts, config, machine, model.quantization)
     (precision,) = widen_weights([replace(precision, kv_dtype=precision.dtype)], machine)
     limits = PoolLimits(
         _max_model_len(model.max_model_len, facts),
@@ -310,29 +283,6 @@ def _resolve_encoder(config: EngineConfig, facts: ModelFacts, machine: Machine) 
         speculation=None,
         memory=plan_encoder_memory(machine, precision, limits),
     )
-
-
-def _precision(facts: ModelFacts, config: EngineConfig, machine: Machine, quantization: str | None) -> ModelPrecision:
-    if quantization is not None and facts.stored_format is not None:
-        raise ConfigError(
-            f"quantization={quantization} needs a floating-point checkpoint; this one is already quantized "
-            f"({facts.stored_format}): leave the option out"
-        )
-    dtype = facts.dtype if config.model.dtype == "auto" else cast(DType, config.model.dtype)
-    # Activations of some models exceed float16's range; the CPU kernels multiply in float32 anyway.
-    float16_weights = dtype == "float16" and machine.device == "cpu"
-    if float16_weights:
-        dtype = "float32"
-    wanted = config.cache.kv_cache_dtype
-    if wanted == "auto":
-        has_latents = any(isinstance(cache, KVSpec) and cache.latent for cache in facts.caches)
-        if quantization is not None and machine.native and not has_latents:
-            wanted = "int8"
-        elif facts.halves_kv or float16_weights:
-            wanted = "bfloat16" if machine.multiplies_bfloat16 else "float16"
-        else:
-            wanted = dtype
-    return ModelPrecision(facts, dtype, cast(KVDType, wanted), quantization, float16_weights)
 
 
 def _ranks(config: EngineConfig) -> int:
@@ -435,62 +385,6 @@ def _draft_settings(target: Settings, draft: ModelPrecision, memory: MemoryPlan,
     )
 
 
-def _images(model: ModelPrecision, memory: MemoryPlan) -> ImageSettings | None:
-    tower = model.facts.tower
-    if tower is None:
-        return None
-    return ImageSettings(tower, BYTES_OF[model.dtype], token_elements(model.facts), memory.image_features)
-
-
-def _check_images(settings: Settings) -> None:
-    """
-    Raises:
-        ConfigError: an image whose tokens attend to each other may not fit one step.
-    """
-    tower = settings.tower
-    if tower is None or not tower.attends_within:
-        return
-    needs = f"an image takes up to {tower.max_tokens} tokens, which attend to each other and are computed in one step"
-    least = tower.max_tokens + settings.max_num_seqs  # running sequences need a token each
-    if settings.max_num_batched_tokens < least:
-        raise ConfigError(
-            f"max_num_batched_tokens ({settings.max_num_batched_tokens}) is below {least}: {needs}; raise it or lower "
-            "max_num_seqs"
-        )
-    prefill = None if settings.admission is None else settings.admission.max_batch_prefill_tokens
-    if prefill is not None and prefill < tower.max_tokens:
-        raise ConfigError(f"max_batch_prefill_tokens ({prefill}) is below {tower.max_tokens}: {needs}; raise it")
-
-
-DEFAULT_BLOCK_FILE = 10 * 2**30
-EXPORTED_BYTES = 4 * 2**30
-"""Size of the temporary file from which other engines read a prefill engine's blocks."""
-
-
-def _block_file(config: EngineConfig, memory: MemoryPlan, model: str) -> BlockFileSettings | None:
-    """The block file, for an engine that stores blocks on disk or transfers them to others; None: it does neither."""
-    wanted, role = config.cache.kv_disk, config.role
-    if wanted is None and role == "any":
-        return None
-    what = "kv_disk keeps" if wanted is not None else "a prefill engine hands on"
-    if not config.cache.enable_prefix_caching:
-        raise ConfigError(f"{what} blocks of the prefix cache: leave enable_prefix_caching on")
-    if memory.groups[0].window is not None or any(group.checkpoint_every is not None for group in memory.groups):
-        raise ConfigError(
-            f"{what} blocks of models with layers that keep all keys, and without recurrent layers; {model} has "
-            "sliding windows only, or recurrent layers: leave the option out"
-        )
-    if wanted is None:
-        return BlockFileSettings(None, EXPORTED_BYTES) if role == "prefill" else None
-    path, size = wanted, DEFAULT_BLOCK_FILE
-    head, colon, tail = wanted.rpartition(":")
-    if colon and os.sep not in tail:
-        path, size = head, parse_bytes(tail)
-    if not path:
-        raise ConfigError(f"kv_disk {wanted!r} names no file: write PATH or PATH:SIZE")
-    return BlockFileSettings(os.path.abspath(os.path.expanduser(path)), size)
-
-
 MAX_THREADS = 1024
 """Maximum of `threads`, more than any machine has cores: the process could not start many more."""
 
@@ -534,7 +428,7 @@ def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> Poo
 
 def _max_model_len(wanted: int | None, facts: ModelFacts) -> int:
     if wanted is None:
-        return facts.max_position
+        return min(facts.usual_length or facts.max_position, facts.max_position)
     if not 1 <= wanted <= facts.max_position:
         raise ConfigError(f"max_model_len must be from 1 to {facts.max_position}, {facts.limit}; not {wanted}")
     return wanted

@@ -71,7 +71,7 @@ class _Load:
 
     @property
     def is_done(self) -> bool:
-        return all(one.done() for one in self.read)
+        return all(future.done() for future in self.read)
 
 
 class BlockTier:
@@ -172,8 +172,8 @@ class BlockTier:
         namespace, most = cache_namespace(seq.request), seq.num_reusable
         stored = self.tree.match(namespace, self._kv.keys(seq, most))
         self.tree.touch(stored)
-        found = [(BlockAddress(one.slot, one.digest, one.key), one, one.groups) for one in stored]
-        parts = [_BlockLoad(address, one, {}, {}) for address, one, _ in found]
+        found = [(BlockAddress(block.slot, block.digest, block.key), block, block.groups) for block in stored]
+        parts = [_BlockLoad(address, block, {}, {}) for address, block, _ in found]
         groups = [groups for _, _, groups in found]
         source = self._sources.get(seq.request_id)
         if source is not None:
@@ -205,10 +205,10 @@ class BlockTier:
         node.users += 1
         held = []
         for group in self._groups:
-            for one in path[len(parts) - self.num_seen(group, len(parts)) :]:
-                if one.blocks[group] != NO_BLOCK:
-                    cache.hold(group, one.blocks[group])
-                    held.append((group, one.blocks[group]))
+            for block in path[len(parts) - self.num_seen(group, len(parts)) :]:
+                if block.blocks[group] != NO_BLOCK:
+                    cache.hold(group, block.blocks[group])
+                    held.append((group, block.blocks[group]))
         self._sources.pop(seq.request_id, None)  # tried only once
         for part in parts:
             if part.takes_spare:
@@ -299,11 +299,11 @@ class BlockTier:
         while self._exports:
             request_id, path, began = self._exports[0]
             is_late = self._clock() - began > LOAD_SECONDS
-            if not is_late and any(one.state is State.WRITING for one in path):
+            if not is_late and any(block.state is State.WRITING for block in path):
                 break
             self._exports.popleft()
-            there = list(takewhile(lambda one: one.state is State.STORED, path))
-            yield request_id, self._io.source(tuple((one.slot, one.groups) for one in there))
+            there = list(takewhile(lambda block: block.state is State.STORED, path))
+            yield request_id, self._io.source(tuple((block.slot, block.groups) for block in there))
 
     def close(self) -> None:
         """Finish all writes and close the file. No calls may follow."""
@@ -316,7 +316,7 @@ class BlockTier:
     def held_blocks(self, group: int) -> Iterable[int]:
         """A group's blocks held by loads, once per reference."""
         for load in self._loads.values():
-            yield from (block for one, block in load.held if one == group)
+            yield from (block for held_group, block in load.held if held_group == group)
             yield from (part.blocks[group] for part in load.parts if group in part.blocks)
             if group == MAIN:
                 yield from (part.spare for part in load.parts if part.spare != NO_BLOCK)

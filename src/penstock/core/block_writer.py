@@ -106,13 +106,13 @@ class BlockWriter:
         if not chain:
             return
         stored = self._tree.root(node.namespace) if one.parent is None else one.stored
-        for one in reversed(chain):
+        for ancestor in reversed(chain):
             assert stored is not None
-            below = stored.children.get(one.key) or self._write(stored, one)
+            below = stored.children.get(ancestor.key) or self._write(stored, ancestor)
             if below is None:
                 self._stats.unwritten += 1
                 return
-            one.stored = stored = below
+            ancestor.stored = stored = below
 
     def _write(self, parent: StoredBlock, node: Node) -> StoredBlock | None:
         stored = self._tree.insert(parent, node.key)
@@ -149,10 +149,10 @@ class BlockWriter:
         """Process what the threads have finished. Called between steps."""
         while self._writes:
             write = next(iter(self._writes.values()))
-            if not all(one.done() for one in write.checksums.values()):
+            if not all(checksum.done() for checksum in write.checksums.values()):
                 break
             self._drop_write(write)
-            if write.stored.state is State.GONE or any(one.exception() for one in write.checksums.values()):
+            if write.stored.state is State.GONE or any(checksum.exception() for checksum in write.checksums.values()):
                 self._give_up(write.stored)
             else:
                 self._commit(write)

@@ -43,7 +43,7 @@ class DraftModel:
         self._shadows: dict[int, _Shadow] = {}
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
-        drafts = iter(self._propose([one for one in wanted if not one[0].image_end]))
+        drafts = iter(self._propose([entry for entry in wanted if not entry[0].image_end]))
         # It sees no images: what it drafted for a text with one would seldom be accepted.
         return [NO_DRAFT if seq.image_end else next(drafts) for seq, _ in wanted]
 

@@ -325,10 +325,12 @@ class Shares:
         order is never chosen.
         """
         running, oldest = self._sequences.running, self._sequences.running[0]
-        after = [one for one in running[running.index(seq) :] if one is not oldest and one.status is Status.RUNNING]
+        after = [
+            other for other in running[running.index(seq) :] if other is not oldest and other.status is Status.RUNNING
+        ]
         holdings, own = self._holdings(), self._queue.tenant(seq)
         for name in self._above_blocks(holdings) if len(holdings) > 1 else ():
-            candidates = [one for one in holdings[name] if (one in after if name == own else one is not oldest)]
+            candidates = [other for other in holdings[name] if (other in after if name == own else other is not oldest)]
             if candidates:
                 return _least_work(candidates, spared)
         return _least_work(after, spared) if after else None
@@ -346,8 +348,8 @@ class Shares:
         lacking = seq.min_slots - self._sequences.num_free_slots
         if lacking <= 0:
             return None
-        above = (one for name in self._above_slots(holdings) for one in holdings[name])
-        return next((one for one in above if one.num_slots - one.min_slots >= lacking), None)
+        above = (candidate for name in self._above_slots(holdings) for candidate in holdings[name])
+        return next((candidate for candidate in above if candidate.num_slots - candidate.min_slots >= lacking), None)
 
     def _victims(
         self, seq: Sequence, donor: Sequence | None, holdings: dict[str, list[Sequence]], spared: Request | None

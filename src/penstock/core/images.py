@@ -173,6 +173,6 @@ class ImageWork:
 
     def check_integrity(self) -> None:
         """Assert that the features are within their budget, and counted."""
-        assert self._held == sum(one.nbytes for one in self._images.values()), "the count of features is off"
+        assert self._held == sum(image.nbytes for image in self._images.values()), "the count of features is off"
         assert self._held <= self.settings.feature_bytes, "the features exceed their budget"
         assert not self._freed or not set(self._freed) & set(self._images), "an image is freed that is encoded"

@@ -147,7 +147,7 @@ class KVManager:
 
     def missing(self, seq: Sequence, reserve: int, releasing: Iterable[Sequence]) -> int:
         """Number of blocks missing for `admit` after these sequences were released; 0 if it would succeed."""
-        holders = Counter(block for one in releasing for block in one.tables[0].held)
+        holders = Counter(block for holder in releasing for block in holder.tables[0].held)
         # A shared block becomes available only if all of its holders release it.
         released = {block for block, count in holders.items() if count == self.pool.refs(block)}
         path = self._match(seq)

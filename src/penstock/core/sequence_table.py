@@ -160,7 +160,7 @@ class SequenceTable:
         """Remove a sequence in any state. One of its unborn siblings takes over for the others."""
         live = self._requests[seq.request_id]
         if seq.status is Status.UNBORN:
-            carrier = next(one for one in live if seq in one.siblings)
+            carrier = next(other for other in live if seq in other.siblings)
             carrier.siblings.remove(seq)
             self.keep_slots(carrier, 1 + len(carrier.siblings))
         elif seq.siblings:

@@ -231,7 +231,7 @@ class Speculation:
         chances = [request.acceptance.chance(prior) for request in self._requests]
         left = [len(request.draft) or (request.limit if self._costly else 0) for request in self._requests]
         if self._overall.is_new:  # the first token of a draft teaches as much as a long rejected one
-            left = [min(one, 1) for one in left]
+            left = [min(count, 1) for count in left]
         heap = [
             (-chance, index)
             for index, (request, chance) in enumerate(zip(self._requests, chances, strict=True))
@@ -268,4 +268,4 @@ def _common(left: "array[int]", right: "array[int]") -> int:
     """Length of the common prefix."""
     if left == right[: len(left)]:
         return len(left)
-    return next(index for index, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
+    return next(index for index, (token, other) in enumerate(zip(left, right, strict=False)) if token != other)

@@ -77,7 +77,7 @@ class Step:
 
     def add_layers(self, part: EncodePart, seq: Sequence, cost: int) -> None:
         """Add layers of the vision tower for an image of the sequence, which cost as much as so many tokens."""
-        known = next((index for index, one in enumerate(self.encode) if one.digest == part.digest), None)
+        known = next((index for index, planned in enumerate(self.encode) if planned.digest == part.digest), None)
         if known is None:
             self.encode.append(part)
         else:
@@ -140,8 +140,8 @@ class Step:
                 samples.sequences.append(state)
                 rows.append(last - behind)
                 samples.positions.append(end - behind)
-            for one in (seq, *seq.forks) if seq.beams is None else (seq,):
-                sampled.append(one)
+            for sibling in (seq, *seq.forks) if seq.beams is None else (seq,):
+                sampled.append(sibling)
                 samples.sequences.append(state)
                 rows.append(last)
                 samples.positions.append(end)

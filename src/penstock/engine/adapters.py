@@ -133,19 +133,21 @@ class AdapterRoom:
 
     def _has_room(self, adapter: Adapter, used: set[str]) -> bool:
         """Whether there is room for one more; if not, evict adapters that no request uses."""
-        by_need = sorted(self._residents.values(), key=lambda one: one.adapter.digest in used)  # a stable sort
-        staying = [one for one in by_need if not one.leaves]
+        by_need = sorted(
+            self._residents.values(), key=lambda resident: resident.adapter.digest in used
+        )  # a stable sort
+        staying = [resident for resident in by_need if not resident.leaves]
         while staying and not self._fits(adapter, staying):
             staying.pop(0).leaves = True
-        for one in by_need:
-            if one.leaves and one.loading.done() and one.adapter.digest not in used:
-                del self._residents[one.adapter.digest]
-                self._runner.drop_adapter(one.adapter)
-                logger.info("the adapter %s gave way", one.adapter.name)
+        for resident in by_need:
+            if resident.leaves and resident.loading.done() and resident.adapter.digest not in used:
+                del self._residents[resident.adapter.digest]
+                self._runner.drop_adapter(resident.adapter)
+                logger.info("the adapter %s gave way", resident.adapter.name)
         return adapter.digest not in self._residents and self._fits(adapter, list(self._residents.values()))
 
     def _fits(self, adapter: Adapter, others: list[_Resident]) -> bool:
-        elements = sum(one.adapter.num_elements for one in others)
+        elements = sum(resident.adapter.num_elements for resident in others)
         return elements + adapter.num_elements <= self._num_elements and len(others) < self._max_adapters
 
     def close(self) -> None:

@@ -38,11 +38,11 @@ from penstock.runner.machine import detect_machine
 from penstock.runner.mtp_runner import MTPRunner
 from penstock.runner.ranks import start_head, start_runner
 from penstock.structured.masks import Grammars
-from penstock.structured.vocabulary import Vocabulary
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
     from penstock.engine.process import Core
+    from penstock.structured.vocabulary import Vocabulary
 
 MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
 T = TypeVar("T")
@@ -113,9 +113,8 @@ def _build_engine(
     elements = sum(adapter.num_elements for adapter in listed)
     settings = resolve(config, facts, machine, draft_facts, elements)
     runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
-    grammars = Grammars(
-        lambda: Vocabulary.of_checkpoint(checkpoint.path, facts.vocab_size), facts.vocab_size, settings.max_num_seqs
-    )
+    load_vocabulary = partial(_load_vocabulary, checkpoint, facts.vocab_size)
+    grammars = Grammars(load_vocabulary, facts.vocab_size, settings.max_num_seqs)
     adapters = None
     if settings.memory.adapters:
         assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
@@ -188,6 +187,12 @@ def build(config: EngineConfig, start: Start | None = None) -> EngineCore | Enco
 
 if TYPE_CHECKING:
     _driven: Callable[[EngineConfig, Start], Core] = build  # type check: both kinds of engine can be driven by the loop
+
+
+def _load_vocabulary(checkpoint: Checkpoint, size: int) -> "Vocabulary":
+    from penstock.structured.vocabulary import Vocabulary  # its library takes 20 ms that most starts do not need
+
+    return Vocabulary.of_checkpoint(checkpoint.path, size)
 
 
 def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:

@@ -39,11 +39,11 @@ class _Pending:
     @property
     def error(self) -> BaseException | None:
         """Why the request cannot be served, if one of its futures failed."""
-        return next((error for one in self.awaited if one.done() and (error := one.exception())), None)
+        return next((error for future in self.awaited if future.done() and (error := future.exception())), None)
 
     @property
     def is_settled(self) -> bool:
-        return all(one.done() for one in self.awaited) or self.error is not None
+        return all(future.done() for future in self.awaited) or self.error is not None
 
 
 class PendingRequests:
@@ -73,7 +73,7 @@ class PendingRequests:
     def requests(self, without: "Collection[Future[Any]]") -> Iterator[Request]:
         """The waiting requests, except those that wait for any of these futures."""
         for pending in self._pending.values():
-            if not any(one in without for one in pending.awaited):
+            if not any(future in without for future in pending.awaited):
                 yield pending.request
 
     def add_request(self, scheduler: Scheduler, request: Request, resumed: Resumed) -> None:
@@ -89,8 +89,14 @@ class PendingRequests:
 
     def admit_ready(self, scheduler: Scheduler) -> None:
         """Add the requests that are ready to the scheduler; without other work, wait briefly for one."""
-        if self._pending and not scheduler.has_work and not any(one.is_settled for one in self._pending.values()):
-            open_futures = [one for pending in self._pending.values() for one in pending.awaited if not one.done()]
+        if (
+            self._pending
+            and not scheduler.has_work
+            and not any(pending.is_settled for pending in self._pending.values())
+        ):
+            open_futures = [
+                future for pending in self._pending.values() for future in pending.awaited if not future.done()
+            ]
             wait(open_futures, PAUSE, FIRST_COMPLETED)
         for request_id, pending in list(self._pending.items()):
             if pending.is_settled:
@@ -322,7 +328,9 @@ class EngineCore:
         )
 
     def restart(self, settings: Settings, speculation: Speculation | None = None) -> None:
-        """Reset to an empty cache with other scheduler limits, keeping model and arithmetic; for self-tests.
+        """Reset to an empty cache with other scheduler limits, keeping model and arithmetic.
+
+        For `penstock verify` and tests, which answer under many settings and load the weights once.
 
         `settings` may ask for at most the current number of blocks. Only the given speculation is used, and the block
         file no longer. There must be no unfinished work.

@@ -150,9 +150,9 @@ def run_engine(launch: Launch) -> int:
     if launch.remote is not None:
         shutil.rmtree(launch.folder, ignore_errors=True)  # its parent has the file open
     try:
-        launch.seat.take()
+        launch.binding.apply()
     except OSError as error:  # a container may forbid it; the engine is then only slower
-        logger.warning("the engine cannot be bound to %s: %s", launch.seat, error)
+        logger.warning("the engine cannot be bound to %s: %s", launch.binding, error)
     try:
         with (
             progress_to(Intervals(lambda record: _tell_progress(outputs, record))),

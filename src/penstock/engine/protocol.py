@@ -18,7 +18,7 @@ import msgspec
 from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
-from penstock.system.host import ANYWHERE, Seat
+from penstock.system.host import UNBOUND, CpuBinding
 
 
 def in_flight_file(folder: str) -> Path:
@@ -48,7 +48,7 @@ class Launch(msgspec.Struct, frozen=True):
     """`module:function` that builds the engine core to run."""
     folder: str
     """Private folder of local sockets and the in-flight file; removed once they are open at both ends."""
-    seat: Seat = ANYWHERE
+    binding: CpuBinding = UNBOUND
     remote: Remote | None = None
     """Set if the server is on another machine; one connection then carries both directions."""
 

@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 from penstock.models.loading import packed_key
 from penstock.models.registry import read_facts
 from penstock.system.host import free_memory, importing, physical_cores, trim_heaps
-from penstock.system.packed_cache import PackedFile
+from penstock.system.packed_file import PackedFile
 from penstock.system.start import Start
 
 _LAST_IMPORTED = "penstock.engine.build"

@@ -234,7 +234,7 @@ class Fleet:
         """Start one more engine, which takes requests once it is up.
 
         Args:
-            beside: the replica whose seat and options the engine gets; None: the oldest replica.
+            beside: the replica whose binding and options the engine gets; None: the oldest replica.
             model: the model to load; None: that of the replica `beside`, read from disk again.
             revision: of the model's hub repository; None: its main branch or, without `model`, that of the replica.
 

@@ -8,7 +8,7 @@ from penstock.config.engine_config import EngineConfig, KVTransfer
 from penstock.errors import ConfigError
 from penstock.fleet.link import ENGINE_CORE, EngineLink
 from penstock.system.extras import has_torch, require_torch
-from penstock.system.host import ANYWHERE, Seat, free_memory, physical_cores, seats
+from penstock.system.host import UNBOUND, CpuBinding, cpu_bindings, free_memory, physical_cores
 
 
 def launch_engines(
@@ -32,8 +32,8 @@ def launch_engines(
     try:
         parts = divide(config, count)
         configs = with_roles([own for own, _ in parts], num_prefill, kv_transfer)
-        for own, (_, seat) in zip(configs, parts, strict=True):
-            links.append(EngineLink(own, core, seat))
+        for own, (_, binding) in zip(configs, parts, strict=True):
+            links.append(EngineLink(own, core, binding))
     except BaseException:
         for link in links:
             link.destroy()
@@ -59,9 +59,9 @@ def divide(
     devices: Path = Path("/dev"),
     cores: Callable[[], int] = physical_cores,
     memory: Callable[[], int] = free_memory,
-    find_seats: Callable[[int], Sequence[Seat]] = seats,
-) -> list[tuple[EngineConfig, Seat]]:
-    """Divide the machine: the configuration and seat of each of `count` engines. User settings apply to each engine.
+    find_bindings: Callable[[int], Sequence[CpuBinding]] = cpu_bindings,
+) -> list[tuple[EngineConfig, CpuBinding]]:
+    """Divide the machine: the configuration and binding of each of `count` engines. User settings apply to each engine.
 
     Raises:
         ConfigError: there are fewer GPUs than engines.
@@ -70,23 +70,23 @@ def divide(
     if config.model.device.startswith("cuda"):
         require_torch(f"device {config.model.device!r}")
     if count == 1:
-        return [(config, ANYWHERE)]
+        return [(config, UNBOUND)]
     num_gpus = len(list(devices.glob("nvidia[0-9]*"))) if has_torch() else 0
     if config.model.device == "cuda" or (config.model.device == "auto" and num_gpus):
         each = config.model.tensor_parallel_size
         if count * each > num_gpus:
             needed = "as many GPUs" if each == 1 else f"{each} GPUs each"
             raise ConfigError(f"{count} engines need {needed}, and this machine has {num_gpus}: lower engines")
-        return [(_on_device(config, f"cuda:{index * each}"), ANYWHERE) for index in range(count)]
+        return [(_on_device(config, f"cuda:{index * each}"), UNBOUND) for index in range(count)]
     if config.model.device != "auto" and config.model.device.startswith("cuda"):
         raise ConfigError(f"{count} engines cannot share {config.model.device}: use cuda, and each takes its own")
-    found, total, share = find_seats(count), cores(), memory() // count
+    found, total, share = find_bindings(count), cores(), memory() // count
     configs = []
-    for index, seat in enumerate(found):
-        threads = len(seat.cpus) if seat.cpus else total // count + (index < total % count)
+    for index, binding in enumerate(found):
+        threads = len(binding.cpus) if binding.cpus else total // count + (index < total % count)
         model = replace(config.model, threads=config.model.threads or max(1, min(threads, total)))
         cache = replace(config.cache, max_memory=config.cache.max_memory or share)
-        configs.append((replace(config, model=model, cache=cache), seat))
+        configs.append((replace(config, model=model, cache=cache), binding))
     return configs
 
 

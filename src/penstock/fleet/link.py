@@ -20,7 +20,7 @@ from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.protocol import Failed, FromEngine, Launch, Ready, Shutdown, ToEngine, local_address
 from penstock.fleet.engine_process import KILL_SECONDS, EngineProcess
-from penstock.system.host import ANYWHERE, Seat
+from penstock.system.host import UNBOUND, CpuBinding
 
 ENGINE_CORE = "penstock.engine.build:build"
 _POLLIN = int(zmq.POLLIN)  # arithmetic of plain numbers takes a tenth of that of flags
@@ -61,7 +61,7 @@ class Link(Protocol):
     def in_flight(self) -> StepInFlight: ...
 
     def again(self, model: str | None = None, revision: str | None = None) -> "Link":
-        """Make a link to a new engine with the same configuration and seat, optionally with another model."""
+        """Make a link to a new engine with the same configuration and binding, optionally with another model."""
 
     async def placed(self) -> None:
         """Wait until the engine is placed on a machine, or has ended: then see `exited`."""
@@ -171,17 +171,17 @@ class EngineLink:
     was_lost = False
     """Whether the process outlived its kill by `KILL_SECONDS`."""
 
-    def __init__(self, config: EngineConfig, core: str = ENGINE_CORE, seat: Seat = ANYWHERE) -> None:
+    def __init__(self, config: EngineConfig, core: str = ENGINE_CORE, binding: CpuBinding = UNBOUND) -> None:
         """
         Args:
-            seat: the cores and memory of this machine that the engine uses.
+            binding: the cores and memory of this machine that the engine uses.
 
         Raises:
             ConfigError: there is no room for the folder.
             EngineDeadError: the process cannot be started.
         """
-        self._config, self._core, self._seat = config, core, seat
-        self._process = EngineProcess(lambda folder: Launch(config, core, folder, seat))
+        self._config, self._core, self._binding = config, core, binding
+        self._process = EngineProcess(lambda folder: Launch(config, core, folder, binding))
         self._exit_code: asyncio.Future[int] | None = None
         self._context = zmq.Context()
         self._channel = Channel(self._context)
@@ -189,8 +189,8 @@ class EngineLink:
         self._channel.requests.bind(local_address(self.folder, "requests"))
 
     def again(self, model: str | None = None, revision: str | None = None) -> "EngineLink":
-        """Make a link to a new engine with the same configuration and seat, optionally with another model."""
-        return EngineLink(with_model(self._config, model, revision), self._core, self._seat)
+        """Make a link to a new engine with the same configuration and binding, optionally with another model."""
+        return EngineLink(with_model(self._config, model, revision), self._core, self._binding)
 
     @property
     def pid(self) -> int:

@@ -26,8 +26,8 @@ def each_params(params: SamplingParams | Sequence[SamplingParams] | None, count:
         listed = [params] * count
     if len(listed) != count:
         raise InvalidRequestError(f"{count} prompts, but {len(listed)} sampling parameters", "params")
-    for one in listed:
-        check_params(one)
+    for prompt_params in listed:
+        check_params(prompt_params)
     return listed
 
 
@@ -51,10 +51,12 @@ def conversations_of(messages: object) -> "list[list[Message]]":
     if listed is not None and all(isinstance(message, Mapping) for message in listed):
         return [listed]
     conversations = [
-        list(one) for one in listed or () if isinstance(one, Iterable) and not isinstance(one, (str, bytes, Mapping))
+        list(messages)
+        for messages in listed or ()
+        if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes, Mapping))
     ]
     is_whole = listed is not None and len(conversations) == len(listed)
-    if not is_whole or not all(isinstance(message, Mapping) for one in conversations for message in one):
+    if not is_whole or not all(isinstance(message, Mapping) for messages in conversations for message in messages):
         raise InvalidRequestError(
             'messages must be a list of messages such as {"role": "user", "content": "hello"}, or a list of such lists',
             "messages",

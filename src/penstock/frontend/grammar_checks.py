@@ -11,7 +11,7 @@ from penstock.api.sampling_params import Structured
 from penstock.core.turns import Turns
 from penstock.errors import InvalidRequestError, OverloadedError, PenstockError, ShuttingDownError
 from penstock.frontend.limits import SharedLimit
-from penstock.structured.grammar import check_size
+from penstock.structured.form_limits import check_size
 from penstock.structured.grammar_validator import GrammarValidator
 
 MAX_WAITING_CHARACTERS = 2**23

@@ -195,7 +195,8 @@ class History:
             if step.replica != replica:
                 continue
             trace = step.trace
-            at, seconds = round(step.began - arrival, 6), round(step.seconds, 6)
+            begin = max(step.began, arrival)  # a request may come during a step
+            at, seconds = round(begin - arrival, 6), round(step.began + step.seconds - begin, 6)
             chunk = sum(count for name, count in trace.chunks if name == request_id)
             if request_id in trace.preempted:
                 running = False
@@ -209,7 +210,7 @@ class History:
                 yield TimelineEvent("computed", at, seconds, 1, chunk, place=replica)
             elif running:
                 yield TimelineEvent("generated", at, seconds, 1, place=replica)
-            elif trace.blocked is not None and request_id not in trace.preempted and at + seconds > 0:
+            elif trace.blocked is not None and request_id not in trace.preempted and seconds > 0:
                 yield TimelineEvent(
                     "waited", at, seconds, 1, why=self._reason(request_id, *trace.blocked), place=replica
                 )

@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random, SystemRandom
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.api.request import Adapter, Image, Request
 from penstock.api.sampling_params import DEFAULTABLE, NO_ANSWER, Beams, ResolvedParams, SamplingParams
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError, WrongTaskError
-from penstock.frontend.large_work import LargeWork
 from penstock.frontend.text_encoding import EncodedText
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.frontend.large_work import LargeWork
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ class ImagePrompt:
 class PromptEncoder:
     """Tokenises texts and, through the checkpoint's chat template, conversations."""
 
-    def __init__(self, tokenizer: Tokenizer | None, large_work: LargeWork, text_work: LargeWork) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, large_work: "LargeWork", text_work: "LargeWork") -> None:
         """
         Args:
             tokenizer: None if the checkpoint has none: every text is then refused.

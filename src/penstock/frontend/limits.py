@@ -3,7 +3,6 @@
 CallLimits (HTTP) ──Caller──> AsyncEngine.open ──> Admission.enter ──> queue
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,6 +136,8 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 
 def call_later(seconds: float, call: Callable[[], None]) -> Timer:
     """Schedule a function on the running event loop."""
+    import asyncio  # a server has it; the command line reads this module for the options' sake alone
+
     return asyncio.get_running_loop().call_later(seconds, call)
 
 

@@ -16,7 +16,9 @@ def output_with_texts(output: RequestOutput, tokenizer: Tokenizer | None) -> Req
         if answer.logprobs is not None:
             answer.logprobs = _with_texts(answer.logprobs, tokenizer)
     if output.prompt_logprobs is not None:
-        output.prompt_logprobs = [None if one is None else _with_text(one, tokenizer) for one in output.prompt_logprobs]
+        output.prompt_logprobs = [
+            None if entry is None else _with_text(entry, tokenizer) for entry in output.prompt_logprobs
+        ]
     return output
 
 
@@ -31,7 +33,7 @@ def delta_with_texts(delta: CompletionDelta, tokenizer: Tokenizer | None) -> Com
 
 
 def _with_texts(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[TokenLogprob]:
-    return [_with_text(one, tokenizer) for one in logprobs]
+    return [_with_text(entry, tokenizer) for entry in logprobs]
 
 
 def _with_text(one: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:

@@ -112,9 +112,11 @@ class OpenRequests:
     def adapter_use(self) -> AdapterUse:
         """The adapters of the requests; a request runs once it has been in a step."""
         running, waiting = set[str](), set[str]()
-        for one in self._open.values():
-            if one.request.adapter is not None:
-                (waiting if one.progress.first_scheduled is None else running).add(one.request.adapter.name)
+        for open_request in self._open.values():
+            if open_request.request.adapter is not None:
+                (waiting if open_request.progress.first_scheduled is None else running).add(
+                    open_request.request.adapter.name
+                )
         return AdapterUse(sorted(running), sorted(waiting))
 
     def is_quarantined(self, request: Request) -> bool:
@@ -297,15 +299,15 @@ class OpenRequests:
 
     def abort_all(self, reason: str) -> None:
         """End every request with `abort`."""
-        for one in list(self._open.values()):
-            self._abort(one, reason)
+        for open_request in list(self._open.values()):
+            self._abort(open_request, reason)
 
     def fail_all(self, error: EngineDeadError) -> None:
         """Fail all requests at once."""
         lost, self._open = self._open, {}  # first: a stream that fails aborts its other requests
-        for one in lost.values():
-            self._forget(one)
-            self._fail_readers(one, error)
+        for open_request in lost.values():
+            self._forget(open_request)
+            self._fail_readers(open_request, error)
 
     def _fail_readers(self, one: OpenRequest, error: PenstockError) -> None:
         for reader, _ in one.readers:

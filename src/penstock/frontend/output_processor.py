@@ -280,7 +280,7 @@ class OutputProcessor:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
-            num_image_tokens=sum(one.rows * one.columns for one in images) if images else 0,
+            num_image_tokens=sum(image.rows * image.columns for image in images) if images else 0,
             vector=self._vector,
         )
 

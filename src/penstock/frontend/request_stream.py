@@ -33,11 +33,11 @@ class RequestStream:
         self._leave = leave
         self._output_processors = output_processors
         self._keep_deltas = keep_deltas
-        self._max_unread = max_unread * sum(one.request.params.n for one in output_processors)
+        self._max_unread = max_unread * sum(processor.request.params.n for processor in output_processors)
         self._unread = 0
         self._woken = False
         self._deltas = list(deltas)
-        self._unfinished = sum(not one.finished for one in output_processors)
+        self._unfinished = sum(not processor.finished for processor in output_processors)
         self._error: PenstockError | None = None
         self._reader: asyncio.Future[None] | None = None  # a waiting reader
 

@@ -65,16 +65,18 @@ class Scoring:
             InvalidRequestError: the model has several labels, so there is no single score.
         """
         if self._config.task == "score":
-            all_scores = [scores_of(one, self._config, raw=raw) for one in outputs]
+            all_scores = [scores_of(output, self._config, raw=raw) for output in outputs]
             for scores in all_scores:
                 if len(scores) != 1:
                     raise InvalidRequestError(f"the model has {len(scores)} labels; a reranker must have one", "model")
             return [scores[0] for scores in all_scores]
         normalize = True if self._config.similarity == "cosine" else None
-        vectors = [vector_of(one, self._config, normalize=normalize) for one in outputs]
+        vectors = [vector_of(output, self._config, normalize=normalize) for output in outputs]
         firsts = (vectors[self._index["query", query]] for query, _ in self._pairs)
         seconds = (vectors[self._index["documents", document]] for _, document in self._pairs)
-        return [_similarity(one, other, self._config.similarity) for one, other in zip(firsts, seconds, strict=True)]
+        return [
+            _similarity(first, second, self._config.similarity) for first, second in zip(firsts, seconds, strict=True)
+        ]
 
 
 def _similarity(one: "NDArray[np.float32]", other: "NDArray[np.float32]", kind: Similarity) -> float:

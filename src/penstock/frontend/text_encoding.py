@@ -220,4 +220,4 @@ def scores_of(output: RequestOutput, config: EncoderConfig, *, raw: bool = False
     logits = np.frombuffer(output.vector, np.float32).astype(np.float64)
     if config.sigmoid and not raw and len(logits) == 1:
         logits = 1.0 / (1.0 + np.exp(-logits))
-    return [float(one) for one in logits]
+    return [float(logit) for logit in logits]

@@ -76,7 +76,7 @@ class Batch:
         slots = blocks + 4 * num_blocks
         assert num_blocks >= 0
         self.branches, self.seen_ends = branches, seen_ends
-        optional = (0 if one is None else one.__array_interface__["data"][0] for one in (branches, seen_ends))
+        optional = (0 if column is None else column.__array_interface__["data"][0] for column in (branches, seen_ends))
         self._struct = structs.Batch(num_tokens, num_seqs, query_start, seq_lens, table_start, blocks, slots, *optional)
         self.handle = ctypes.addressof(self._struct)
         """Address of the struct that native kernels read."""

@@ -117,8 +117,6 @@ class Ops:
     """(table [rows, ...], pairs): copies rows of the table simultaneously; each pair is (source, target)."""
     copy_columns: Callable[[AnyArray, AnyArray, Columns], None]
     """(x [rows, any], out [rows, any], which): copies columns of `x` to columns of `out`, converted to its dtype."""
-    scale: Callable[[AnyArray, float], AnyArray]
-    """(x [rows, columns], factor) -> x * factor, rounded once; overwrites `x`."""
     activate: ActivateOp
     limit: Callable[[AnyArray, int, int, AnyArray, AnyArray], None]
     """(x [rows, any], first, count, low [1], high [1] float32): limits `count` columns from `first` on, in place."""
@@ -204,7 +202,6 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         scatter=elementwise.scatter,
         copy_rows=elementwise.copy_rows,
         copy_columns=elementwise.copy_columns,
-        scale=elementwise.scale,
         activate=elementwise.activate,
         limit=elementwise.limit,
         empty_rows=empty_rows,

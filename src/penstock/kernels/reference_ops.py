@@ -20,7 +20,6 @@ from penstock.kernels.elementwise.reference import (
     limit,
     rms_norm,
     rms_norm_columns,
-    scale,
     scatter,
 )
 from penstock.kernels.experts.reference import ReferenceExperts, route
@@ -70,7 +69,6 @@ def reference_ops(
         scatter=scatter,
         copy_rows=copy_rows,
         copy_columns=copy_columns,
-        scale=scale,
         activate=activate,
         limit=limit,
         empty_rows=empty_rows,

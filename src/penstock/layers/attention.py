@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.config.model_facts import KVSpec, SharedKV, Working
+from penstock.config.model_facts import ActivationSizes, KVSpec, SharedKV
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
@@ -133,10 +133,10 @@ class AttentionSpec:
         return KVSpec(self.num_kv_heads, self.head_dim, self.chunk or self.window)
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         columns = 2 * sum(self.sizes)  # queries, keys and values, and the attention output, which is no wider
         columns += 3 * self.query_size if self.head_gates else 0
-        return Working(columns, columns, self.query_size)
+        return ActivationSizes(columns, columns, self.query_size)
 
     @property
     def tp_divisor(self) -> int:

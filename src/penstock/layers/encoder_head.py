@@ -74,7 +74,7 @@ class TokenScoreHead:
         weights, texts = (self._ops.on_host(wide(part, self._ops)).astype(np.float64) for part in (rows, x))
         if len(weights) > 1:
             weights = weights[:1] - weights[1:]
-        scores = np.array([(weights * one).sum(1) for one in texts])  # one text at a time: see `Encoder.vectors`
+        scores = np.array([(weights * text).sum(1) for text in texts])  # one text at a time: see `Encoder.vectors`
         return self._ops.from_host(scores.astype(np.float32), x)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from penstock.config.model_facts import StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache
@@ -80,10 +80,10 @@ class GatedDeltaNetSpec:
         return StateSpec(((self.kernel - 1, self.qkv_size), memory))
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         projected = sum(self.inputs[1])
         native = projected + self.qkv_size + self.value_size
-        return Working(native, 8 * native, self.value_size)
+        return ActivationSizes(native, 8 * native, self.value_size)
 
     @property
     def tp_divisor(self) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.config.model_facts import StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates, ScanShape
@@ -69,10 +69,10 @@ class Mamba2Spec:
         return StateSpec(((self.kernel - 1, self.conv_size), memory))
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         native = self.projected_size + self.conv_size + self.inner_size
         expanded = 2 * self.heads * self.state_size  # the reference expands inputs and outputs to all heads
-        return Working(native, 8 * native + 2 * expanded, self.inner_size)
+        return ActivationSizes(native, 8 * native + 2 * expanded, self.inner_size)
 
     @property
     def tp_divisor(self) -> int:

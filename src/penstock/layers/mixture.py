@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation, Routing
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.kernels.lora import ExpertUpdates
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.mlp import GatedMLPSpec, PlainMLPSpec
@@ -96,13 +96,13 @@ class MixtureSpec:
         return self.latent or self.hidden_size
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         hidden, inner, experts = self.hidden_size, self.intermediate_size, self.routing.num_experts
         widest = max(hidden, inner)
         pair = 2 * widest + inner + 2 * hidden  # the input row, the input of down, float32 sums
         beside = 3 * (0 if self.shared is None else self.shared.intermediate_size) + hidden + 2 * (self.latent or 0)
         token = self.routing.top_k * (pair + 4) + 4 * experts + beside
-        return Working(token, token + 3 * self.routing.top_k * inner, widest)
+        return ActivationSizes(token, token + 3 * self.routing.top_k * inner, widest)
 
     @property
     def tp_divisor(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
@@ -33,8 +33,8 @@ class GatedMLPSpec:
     """Whether the inputs and outputs of the maps are limited; see `ClippedLinear`."""
 
     @property
-    def working(self) -> Working:
-        return Working(self.intermediate_size, 3 * self.intermediate_size, self.intermediate_size)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(self.intermediate_size, 3 * self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:
@@ -61,8 +61,8 @@ class PlainMLPSpec:
     """Prefix of the parameters of xIELU, which replaces `activation`; None: another activation."""
 
     @property
-    def working(self) -> Working:
-        return Working(self.intermediate_size, 2 * self.intermediate_size, self.intermediate_size)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(self.intermediate_size, 2 * self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:

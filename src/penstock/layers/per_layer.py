@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.layers.embedding import OwnLookup
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import PerLayerInput
@@ -56,9 +56,9 @@ class GatedPerLayerInputSpec:
     projection: str = "per_layer_projection"
 
     @property
-    def working(self) -> Working:
+    def activation_sizes(self) -> ActivationSizes:
         total = self.size + 3 * self.columns  # the model's inputs of all layers and their two summands
-        return Working(total, total, self.size)
+        return ActivationSizes(total, total, self.size)
 
     @property
     def tp_divisor(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.config.model_facts import StateSpec, Working
+from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.kernels.recurrent import ConvColumns, ConvWeight
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear, output_linear
@@ -48,8 +48,8 @@ class ShortConvSpec:
         return StateSpec(((self.kernel - 1, self.own_size),))
 
     @property
-    def working(self) -> Working:
-        return Working(4 * self.hidden_size, 20 * self.hidden_size, self.hidden_size)
+    def activation_sizes(self) -> ActivationSizes:
+        return ActivationSizes(4 * self.hidden_size, 20 * self.hidden_size, self.hidden_size)
 
     @property
     def tp_divisor(self) -> int:

@@ -29,6 +29,8 @@ class WeightSizes:
     matrices: list[MatrixSize] = field(default_factory=list)
     adaptable: list[MatrixSize] = field(default_factory=list)
     """The matrices that LoRA adapters can target."""
+    by_head: list[str] = field(default_factory=list)
+    """The names of those of them that are used head by head."""
     embeddings: list[MatrixSize] = field(default_factory=list)
     """The embeddings that LoRA adapters can target."""
     experts: dict[str, AdaptableExperts] = field(default_factory=dict)
@@ -99,6 +101,11 @@ class SizeRecorder(WeightFactory):
         shapes = {name: (rows.kept, columns) for name, rows in zip(names, maps, strict=True)}
         self.sizes.experts[prefix] = replace(before, maps=before.maps | shapes)
         self.sizes.pair_rows = max(self.sizes.pair_rows, top_k * sum(rows.kept for rows in maps))
+
+    def head_lora(self, name: str, num_heads: int, key_dim: int, value_dim: int, columns: int) -> None:
+        rows = len(self.ranks.own(num_heads)) * (key_dim + value_dim)
+        self.sizes.adaptable.append(MatrixSize(f"{self._above}{name}", rows, columns))
+        self.sizes.by_head.append(f"{self._above}{name}")
 
     def lookup_table(self, name: str, rows: int, columns: int) -> None:
         self.sizes.embeddings.append(MatrixSize(f"{self._above}{name}", rows, columns, multiplied=False))

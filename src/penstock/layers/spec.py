@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.config.model_facts import CacheSpec, Working
+from penstock.config.model_facts import ActivationSizes, CacheSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class PartSpec(Protocol):
     """The common properties of all specs of parts."""
 
     @property
-    def working(self) -> Working:
-        """Working memory: the size of its intermediate results."""
+    def activation_sizes(self) -> ActivationSizes:
+        """Sizes of its intermediate results, for the memory plan."""
         ...
 
     @property

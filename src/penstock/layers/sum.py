@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.config.model_facts import Working
+from penstock.config.model_facts import ActivationSizes
 from penstock.layers.norm import Norm
 from penstock.layers.spec import FeedForward, FeedForwardSpec, NormSpec
 
@@ -39,10 +39,10 @@ class SumSpec:
     summands: tuple[Summand, ...]
 
     @property
-    def working(self) -> Working:
-        parts = [summand.part.working for summand in self.summands]
+    def activation_sizes(self) -> ActivationSizes:
+        parts = [summand.part.activation_sizes for summand in self.summands]
         beside = 4 * self.hidden_size
-        return Working(
+        return ActivationSizes(
             sum(part.native for part in parts) + beside,
             sum(part.reference for part in parts) + beside,
             max(part.widest for part in parts),

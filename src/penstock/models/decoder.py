@@ -178,7 +178,9 @@ class PositionTables:
         if not max_positions:
             return
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
-        self._temperatures = {one: Temperatures(one, max_positions, factory) for one in spec.temperatures}
+        self._temperatures = {
+            temperature: Temperatures(temperature, max_positions, factory) for temperature in spec.temperatures
+        }
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
@@ -188,11 +190,10 @@ class PositionTables:
         pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
-        for page in np.unique(pages).tolist():
-            if not self._is_computed[page]:
-                for rotary in self._rotaries.values():
-                    rotary.compute_page(page)
-                self._is_computed[page] = True
+        for page in set(pages[~self._is_computed[pages]].tolist()):
+            for rotary in self._rotaries.values():
+                rotary.compute_page(page)
+            self._is_computed[page] = True
 
     def inputs(
         self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None
@@ -205,7 +206,7 @@ class PositionTables:
         return StepInputs(
             positions,
             {rope: _angles(rotary, positions, by_axis) for rope, rotary in self._rotaries.items()},
-            {one: temperatures.at(positions) for one, temperatures in self._temperatures.items()},
+            {temperature: temperatures.at(positions) for temperature, temperatures in self._temperatures.items()},
             adapters,
         )
 
@@ -260,7 +261,8 @@ class Decoder:
             DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last) for layer in spec.layers
         ]
         self.final_norm = Norm(spec.final_norm, factory)
-        self.adapted, self.lookup_tables = factory.adapted, factory.lookup_tables
+        self.adapted, self.adapted_heads = factory.adapted, factory.adapted_heads
+        self.lookup_tables = factory.lookup_tables
         self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
         self.tower: Any = None
         """The `Tower`, once loaded; None: the model takes text only."""
@@ -312,10 +314,10 @@ class Decoder:
 
     def embed(self, token_ids: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
-        x = self.embedding(token_ids)
+        x, factor = self.embedding(token_ids), self.spec.embedding_multiplier
         if self._embedding_updates is not None and adapters is not None:
             self._embedding_updates.add(x, token_ids, adapters)
-        return x if self.spec.embedding_multiplier == 1.0 else self._ops.scale(x, self.spec.embedding_multiplier)
+        return x if factor == 1.0 else self._ops.activate(x, None, factor=factor)
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""

@@ -69,7 +69,7 @@ class Encoder:
         """
         x = self.embedding(token_ids)
         if self.spec.embedding_multiplier != 1.0:
-            x = self._ops.scale(x, self.spec.embedding_multiplier)
+            x = self._ops.activate(x, None, factor=self.spec.embedding_multiplier)
         for table, rows in ((self._position_table, positions), (self._type_table, token_types)):
             if table is not None:
                 x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)

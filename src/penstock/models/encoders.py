@@ -4,7 +4,6 @@ A decoder that embeds or scores runs like any encoder: it computes whole texts, 
 states are pooled to an embedding, or the difference of two logits is the score.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,64 +12,11 @@ from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, 
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
-from penstock.models.families.bert import bert_spec, electra_spec, is_classifier, num_labels, xlm_roberta_spec
-from penstock.models.families.distilbert import distilbert_spec
-from penstock.models.families.gemma2 import gemma2_spec
-from penstock.models.families.gemma3 import gemma3_spec
-from penstock.models.families.granite import granite_spec
-from penstock.models.families.llama import llama_spec
-from penstock.models.families.mistral import mistral_spec
-from penstock.models.families.modernbert import modernbert_spec
-from penstock.models.families.mpnet import mpnet_spec
-from penstock.models.families.nomic_bert import nomic_bert_spec
-from penstock.models.families.olmo2 import olmo2_spec
-from penstock.models.families.phi3 import phi3_spec
-from penstock.models.families.qwen2 import qwen2_spec
-from penstock.models.families.qwen3 import qwen3_spec
+from penstock.models.architectures import ENCODERS
+from penstock.models.families.bert import is_classifier, num_labels
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec
 from penstock.text.tokenizer import Tokenizer
-
-ENCODERS: dict[str, Callable[[HFConfig], ModelSpec]] = {
-    "BertModel": bert_spec,
-    "BertForMaskedLM": bert_spec,
-    "BertForSequenceClassification": bert_spec,
-    "XLMRobertaModel": xlm_roberta_spec,
-    "XLMRobertaForMaskedLM": xlm_roberta_spec,
-    "XLMRobertaForSequenceClassification": xlm_roberta_spec,
-    "RobertaModel": xlm_roberta_spec,
-    "RobertaForMaskedLM": xlm_roberta_spec,
-    "RobertaForSequenceClassification": xlm_roberta_spec,
-    "CamembertModel": xlm_roberta_spec,
-    "CamembertForMaskedLM": xlm_roberta_spec,
-    "CamembertForSequenceClassification": xlm_roberta_spec,
-    "DistilBertModel": distilbert_spec,
-    "DistilBertForMaskedLM": distilbert_spec,
-    "DistilBertForSequenceClassification": distilbert_spec,
-    "MPNetModel": mpnet_spec,
-    "MPNetForMaskedLM": mpnet_spec,
-    "MPNetForSequenceClassification": mpnet_spec,
-    "ElectraModel": electra_spec,
-    "ElectraForPreTraining": electra_spec,
-    "ElectraForMaskedLM": electra_spec,
-    "ElectraForSequenceClassification": electra_spec,
-    "ModernBertModel": modernbert_spec,
-    "ModernBertForMaskedLM": modernbert_spec,
-    "ModernBertForSequenceClassification": modernbert_spec,
-    "NomicBertModel": nomic_bert_spec,
-    "Gemma3TextModel": gemma3_spec,
-    "Qwen2ForSequenceClassification": qwen2_spec,
-    "Gemma2Model": gemma2_spec,
-    "GraniteModel": granite_spec,
-    "LlamaModel": llama_spec,
-    "MistralModel": mistral_spec,
-    "Olmo2Model": olmo2_spec,
-    "Phi3Model": phi3_spec,
-    "Qwen2Model": qwen2_spec,
-    "Qwen3Model": qwen3_spec,
-    "Qwen3ForSequenceClassification": qwen3_spec,
-}
-"""Architectures that do not generate text."""
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
@@ -133,14 +79,15 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
 
 def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint) -> tuple[HeadPart, ...]:
     size = ends.hidden_size * len(about.pooling or ends.pooling)
-    for one in about.dense:
-        if one.in_size != size:
+    for dense in about.dense:
+        if dense.in_size != size:
             raise CheckpointError(
-                f"{checkpoint.path / one.folder} expects vectors of {one.in_size} elements, but its input has {size}"
+                f"{checkpoint.path / dense.folder} expects vectors of {dense.in_size} elements, not of {size}"
             )
-        size = one.out_size
+        size = dense.out_size
     return tuple(
-        DenseSpec(f"{one.folder}.linear", one.in_size, one.out_size, one.bias, one.activation) for one in about.dense
+        DenseSpec(f"{dense.folder}.linear", dense.in_size, dense.out_size, dense.bias, dense.activation)
+        for dense in about.dense
     )
 
 
@@ -154,7 +101,7 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
     """The yes and no tokens of a reranker whose folder does not state them, such as Qwen3-Reranker."""
     tokenizer = Tokenizer.load(checkpoint.path)
-    words = [] if tokenizer is None else [tokenizer.encode(one, add_special_tokens=False) for one in ("yes", "no")]
+    words = [] if tokenizer is None else [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):
         raise CheckpointError(f"{checkpoint.name} has no single tokens for yes and no: it cannot score")
     return words[0][0], words[1][0]

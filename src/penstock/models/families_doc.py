@@ -6,8 +6,7 @@ python -m penstock.models.families_doc > docs/models.md
 import sys
 
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES as GGUF
-from penstock.models.encoders import ENCODERS
-from penstock.models.registry import ARCHITECTURES
+from penstock.models.architectures import ARCHITECTURES, ENCODERS, FamilyReader, Read
 
 INTRO = """\
 # Models
@@ -94,7 +93,7 @@ def table() -> list[str]:
     """The lines of the table, one row per architecture."""
     rows = ["| `architectures` | family | GGUF |", "|---|---|---|"]
     for name, read in sorted(ARCHITECTURES.items()):
-        files = ", ".join(f"`{kind}`" for kind, one in GGUF.items() if name in one.families)
+        files = ", ".join(f"`{kind}`" for kind, architecture in GGUF.items() if name in architecture.families)
         rows.append(f"| `{name}` | {_doc(read)} | {files} |")
     return rows
 
@@ -106,14 +105,15 @@ def short_table() -> list[str]:
         families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
     rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]
     for family, names in sorted(families.items()):
-        files = any(name in one.families for one in GGUF.values() for name in names)
+        files = any(name in architecture.families for architecture in GGUF.values() for name in names)
         rows.append(f"| {family} | {', '.join(f'`{name}`' for name in names)} | {'yes' if files else ''} |")
     return rows
 
 
-def _doc(read: object) -> str:
+def _doc(read: Read) -> str:
     """The first line of a family's module."""
-    return (sys.modules[read.__module__].__doc__ or "").splitlines()[0]
+    assert isinstance(read, FamilyReader)
+    return (sys.modules[read.load().__module__].__doc__ or "").splitlines()[0]
 
 
 if __name__ == "__main__":

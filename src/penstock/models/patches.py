@@ -31,7 +31,7 @@ class PatchGrid(NamedTuple):
     windows: tuple[int, ...]
     """Patches of each window; all, if there are no windows."""
     restore: Ints | None
-    """[merged patches]: where in that order the squares in reading order are; None: in reading order."""
+    """[merged patches]: index of each square of reading order in the order of patches; None: they are equal."""
 
     @classmethod
     def of(cls, height: int, width: int, merge: int, window: int | None) -> PatchGrid:
@@ -60,7 +60,7 @@ class PatchGrid(NamedTuple):
 def pixel_floats(pixels: ImageInput) -> Floats:
     """[3, 256]: the float of each channel's 8-bit values."""
     values = np.arange(256, dtype=np.float32) * np.float32(pixels.rescale_factor)
-    mean, std = (np.array(one, np.float32)[:, None] for one in (pixels.mean, pixels.std))
+    mean, std = (np.array(statistic, np.float32)[:, None] for statistic in (pixels.mean, pixels.std))
     floats: Floats = (values - mean) / std
     return floats
 
@@ -91,7 +91,7 @@ def bilinear_places(grid: PatchGrid, side: int) -> tuple[Ints, Floats]:
 
 
 def _between(index: Ints, size: int, side: int) -> tuple[Ints, Floats]:
-    """[patches, 2]: the two places around each on an axis, the first and the last being those of the table."""
+    """Each [patches, 2]: the table's entries on both sides of a patch along an axis, and their weights."""
     steps = np.linspace(0, side - 1, size, dtype=np.float32)[index] if size > 1 else np.zeros(len(index), np.float32)
     low = np.floor(steps).astype(np.int64)
     share = steps - low.astype(np.float32)

@@ -16,75 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.image_input import read_image_input
-from penstock.config.model_facts import ModelFacts, Working
+from penstock.config.model_facts import ActivationSizes, ModelFacts
 from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
+from penstock.models.architectures import ARCHITECTURES, ENCODERS
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
-from penstock.models.encoders import ENCODERS, encoder_spec, module_files, read_encoder
-from penstock.models.families.apertus import apertus_spec
-from penstock.models.families.arcee import arcee_spec
-from penstock.models.families.bamba import bamba_spec
-from penstock.models.families.cohere import cohere2_spec, cohere_spec
-from penstock.models.families.deepseek import (
-    deepseek_v2_spec,
-    deepseek_v3_spec,
-    deepseek_v32_spec,
-    glm4_moe_lite_spec,
-    glm_moe_dsa_spec,
-)
-from penstock.models.families.dots1 import dots1_spec
-from penstock.models.families.ernie4_5 import ernie4_5_spec
-from penstock.models.families.ernie4_5_moe import ernie4_5_moe_spec
-from penstock.models.families.exaone4 import exaone4_spec
-from penstock.models.families.exaone_moe import exaone_moe_spec
-from penstock.models.families.gemma import gemma_spec
-from penstock.models.families.gemma2 import gemma2_spec
-from penstock.models.families.gemma3 import gemma3_spec
-from penstock.models.families.gemma4 import gemma4_spec
-from penstock.models.families.glm4 import glm4_spec
-from penstock.models.families.glm4_moe import glm4_moe_spec
-from penstock.models.families.gpt2 import gpt2_spec
-from penstock.models.families.gpt_neox import gpt_neox_spec
-from penstock.models.families.gpt_oss import gpt_oss_spec
-from penstock.models.families.granite import granite_spec
-from penstock.models.families.granite_moe import granite_moe_shared_spec, granite_moe_spec
-from penstock.models.families.granite_moe_hybrid import granite_moe_hybrid_spec
-from penstock.models.families.granite_swa import granite_moe_swa_spec, granite_swa_spec
-from penstock.models.families.hunyuan import hunyuan_dense_spec, hunyuan_moe_spec
-from penstock.models.families.idefics3 import idefics3_spec
-from penstock.models.families.lfm2 import lfm2_spec
-from penstock.models.families.lfm2_moe import lfm2_moe_spec
-from penstock.models.families.lfm3 import lfm3_spec
-from penstock.models.families.llama import llama_spec
-from penstock.models.families.llama4 import llama4_spec
-from penstock.models.families.llava import llava_spec
-from penstock.models.families.minimax_m2 import minimax_m2_spec
-from penstock.models.families.ministral3 import ministral3_spec, mistral3_spec
-from penstock.models.families.mistral import mistral_spec
-from penstock.models.families.mistral4 import mistral4_spec
-from penstock.models.families.mixtral import mixtral_spec
-from penstock.models.families.nemotron import nemotron_spec
-from penstock.models.families.nemotron_h import nemotron_h_spec
-from penstock.models.families.olmo2 import olmo2_spec, olmo3_spec
-from penstock.models.families.olmoe import olmoe_spec
-from penstock.models.families.phi import phi_spec
-from penstock.models.families.phi3 import phi3_spec
-from penstock.models.families.phimoe import phimoe_spec
-from penstock.models.families.qwen2 import qwen2_spec
-from penstock.models.families.qwen2_5_vl import qwen2_5_vl_spec
-from penstock.models.families.qwen2_moe import qwen2_moe_spec
-from penstock.models.families.qwen3 import qwen3_spec
-from penstock.models.families.qwen3_5 import qwen3_5_moe_spec, qwen3_5_spec
-from penstock.models.families.qwen3_moe import qwen3_moe_spec
-from penstock.models.families.qwen3_next import qwen3_next_spec
-from penstock.models.families.qwen3_vl import qwen3_vl_moe_spec, qwen3_vl_spec
-from penstock.models.families.seed_oss import seed_oss_spec
-from penstock.models.families.smollm3 import smollm3_spec
-from penstock.models.families.starcoder2 import starcoder2_spec
+from penstock.models.encoders import encoder_spec, module_files, read_encoder
 from penstock.models.hf_config import SIZES, HFConfig
 from penstock.models.loading.gguf_scheme import read_gguf_scheme
 from penstock.models.loading.gguf_spec import as_stored
@@ -107,81 +48,6 @@ if TYPE_CHECKING:
 ModelT = TypeVar("ModelT", Decoder, Encoder)
 
 logger = logging.getLogger(__name__)
-
-ARCHITECTURES: dict[str, Callable[[HFConfig], ModelSpec]] = {
-    "DeepseekV2ForCausalLM": deepseek_v2_spec,
-    "DeepseekV3ForCausalLM": deepseek_v3_spec,
-    "Ernie4_5ForCausalLM": ernie4_5_spec,
-    "Exaone4ForCausalLM": exaone4_spec,
-    "Gemma2ForCausalLM": gemma2_spec,
-    "Gemma3ForCausalLM": gemma3_spec,
-    "Gemma3ForConditionalGeneration": gemma3_spec,
-    "Gemma4ForCausalLM": gemma4_spec,
-    "Gemma4ForConditionalGeneration": gemma4_spec,
-    "Glm4ForCausalLM": glm4_spec,
-    "Glm4MoeForCausalLM": glm4_moe_spec,
-    "GptOssForCausalLM": gpt_oss_spec,
-    "Glm4MoeLiteForCausalLM": glm4_moe_lite_spec,
-    "GraniteForCausalLM": granite_spec,
-    "GraniteMoeHybridForCausalLM": granite_moe_hybrid_spec,
-    "Lfm2ForCausalLM": lfm2_spec,
-    "Lfm2MoeForCausalLM": lfm2_moe_spec,
-    "Idefics3ForConditionalGeneration": idefics3_spec,
-    "LlamaForCausalLM": llama_spec,
-    "LlavaForConditionalGeneration": llava_spec,
-    "Llama4ForCausalLM": llama4_spec,
-    "Llama4ForConditionalGeneration": llama4_spec,
-    "MistralForCausalLM": mistral_spec,
-    "Ministral3ForCausalLM": ministral3_spec,
-    "Mistral3ForConditionalGeneration": mistral3_spec,
-    "NemotronHForCausalLM": nemotron_h_spec,
-    "Olmo2ForCausalLM": olmo2_spec,
-    "Olmo3ForCausalLM": olmo3_spec,
-    "OlmoeForCausalLM": olmoe_spec,
-    "Phi3ForCausalLM": phi3_spec,
-    "PhimoeForCausalLM": phimoe_spec,
-    "Qwen2ForCausalLM": qwen2_spec,
-    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl_spec,
-    "Qwen3ForCausalLM": qwen3_spec,
-    "SmolLM3ForCausalLM": smollm3_spec,
-    "SmolVLMForConditionalGeneration": idefics3_spec,
-    "MixtralForCausalLM": mixtral_spec,
-    "Qwen3MoeForCausalLM": qwen3_moe_spec,
-    "Qwen3NextForCausalLM": qwen3_next_spec,
-    "Qwen3_5ForCausalLM": qwen3_5_spec,
-    "Qwen3_5ForConditionalGeneration": qwen3_5_spec,
-    "Qwen3_5MoeForCausalLM": qwen3_5_moe_spec,
-    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe_spec,
-    "Qwen3VLForConditionalGeneration": qwen3_vl_spec,
-    "Qwen3VLMoeForConditionalGeneration": qwen3_vl_moe_spec,
-    "ArceeForCausalLM": arcee_spec,
-    "ApertusForCausalLM": apertus_spec,
-    "Ernie4_5_MoeForCausalLM": ernie4_5_moe_spec,
-    "HunYuanDenseV1ForCausalLM": hunyuan_dense_spec,
-    "HunYuanMoEV1ForCausalLM": hunyuan_moe_spec,
-    "CohereForCausalLM": cohere_spec,
-    "Cohere2ForCausalLM": cohere2_spec,
-    "GPTNeoXForCausalLM": gpt_neox_spec,
-    "PhiForCausalLM": phi_spec,
-    "DeepseekV32ForCausalLM": deepseek_v32_spec,
-    "GlmMoeDsaForCausalLM": glm_moe_dsa_spec,
-    "Mistral4ForCausalLM": mistral4_spec,
-    "BambaForCausalLM": bamba_spec,
-    "GraniteSWAForCausalLM": granite_swa_spec,
-    "GraniteMoeSWAForCausalLM": granite_moe_swa_spec,
-    "GPT2LMHeadModel": gpt2_spec,
-    "Lfm3ForCausalLM": lfm3_spec,
-    "Dots1ForCausalLM": dots1_spec,
-    "ExaoneMoeForCausalLM": exaone_moe_spec,
-    "GemmaForCausalLM": gemma_spec,
-    "GraniteMoeForCausalLM": granite_moe_spec,
-    "GraniteMoeSharedForCausalLM": granite_moe_shared_spec,
-    "MiniMaxM2ForCausalLM": minimax_m2_spec,
-    "NemotronForCausalLM": nemotron_spec,
-    "Qwen2MoeForCausalLM": qwen2_moe_spec,
-    "SeedOssForCausalLM": seed_oss_spec,
-    "Starcoder2ForCausalLM": starcoder2_spec,
-}
 
 KNOWN = "docs/models.md lists those that are supported"
 
@@ -314,6 +180,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
         adapted_rows=adapted_rows(spec, ranks),
         is_encoder=spec.encoder is not None,
         tower=read_tower_facts(checkpoint, spec),
+        usual_length=checkpoint.recipe.num_ctx if checkpoint.recipe is not None else None,
     )
 
 
@@ -322,8 +189,11 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
     layers = tuple(layer.facts for layer in spec.shard(ranks).layers)
     sizes = model_sizes(spec, ranks) if head_of is None else head_sizes(head_of, ranks)
     if ranks > 1:  # all-gathered results of other ranks need memory, too
-        whole = (layer.facts.working for layer in spec.layers)
-        layers = tuple(replace(one, working=(*one.working, *all)) for one, all in zip(layers, whole, strict=True))
+        whole = (layer.facts.activation_sizes for layer in spec.layers)
+        layers = tuple(
+            replace(layer, activation_sizes=(*layer.activation_sizes, *full))
+            for layer, full in zip(layers, whole, strict=True)
+        )
     scheme = spec.quantization
     return ModelFacts(
         name=name,
@@ -357,8 +227,8 @@ def read_mtp_facts(checkpoint: Checkpoint, *, ranks: int = 1) -> ModelFacts | No
         return None
     facts = _facts(f"the head of {checkpoint.name}", _mtp_model(checkpoint, spec, spec.mtp), ranks, head_of=spec)
     hidden, (layer,) = spec.hidden_size, facts.layers
-    beginning = Working(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
-    return replace(facts, layers=(replace(layer, working=(*layer.working, beginning)),))
+    beginning = ActivationSizes(5 * hidden, 5 * hidden, 2 * hidden)  # both norms, and their concatenation
+    return replace(facts, layers=(replace(layer, activation_sizes=(*layer.activation_sizes, beginning)),))
 
 
 def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> ModelSpec:

@@ -54,10 +54,10 @@ def idle_elements(spec: ModelSpec, tp_size: int = 1) -> int:
     """Elements of the matrices of a rank's experts that a token is not routed to."""
     idle = 0
     for part in (part for layer in spec.layers for part in layer.parts):
-        for one in (summand.part for summand in part.summands) if isinstance(part, SumSpec) else (part,):
-            if isinstance(one, MixtureSpec):
-                expert = (2 + one.gated) * one.intermediate_size * one.expert_size
-                idle += (one.routing.num_experts - one.routing.top_k) * expert
+        for term in (summand.part for summand in part.summands) if isinstance(part, SumSpec) else (part,):
+            if isinstance(term, MixtureSpec):
+                expert = (2 + term.gated) * term.intermediate_size * term.expert_size
+                idle += (term.routing.num_experts - term.routing.top_k) * expert
     return idle // tp_size
 
 
@@ -67,7 +67,8 @@ def adaptable(spec: ModelSpec, dtype: DType) -> Adaptable:
     matrices, embeddings = (
         {name: (rows, columns) for name, rows, columns, _ in found} for found in (sizes.adaptable, sizes.embeddings)
     )
-    return Adaptable(matrices, embeddings, sizes.experts, spec.names.prefixes, dtype)
+    by_head = tuple(sizes.by_head)
+    return Adaptable(matrices, embeddings, sizes.experts, spec.names.prefixes, dtype, by_head)
 
 
 def adapted_rows(spec: ModelSpec, tp_size: int = 1) -> int:

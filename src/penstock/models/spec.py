@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
-from penstock.config.model_facts import DType, LayerFacts, Working
+from penstock.config.model_facts import ActivationSizes, DType, LayerFacts
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.attention import AttentionSpec
@@ -86,12 +86,17 @@ class LayerSpec:
     def facts(self) -> LayerFacts:
         """The layer's properties for the memory plan."""
         cache = None if self.mixer is None else self.mixer.part.cache
-        working = tuple(part.working for part in self.parts)
+        activations = tuple(part.activation_sizes for part in self.parts)
         if self.parallel:  # the mixer's output is kept during the feed-forward part
             assert self.mixer is not None
             beside = max(norm.size for norm in self.mixer.norms)
-            working = (*working, Working(working[1].native + beside, working[1].reference + beside, working[1].widest))
-        return LayerFacts(cache, working)
+            activations = (
+                *activations,
+                ActivationSizes(
+                    activations[1].native + beside, activations[1].reference + beside, activations[1].widest
+                ),
+            )
+        return LayerFacts(cache, activations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.image_input import read_image_input
-from penstock.config.model_facts import TowerFacts, Working
+from penstock.config.model_facts import ActivationSizes, TowerFacts
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
@@ -32,8 +32,8 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     most = max(area // tower.patch.size**2, tower.merge**2)
     if tower.side is None and pixels.max_tokens:
         most = pixels.max_tokens * tower.merge**2
-    layer = sum(one.rows * one.columns for one in _layer_sizes(tower).matrices)
-    working = [part.working for part in tower.layers[0].parts]
+    layer = sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower).matrices)
+    activations = [part.activation_sizes for part in tower.layers[0].parts]
     hidden = tower.hidden_size
     return TowerFacts(
         num_layers=len(tower.layers),
@@ -42,10 +42,10 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters + hidden * 3 * tower.patch.size**2,
         feature_elements=spec.hidden_size * (1 + len(tower.taps)),
-        working=Working(
-            3 * hidden + sum(one.native for one in working),
-            3 * hidden + sum(one.reference for one in working),
-            max(hidden, *(one.widest for one in working)),
+        activation_sizes=ActivationSizes(
+            3 * hidden + sum(part.native for part in activations),
+            3 * hidden + sum(part.reference for part in activations),
+            max(hidden, *(part.widest for part in activations)),
         ),
         max_tokens=most // tower.merge**2,
         max_patches=most,

@@ -26,11 +26,11 @@ _DTYPES = {
     for name in ("float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64")
 }
 INT64 = _DTYPES["int64"]
-"""Of row ids and token ids."""
+"""Dtype of row ids and token ids."""
 
 
 class CannotRecordError(Exception):
-    """A recorded pass asked for what only a step has; the message says for what."""
+    """A forward pass asked, while it was recorded, for a value that only a step has; the message names it."""
 
 
 class NoNativeKernelError(ConfigError):
@@ -38,7 +38,7 @@ class NoNativeKernelError(ConfigError):
 
 
 class Recorder(Protocol):
-    """What records calls: a `Program`."""
+    """Records the calls of a forward pass: a `Program`."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array: ...
 
@@ -46,8 +46,8 @@ class Recorder(Protocol):
 
 
 class Array:
-    """An array in host memory; or, with a `program`, one of its results, whose first axis is the step's rows and which
-    has no content before the program runs. It has no operators: operations are those of `Ops`.
+    """An array in host memory; with a `program`, a result of it: its first axis is the step's rows, and it has no
+    content before the program runs. It has no operators: operations are those of `Ops`.
     """
 
     __slots__ = ("__weakref__", "_address", "_array", "dtype", "program", "shape")
@@ -59,7 +59,7 @@ class Array:
         self.hold(array)
 
     def hold(self, array: NDArray[Any]) -> None:
-        """Take on other memory, which has the same content."""
+        """Use other memory of the same content instead."""
         self._array = array
         self._address: int = array.__array_interface__["data"][0]  # `ctypes.data` is slower
 

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "d24126aed142793ce3361ccb9132fe8e324cb14ea623f86bceb7ef6759017678"
+HEADERS = "12ff5c23c405ef1f77bcdabca86f67e83560dcd02adab40809d00163b8609b5c"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -263,19 +263,8 @@ class ScatterArgs(Arguments):
     )
 
 
-class ScaleArgs(Arguments):
-    operation = 10
-    _fields_ = (
-        ("x", c_void_p),
-        ("dtype", c_int32),
-        ("rows", c_int64),
-        ("columns", c_int64),
-        ("factor", c_float),
-    )
-
-
 class ActivateArgs(Arguments):
-    operation = 11
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -290,7 +279,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 12
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -303,7 +292,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 13
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -323,7 +312,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 14
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -336,7 +325,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 16
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -349,7 +338,7 @@ class GateArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 15
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -371,7 +360,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 17
+    operation = 16
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -391,7 +380,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 18
+    operation = 17
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -412,7 +401,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 19
+    operation = 18
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -435,7 +424,7 @@ class ScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 20
+    operation = 19
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -452,7 +441,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 21
+    operation = 20
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -474,7 +463,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 22
+    operation = 21
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -541,7 +530,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 23
+    operation = 22
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

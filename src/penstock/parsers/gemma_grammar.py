@@ -129,12 +129,12 @@ class _Rules:
             raise self._malformed(word, where, "a list of schemas")
         if word == "oneOf" and self._share_types(schemas):
             raise self._unenforceable(word, where)
-        return _either([self._value(one, where) for one in schemas])
+        return _either([self._value(schema, where) for schema in schemas])
 
     def _share_types(self, schemas: Sequence[object]) -> bool:
-        types = [self._types_within.of_value(one) for one in schemas]
-        types = [one | {"integer"} if "number" in one else one for one in types]
-        return any(one & other for one, other in itertools.combinations(types, 2))
+        types = [self._types_within.of_value(schema) for schema in schemas]
+        types = [names | {"integer"} if "number" in names else names for names in types]
+        return any(first & second for first, second in itertools.combinations(types, 2))
 
     def _constants(self, schema: Mapping[str, Any], where: str) -> str:
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -154,9 +154,9 @@ class _Rules:
                 raise self._unenforceable(QUOTE, where)
             return f"{self._mark(QUOTE)} {_quoted(value)} {self._mark(QUOTE)}"
         if isinstance(value, list):
-            return _joined("[", [self._constant(one, where) for one in value], "]")
+            return _joined("[", [self._constant(item, where) for item in value], "]")
         if isinstance(value, Mapping):
-            pairs = [f"{self._key(key, where)} {self._constant(one, where)}" for key, one in value.items()]
+            pairs = [f"{self._key(key, where)} {self._constant(item, where)}" for key, item in value.items()]
             return _joined("{", pairs, "}")
         return _quoted(json.dumps(value))
 

@@ -102,7 +102,8 @@ def _call(grammar: Grammar, tools: Tools, mark: Mark) -> list[str]:
     """The rule `call`, with the rules that it uses except `opening`."""
     functions = tools.callable
     items = [
-        f"call_{index}: {grammar.item(one.name, f'arguments_{index}', mark)}" for index, one in enumerate(functions)
+        f"call_{index}: {grammar.item(function.name, f'arguments_{index}', mark)}"
+        for index, function in enumerate(functions)
     ]
     made = [
         f"call: {grammar.call('opening', 'item', mark, tools.parallel)}",
@@ -122,13 +123,13 @@ def _arguments_of_all(
         taken: number of characters of the other rules.
     """
     arguments = grammar.arguments or _json_arguments
-    made = [arguments(one, index, one.strict, mark) for index, one in enumerate(functions)]
+    made = [arguments(function, index, function.strict, mark) for index, function in enumerate(functions)]
     room = min(_MAX_ROOM, MAX_FORM_CHARACTERS - _REST - taken - _size(_once(made)))
-    for index, one in enumerate(functions) if forced else ():
-        if one.strict or one.schema_size > room:
+    for index, function in enumerate(functions) if forced else ():
+        if function.strict or function.schema_size > room:
             continue
         try:
-            rules = arguments(one, index, True, mark)
+            rules = arguments(function, index, True, mark)
         except InvalidRequestError:
             continue
         if _size(rules) <= room:

@@ -207,8 +207,8 @@ def expect(reading: Reading, text: str) -> Reader[bool]:
         character = yield
         if character != wanted:
             reading.push_back(character)
-            for one in reversed(text[:index]):
-                reading.push_back(one)
+            for taken in reversed(text[:index]):
+                reading.push_back(taken)
             return False
     return True
 

@@ -219,7 +219,7 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
     found = ALL_TYPES
     said = schema.get("type")
     if isinstance(said, (str, list)):
-        found &= {one for one in ([said] if isinstance(said, str) else said) if isinstance(one, str)}
+        found &= {name for name in ([said] if isinstance(said, str) else said) if isinstance(name, str)}
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         found &= frozenset().union(*map(type_of, values))
@@ -266,8 +266,8 @@ class _Types:
             said.append(self._known[target])
         either, other, both = (schema.get(word) for word in ("anyOf", "oneOf", "allOf"))
         for parts in (either, other):
-            said += [_either(self.of(one, depth - 1) for one in parts)] if isinstance(parts, list) else []
-        said += [self.of(one, depth - 1) for one in both] if isinstance(both, list) else []
+            said += [_either(self.of(part, depth - 1) for part in parts)] if isinstance(parts, list) else []
+        said += [self.of(part, depth - 1) for part in both] if isinstance(both, list) else []
         found = [types for types in said if types is not None]
         return (ALL_TYPES.intersection(*found) or ALL_TYPES) if found else None
 

@@ -113,7 +113,7 @@ def _permitted(function: Function) -> tuple[list[str], frozenset[str]]:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping):
         raise _malformed("properties", function.name, "an object")
-    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _malformed("required", function.name, "a list of names")
     keys = [key for key, value in properties.items() if not _is_never(value)]
     for missing in frozenset(required).difference(keys):
@@ -190,8 +190,8 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> object:
 def _refuse_mixed(schema: Mapping[str, Any], where: str) -> None:
     """Refuse keywords other than alternatives by type for a value that may be a string or something else."""
     for word in ("anyOf", "oneOf"):
-        for one in schema.get(word, ()):
-            _refuse(one, {"type", *ANNOTATIONS}, where)
+        for alternative in schema.get(word, ()):
+            _refuse(alternative, {"type", *ANNOTATIONS}, where)
     _refuse(schema, {"type", "anyOf", "oneOf", *ANNOTATIONS}, where)
 
 

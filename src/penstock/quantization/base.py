@@ -143,6 +143,21 @@ class AdaptedRows:
         return np.concatenate([rows[run.given : run.given + run.rows] for run in self.runs])
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptedHeads:
+    """The destination of an adapter's LoRA matrices for a matrix of which each head has the rows of its key part, then
+    those of its value part, and whose key parts are used transposed."""
+
+    keys: tuple[LoraTable, ...]
+    """One for each of the rank's heads, like `values`."""
+    values: tuple[LoraTable, ...]
+    heads: range
+    """The rank's heads."""
+    key_dim: int
+    """Rows of a head's key part."""
+    value_dim: int
+
+
 class WeightFactory:
     """Allocates a model's weights for a quantization method, and records the checkpoint tensors that fill them.
 
@@ -180,6 +195,8 @@ class WeightFactory:
         """Names of parameters that were filled from the cache of packed weights."""
         self.adapted: dict[str, AdaptedRows] = {}
         """All checkpoint matrices that adapters can target, by name."""
+        self.adapted_heads: dict[str, AdaptedHeads] = {}
+        """Those that are used head by head, by name."""
         self.lookup_tables: dict[str, LookupTable] = {}
         """The tables of all embeddings that adapters can target, by name."""
         self._takes_adapters = takes_adapters
@@ -299,6 +316,17 @@ class WeightFactory:
         for rows in maps:
             self.adapted[rows.name] = AdaptedRows(table, first, rows.runs, weight)
             first += rows.kept
+
+    def head_lora(self, name: str, num_heads: int, key_dim: int, value_dim: int, columns: int) -> AdaptedHeads | None:
+        """Allocate the LoRA tables of a matrix [num_heads * (key_dim + value_dim), columns]; None without adapters."""
+        if not self._takes_adapters:
+            return None
+        heads = self.ranks.own(num_heads)
+        new = partial(self.ops.new_lora, dtype=self.dtype, device=self.device)
+        keys, values = (tuple(new(*shape) for _ in heads) for shape in ((columns, key_dim), (value_dim, columns)))
+        adapted = AdaptedHeads(keys, values, heads, key_dim, value_dim)
+        self.adapted_heads[f"{self._above}{name}"] = adapted
+        return adapted
 
     def lookup_table(self, name: str, rows: int, columns: int) -> LookupTable | None:
         """Allocate the table of the LoRA updates of an embedding [rows, columns]; None without adapters."""

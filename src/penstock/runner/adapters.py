@@ -15,7 +15,7 @@ from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.kernels.ops import Ops
 from penstock.native.array import AnyArray, dtype_of
-from penstock.quantization.base import AdaptedRows
+from penstock.quantization.base import AdaptedHeads, AdaptedRows
 from penstock.quantization.dora import dora_factors
 
 _Table = LoraTable | LookupTable
@@ -28,6 +28,9 @@ class AdaptedModel(Protocol):
 
     @property
     def adapted(self) -> Mapping[str, AdaptedRows]: ...
+
+    @property
+    def adapted_heads(self) -> Mapping[str, AdaptedHeads]: ...
 
     @property
     def lookup_tables(self) -> Mapping[str, LookupTable]: ...
@@ -91,7 +94,7 @@ class LoadedAdapters:
         """
         if not adapters:
             return None
-        return np.repeat(np.array([self._slot_of(one) for one in adapters], np.int32), counts)
+        return np.repeat(np.array([self._slot_of(adapter) for adapter in adapters], np.int32), counts)
 
     def _slot_of(self, adapter: Adapter | None) -> int:
         if adapter is None:
@@ -112,8 +115,8 @@ class LoadedAdapters:
             for stored, matrix in folder.copies:
                 self._check_copy(stored, matrix, tensors)
             with self._ops.inference():
-                for one in folder.maps:
-                    for table, made in self._maps(one, tensors):
+                for adapted in folder.maps:
+                    for table, made in self._maps(adapted, tensors):
                         by_table.setdefault(id(table), (table, []))[1].append(made)
         except (CheckpointError, KeyError, OSError) as error:
             raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
@@ -121,38 +124,56 @@ class LoadedAdapters:
             maps.sort(key=lambda part: part.first)
         return list(by_table.values())
 
-    def _maps(self, one: AdaptedMap, tensors: MappedTensors) -> Iterator[tuple[_Table, LoraMap]]:
+    def _maps(self, adapted: AdaptedMap, tensors: MappedTensors) -> Iterator[tuple[_Table, LoraMap]]:
         """The parts of an adapter's term, each with its table."""
         # copied: a mapped file must not become shorter
-        a, b = (np.copy(tensors.read(name)) for name in one.stored_names)
-        if one.part == "embedding":
-            yield self._model.lookup_tables[one.matrix], LoraMap(0, len(b), one.scale, *self._constants(one, a.T, b.T))
-        elif one.part == "linear":
-            yield self._linear_map(one, self._model.adapted[one.matrix], a, b, tensors)
+        a, b = (np.copy(tensors.read(name)) for name in adapted.stored_names)
+        if adapted.part == "embedding":
+            yield (
+                self._model.lookup_tables[adapted.matrix],
+                LoraMap(0, len(b), adapted.scale, *self._constants(adapted, a.T, b.T)),
+            )
+        elif adapted.matrix in self._model.adapted_heads:
+            yield from self._head_maps(adapted, self._model.adapted_heads[adapted.matrix], a, b)
+        elif adapted.part == "linear":
+            yield self._linear_map(adapted, self._model.adapted[adapted.matrix], a, b, tensors)
         else:
-            yield from self._expert_maps(one, one.part, a, b)
+            yield from self._expert_maps(adapted, adapted.part, a, b)
 
     def _linear_map(
-        self, one: AdaptedMap, target: AdaptedRows, a: NDArray[Any], b: NDArray[Any], tensors: MappedTensors
+        self, adapted: AdaptedMap, target: AdaptedRows, a: NDArray[Any], b: NDArray[Any], tensors: MappedTensors
     ) -> tuple[LoraTable, LoraMap]:
         own = target.own_rows(b)
         factors = None
-        if one.has_magnitude:
-            magnitudes = target.own_rows(np.copy(tensors.read(one.magnitude_name)).astype(np.float64))
-            factors = dora_factors(magnitudes, one.scale, a, own, target, self._ops, self._device)
+        if adapted.has_magnitude:
+            magnitudes = target.own_rows(np.copy(tensors.read(adapted.magnitude_name)).astype(np.float64))
+            factors = dora_factors(magnitudes, adapted.scale, a, own, target, self._ops, self._device)
             if not np.isfinite(factors).all():
-                raise AdapterError(f"the magnitudes of {one.module} are too large for the rows of its weight")
+                raise AdapterError(f"the magnitudes of {adapted.module} are too large for the rows of its weight")
             own = own.astype(np.float32) * factors[:, None]
-        return target.table, LoraMap(target.first, len(own), one.scale, *self._constants(one, a, own.T), factors)
+        return target.table, LoraMap(
+            target.first, len(own), adapted.scale, *self._constants(adapted, a, own.T), factors
+        )
+
+    def _head_maps(
+        self, adapted: AdaptedMap, target: AdaptedHeads, a: NDArray[Any], b: NDArray[Any]
+    ) -> Iterator[tuple[LoraTable, LoraMap]]:
+        """The maps of each head's key part, transposed as its weight is, and of its value part."""
+        columns, value_dim = a.shape[1], target.value_dim
+        by_head = b.reshape(-1, target.key_dim + value_dim, adapted.rank)
+        for head, keys, values in zip(target.heads, target.keys, target.values, strict=True):
+            key, value = np.split(by_head[head], [target.key_dim])
+            yield keys, LoraMap(0, columns, adapted.scale, *self._constants(adapted, key.T, a))
+            yield values, LoraMap(0, value_dim, adapted.scale, *self._constants(adapted, a, value.T))
 
     def _expert_maps(
-        self, one: AdaptedMap, part: ExpertsPart, a: NDArray[Any], b: NDArray[Any]
+        self, adapted: AdaptedMap, part: ExpertsPart, a: NDArray[Any], b: NDArray[Any]
     ) -> Iterator[tuple[LoraTable, LoraMap]]:
         """The maps of each expert: A is stored as [experts * rank, columns], B as [rows, rank * experts]."""
-        experts = self._adaptable.experts[one.matrix]
-        a_of = a.reshape(experts.count, one.rank, -1)
-        b_of = b.reshape(len(b), one.rank, experts.count).transpose(2, 0, 1)
-        if one.swapped:
+        experts = self._adaptable.experts[adapted.matrix]
+        a_of = a.reshape(experts.count, adapted.rank, -1)
+        b_of = b.reshape(len(b), adapted.rank, experts.count).transpose(2, 0, 1)
+        if adapted.swapped:
             a_of, b_of = b_of.transpose(0, 2, 1), a_of.transpose(0, 2, 1)
         names = experts.names_of(part)
         for expert in range(experts.count):
@@ -161,17 +182,17 @@ class LoadedAdapters:
                 rows = (
                     slice(index, None, len(names)) if experts.interleaved else slice(index * size, (index + 1) * size)
                 )
-                target = self._model.adapted[f"{one.matrix}.{expert}.{name}"]
+                target = self._model.adapted[f"{adapted.matrix}.{expert}.{name}"]
                 own = target.own_rows(b_of[expert, rows])
-                parts = self._constants(one, a_of[expert], own.T)
-                yield target.table, LoraMap(target.first, len(own), one.scale, *parts)
+                parts = self._constants(adapted, a_of[expert], own.T)
+                yield target.table, LoraMap(target.first, len(own), adapted.scale, *parts)
 
-    def _constants(self, one: AdaptedMap, *given: NDArray[Any]) -> "tuple[AnyArray, AnyArray]":
+    def _constants(self, adapted: AdaptedMap, *given: NDArray[Any]) -> "tuple[AnyArray, AnyArray]":
         """A and B as arrays of the device, in the model's dtype."""
         with np.errstate(all="ignore"):  # numbers that are infinite in the dtype
             a, b = (np.ascontiguousarray(part.astype(dtype_of(self._dtype))) for part in given)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
+            raise AdapterError(f"{adapted.module} has weights that are not finite in {self._dtype}")
         return self._ops.constant(a, None, self._device), self._ops.constant(b, None, self._device)
 
     def _check_copy(self, stored: str, matrix: str, tensors: MappedTensors) -> None:

@@ -56,9 +56,12 @@ class KVCache:
             caches: Sequence[AnyCache] = self._caches[index].layers
             for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
-        for layer, one in enumerate(kept):
-            if isinstance(one, SharedKV):
-                self.layers[layer], self._group_of[layer] = self.layers[one.layer], self._group_of[one.layer]
+        for layer, cache_spec in enumerate(kept):
+            if isinstance(cache_spec, SharedKV):
+                self.layers[layer], self._group_of[layer] = (
+                    self.layers[cache_spec.layer],
+                    self._group_of[cache_spec.layer],
+                )
 
     @classmethod
     def of_model(cls, spec: ModelSpec, settings: Settings, ops: Ops) -> "KVCache":
@@ -97,7 +100,7 @@ def _new_caches(
     if isinstance(of_group[0], StateSpec):
         parts, block_size = of_group[0].parts, settings.memory.block_size
         return ops.new_states(StateShape(len(of_group), group.num_blocks, block_size, parts, settings.device))
-    shapes = [_cache_shape(one, group.num_blocks, settings, ops) for one in of_group if isinstance(one, KVSpec)]
+    shapes = [_cache_shape(spec, group.num_blocks, settings, ops) for spec in of_group if isinstance(spec, KVSpec)]
     return ops.new_caches(shapes)
 
 
@@ -324,8 +327,8 @@ class RecordedForward:
         ids = batch.token_ids if self._stand_in is None else stand_ins(plan, batch.token_ids, self._stand_in)
         self._token_ids.fill(ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
-        for recorded, one in zip(self._batches, batches, strict=True):
-            recorded.become(one)
+        for recorded, group_batch in zip(self._batches, batches, strict=True):
+            recorded.become(group_batch)
         if self._slots is not None:
             self._slots.fill(batch.column("slots"), batch.num_tokens)
         self._adapters.begin_step(plan)

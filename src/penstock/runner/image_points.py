@@ -76,8 +76,8 @@ class RecordedImages:
 def stand_ins(plan: ForwardPlan, token_ids: IntArray, stand_in: int) -> IntArray:
     """The tokens, with `stand_in` in place of those of images, whose embeddings are replaced in any case."""
     replaced: IntArray = token_ids.copy()
-    for one in plan.image_rows:
-        replaced[np.frombuffer(one.rows, np.int32)] = stand_in
+    for image in plan.image_rows:
+        replaced[np.frombuffer(image.rows, np.int32)] = stand_in
     return replaced
 
 

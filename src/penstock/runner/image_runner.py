@@ -101,7 +101,7 @@ class ImageRunner:
         del self._encodings[part.digest]
         features = (self._tower.end(encoding.x, encoding.grid), *encoding.taps)
         self._features[part.digest] = features
-        return all(bool(np.isfinite(self._ops.on_host(wide(one, self._ops))).all()) for one in features)
+        return all(bool(np.isfinite(self._ops.on_host(wide(vectors, self._ops))).all()) for vectors in features)
 
     def _run_layers(self, encoding: _Encoding, last: int) -> None:
         tower, grid = self._tower, encoding.grid
@@ -129,9 +129,9 @@ class ImageRunner:
     def place(self, x: AnyArray, depth: int, image_rows: Sequence[ImageRows]) -> None:
         """Replace these rows of `x` [any, hidden_size] by features (depth 0), or add the features of a tap to them."""
         ops = self._ops
-        for one in image_rows:
-            values = self._features[one.digest][depth][one.first : one.first + len(one.rows)]
-            rows = ops.from_host(np.array(one.rows, np.int64), values)
+        for image in image_rows:
+            values = self._features[image.digest][depth][image.first : image.first + len(image.rows)]
+            rows = ops.from_host(np.array(image.rows, np.int64), values)
             if depth:
                 values = ops.add_rows(values, ops.gather(x, rows), 1.0)
             ops.scatter(values, rows, x)

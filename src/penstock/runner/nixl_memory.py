@@ -154,7 +154,7 @@ class NixlMemory:
     def _make_room(self) -> None:
         if len(self._peers) < MAX_PEERS:
             return
-        idle = next((mark for mark, one in self._peers.items() if not one.num_transfers), None)
+        idle = next((mark for mark, peer in self._peers.items() if not peer.num_transfers), None)
         if idle is None:
             raise OSError("too many engines hang")
         self._forget(idle)

@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock import native
 from penstock.api.request import Adapter
@@ -40,11 +41,13 @@ from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_blocks import RankedBytes, ranked_blocks
 from penstock.runner.rank_folder import RankFolder
 from penstock.runner.rank_groups import Group, SharedGroup
-from penstock.runner.rank_network import PlanSink, PlanSource
 from penstock.runner.torch_device import num_gpus
 from penstock.system.extras import require_torch
-from penstock.system.host import Seat, seats, start_child
+from penstock.system.host import CpuBinding, cpu_bindings, start_child
 from penstock.system.start import Start
+
+if TYPE_CHECKING:
+    from penstock.runner.rank_network import PlanSource
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class RankLaunch:
     model: Path
     settings: Settings
     ranks: Ranks
-    seat: Seat
+    binding: CpuBinding
     shared: int | None
     """File descriptor of the ranks' shared memory; None: torch.distributed connects them."""
     rendezvous: str
@@ -96,7 +99,7 @@ class RankLaunch:
     def runner(self, checkpoint: Checkpoint, group: Group, start: Start | None = None) -> DeviceRunner:
         """Load the rank's part of the model."""
         with contextlib.suppress(OSError):  # a container may forbid it; then the rank is only slower
-            self.seat.take()
+            self.binding.apply()
         settings, start = self.settings, start or Start()
         ops = make_ops(
             settings.device,
@@ -133,7 +136,7 @@ class RankOrder:
             model=checkpoint.path,
             settings=replace(self.settings, device=_device(self.settings.device, index)),
             ranks=join.ranks,
-            seat=seats(len(own))[index] if self.settings.device == "cpu" else Seat(),
+            binding=cpu_bindings(len(own))[index] if self.settings.device == "cpu" else CpuBinding(),
             shared=None,
             rendezvous="",
             hf_overrides=checkpoint.hf_overrides,
@@ -208,13 +211,13 @@ class RankedRunner:
         shared = None if library is None else shared_file(library, size)
         if shared is None:
             self._folder = RankFolder()
-        places: Sequence[Seat] = seats(size) if on_cpu else [Seat()] * size
+        places: Sequence[CpuBinding] = cpu_bindings(size) if on_cpu else [CpuBinding()] * size
         launches = [
             RankLaunch(
                 model=checkpoint.path,
                 settings=replace(settings, device=_device(settings.device, rank)),
                 ranks=Ranks(rank, size),
-                seat=places[rank],
+                binding=places[rank],
                 shared=shared,
                 rendezvous="" if self._folder is None else f"file://{self._folder.path}/rendezvous",
                 hf_overrides=checkpoint.hf_overrides,
@@ -243,6 +246,8 @@ class RankedRunner:
         for rank in own[1:]:
             join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size), hf_overrides=checkpoint.hf_overrides)
             self._processes.append(start_child(RANK_PROCESS, join.encode()))
+        from penstock.runner.rank_network import PlanSource  # ZeroMQ, for ranks on several nodes alone
+
         self._plans = PlanSource(rendezvous)
         for index in range(size - 1):
             while not self._plans.await_rank():
@@ -413,6 +418,8 @@ def join_engine(join: RankJoin) -> None:
         MissingTorchError: its exchange of columns needs torch.
     """
     require_torch(_SEVERAL_NODES)
+    from penstock.runner.rank_network import PlanSink
+
     plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from penstock.config.model_facts import DType, KVSpec, LayerFacts, Matrix, ModelFacts, Working
+from penstock.config.model_facts import ActivationSizes, DType, KVSpec, LayerFacts, Matrix, ModelFacts
 from penstock.config.weight_formats import FLOAT
 from penstock.errors import CheckpointError, shown
 from penstock.kernels.attention import AttentionOptions, RopeOptions
@@ -127,9 +127,9 @@ def _check_config(config: Any) -> None:
         if getattr(config, key, None):
             raise unsupported(f"its config has {key}")
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        if one.get("rope_type") in _CHANGING_ROPES:
-            raise unsupported(f"its rotary embedding ({one['rope_type']}) depends on the longest text of a batch")
+    for part in (rope, *(nested for nested in rope.values() if isinstance(nested, dict))):
+        if part.get("rope_type") in _CHANGING_ROPES:
+            raise unsupported(f"its rotary embedding ({part['rope_type']}) depends on the longest text of a batch")
 
 
 def _attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -206,7 +206,7 @@ def _facts(checkpoint: Checkpoint, config: Any, model: nn.Module, layers: Sequen
     matrices = [Matrix(name.removesuffix(".weight"), *shape, FLOAT) for name, shape in shapes if len(shape) == 2]
     widest = max(max(matrix.rows, matrix.columns) for matrix in matrices if matrix.rows != config.vocab_size)
     working = 4 * widest + 4 * sum(part.num_heads * part.kv.head_dim for part in layers[:1])
-    parts = (Working(working, working, widest),)
+    parts = (ActivationSizes(working, working, widest),)
     return ModelFacts(
         name=checkpoint.name,
         dtype=cast("DType", dtype),

@@ -171,7 +171,9 @@ def _client_of(scope: Scope) -> str | None:
 
 
 def _failure_of(status: int | None, outputs: list[RequestOutput]) -> str | None:
-    if status is None or any(one.finish_reason is FinishReason.ABORT for out in outputs for one in out.outputs):
+    if status is None or any(
+        answer.finish_reason is FinishReason.ABORT for output in outputs for answer in output.outputs
+    ):
         return GONE
     return None if status < 400 else reason_of_status(status)
 

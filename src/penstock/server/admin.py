@@ -95,16 +95,16 @@ def _engines(serving: ServingOf) -> Engines:
     fleet = serving.engine.fleet
     engines: list[EngineAccount] = [
         {
-            "place": one.replica,
-            "state": one.state,
-            "reason": one.reason,
-            "node": one.node,
-            "pid": one.pid,
-            "model": one.model,
-            "arithmetic": one.arithmetic,
-            "role": one.role,
-            "requests": one.num_requests,
+            "place": state.replica,
+            "state": state.state,
+            "reason": state.reason,
+            "node": state.node,
+            "pid": state.pid,
+            "model": state.model,
+            "arithmetic": state.arithmetic,
+            "role": state.role,
+            "requests": state.num_requests,
         }
-        for one in fleet.states()
+        for state in fleet.states()
     ]
     return {"engines": engines, "queued": fleet.dispatcher.num_queued, "reloading": fleet.is_reloading}

@@ -62,6 +62,7 @@ def create_app(
     app.state.serving = Serving(engine, model_names, recent_responses, config.resumable_streams)
     app.state.strict_fields = config.strict_fields
     app.state.large_work = engine.large_work
+    app.state.body_timeout, app.state.num_uploads = config.call_limits.body_timeout, 0
     add_dialects(app)
     app.include_router(calls.router)
     app.include_router(request_account.router)

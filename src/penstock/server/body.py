@@ -125,11 +125,11 @@ class Body(BaseModel):
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if isinstance(value, dict):
-                found.unknown.update((f"{name}.{one}", None) for one in _unknown_keys(value, field.annotation))
-            for one in value if isinstance(value, list) else (value,):
-                if not isinstance(one, Body):
+                found.unknown.update((f"{name}.{key}", None) for key in _unknown_keys(value, field.annotation))
+            for item in value if isinstance(value, list) else (value,):
+                if not isinstance(item, Body):
                     break  # lists are of one kind
-                found.add(name, one.ignored_fields())
+                found.add(name, item.ignored_fields())
         return found
 
 
@@ -143,13 +143,13 @@ class IgnoredFields:
 
     def add(self, name: str, within: "IgnoredFields") -> None:
         """Add the fields of the object at a field."""
-        self.hints.update((f"{name}.{one}", None) for one in within.hints)
-        self.unknown.update((f"{name}.{one}", None) for one in within.unknown)
+        self.hints.update((f"{name}.{hint}", None) for hint in within.hints)
+        self.unknown.update((f"{name}.{key}", None) for key in within.unknown)
 
 
 def _unknown_keys(value: Mapping[str, Any], annotation: Any) -> Iterator[str]:
     """Paths of the keys of a typed dictionary, and of those in it, that its type does not have."""
-    kind = next((one for one in (annotation, *get_args(annotation)) if is_typeddict(one)), None)
+    kind = next((member for member in (annotation, *get_args(annotation)) if is_typeddict(member)), None)
     if kind is None:
         return
     known = get_type_hints(kind)
@@ -157,7 +157,7 @@ def _unknown_keys(value: Mapping[str, Any], annotation: Any) -> Iterator[str]:
         if name not in known:
             yield name[:_LONGEST_NAME]
         elif isinstance(item, dict):
-            yield from (f"{name}.{one}" for one in _unknown_keys(item, known[name]))
+            yield from (f"{name}.{key}" for key in _unknown_keys(item, known[name]))
 
 
 def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _as_integer(value: Any) -> Any:
 
 
 def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 def _neutral(values: tuple[Any, ...]) -> str:

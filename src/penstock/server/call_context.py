@@ -105,3 +105,8 @@ ContextOf = Annotated[CallContext, Depends(_context)]
 def is_public(scope: Scope) -> bool:
     """Whether a path needs no API key and no log line: health, metrics, pages and their files."""
     return scope["path"] in PUBLIC_PATHS and scope["method"] in ("GET", "HEAD")
+
+
+def is_upload(scope: Scope) -> bool:
+    """Whether the route reads the body itself, in pieces: a file that is stored."""
+    return scope["method"] == "POST" and str(scope["path"]).startswith("/api/blobs/")

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
 from penstock.frontend.limits import SharedLimit
 from penstock.server.body_route import LARGE_BODY
-from penstock.server.call_context import CallContext, context_of, is_public
+from penstock.server.call_context import CallContext, context_of, is_public, is_upload
 from penstock.server.config import CallLimitsConfig
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
@@ -130,10 +130,11 @@ class CallLimits:
                 self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext(),
                 self._bodies.hold(holder.key.name) as held,
             ):
-                body = await self._read_body(scope, receive, held)
-                context.num_body_bytes, context.receive = len(body), _replay(body, receive)
-                context.hold_bytes = functools.partial(self._hold, held)
-                del body
+                context.receive, context.hold_bytes = receive, functools.partial(self._hold, held)
+                if not is_upload(scope):
+                    body = await self._read_body(scope, receive, held)
+                    context.num_body_bytes, context.receive = len(body), _replay(body, receive)
+                    del body
                 await self._app(scope, context.receive, send_with_limits)
         except PenstockError as error:  # only errors of the middleware: the application answers its own
             response = error_response(error, scope["path"], context)

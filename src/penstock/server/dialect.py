@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -22,19 +22,18 @@ from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishR
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.frontend.client import Accepted, AsyncEngine
-from penstock.frontend.input_processor import ImagePrompt, check_generates
+from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText
-from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.server.body import renamed_params
+from penstock.parsers.conversation import ChatFormat, Conversation, format_of
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.streams import Answer, EventStream, Frame, stream_answer
-from penstock.text.content import ImageSource, take_images
+from penstock.text.content import ImageSource
 
 if TYPE_CHECKING:
     from penstock.frontend.images.reader import Picture
@@ -100,7 +99,7 @@ class Serving:
         if name == self.model_names[0]:
             raise InvalidRequestError(f"{field}: {name!r} is the served model itself: stop the server instead", field)
         found = name in self.model_names
-        self.model_names = tuple(one for one in self.model_names if one != name)
+        self.model_names = tuple(other for other in self.model_names if other != name)
         return found
 
     @functools.cached_property
@@ -356,8 +355,8 @@ class Call:
         with request_stream, on_disconnect(self._context.receive, request_stream.abort):
             outputs = await request_stream.results()
         for output in outputs:
-            for one in output.outputs:
-                if failure := self._failure_of(one):
+            for answer in output.outputs:
+                if failure := self._failure_of(answer):
                     raise failure
         return outputs
 
@@ -366,12 +365,12 @@ class Call:
     ) -> list[RequestOutput]:
         """Compute embeddings or scores of texts. Raises the same errors as `answer`."""
         caller, accepted = self._context.caller, []
-        for position, one in enumerate(encoded):
+        for position, text in enumerate(encoded):
             if position % _TEXTS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # there may be thousands: let other tasks run
             accepted.append(
                 self.engine.accept_encoded(
-                    one,
+                    text,
                     request_id=f"{request_id}-{position}",
                     priority=caller.default_priority if priority is None else priority,
                     caller=caller,
@@ -398,7 +397,7 @@ class Call:
         self, accepted: Sequence[Accepted], frame: Frame
     ) -> tuple[RequestStream, StreamCursor | None]:
         """A new stream or, with `Last-Event-ID`, a resumed one; with a cursor if the stream can be resumed."""
-        sizes = [one.request.params.n for one in accepted]
+        sizes = [item.request.params.n for item in accepted]
         last = self._context.last_event_id
         if frame is Frame.JSON_LINES:
             if last:
@@ -411,7 +410,7 @@ class Call:
             return await self._reopen(cursor, accepted), cursor
         request_stream, call = await self._open(accepted, stream=True), accepted[0].request.request_id
         if self._serving.resumable_streams:
-            seeds = tuple(one.request.params.seed for one in accepted)
+            seeds = tuple(item.request.params.seed for item in accepted)
             return request_stream, StreamCursor(
                 call, sizes, origin=lambda: Origin(seeds, tuple(request_stream.arithmetics), self._adapter_digest)
             )
@@ -434,16 +433,16 @@ class Call:
                 "Last-Event-ID: the answer was started with other weights of an adapter, or with none, so it cannot "
                 "continue here; send the request again without it"
             )
-        again = [_with_seed(one, seed) for one, seed in zip(accepted, origin.seeds, strict=True)]
+        again = [_with_seed(item, seed) for item, seed in zip(accepted, origin.seeds, strict=True)]
         return await self._open(again, stream=True, begun=origin.arithmetics)
 
 
 def _size_of(output: RequestOutput) -> int:
     """Estimated bytes of an output in an answer's body."""
     size = 0
-    for rows in (output.prompt_logprobs, *(one.logprobs for one in output.outputs)):
+    for rows in (output.prompt_logprobs, *(answer.logprobs for answer in output.outputs)):
         size += _LOGPROB_BYTES * len(rows or ()) * (2 + len(rows[-1].top if rows and rows[-1] else ()))
-    return size + _TOKEN_BYTES * sum(len(one.token_ids) for one in output.outputs)
+    return size + _TOKEN_BYTES * sum(len(answer.token_ids) for answer in output.outputs)
 
 
 def _with_seed(accepted: Accepted, seed: int) -> Accepted:
@@ -464,84 +463,3 @@ async def _call(context: ContextOf, serving: ServingOf) -> Call:
 
 
 CallOf = Annotated[Call, Depends(_call)]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A prepared conversation: its prompt, parameters and answer format."""
-
-    prompt: ImagePrompt
-    params: SamplingParams
-    parsers: Parsers
-    guarded: bool
-    """Whether the grammar is that of the tools alone, so that errors name `tools`."""
-
-
-async def accept_conversation(
-    call: Call,
-    read: Callable[[ChatFormat], Conversation],
-    params: SamplingParams,
-    *,
-    request_id: str,
-    priority: int | None,
-) -> tuple[Accepted, Parsers]:
-    """Validate a conversation's request without running it, and create the parser of its answers.
-
-    Args:
-        read: extracts the conversation from the call's body.
-
-    Raises:
-        InvalidRequestError: as `prepare`, or the engine could not serve it.
-    """
-    asked = await prepare(call, read, params)
-    with renamed_params({"structured": "tools"} if asked.guarded else {}):
-        accepted = await call.accept_prompt(
-            asked.prompt.token_ids,
-            asked.params,
-            request_id=request_id,
-            priority=priority,
-            images=asked.prompt.images,
-        )
-    return accepted, asked.parsers
-
-
-async def prepare(
-    call: Call, read: Callable[[ChatFormat], Conversation], params: SamplingParams, *, wants_pixels: bool = True
-) -> Prepared:
-    """Render a conversation's prompt, and choose the format of its answers.
-
-    Args:
-        read: extracts the conversation from the call's body.
-        wants_pixels: False: only the prompt's length is of interest, so images are not decoded.
-
-    Raises:
-        ClientGoneError: the client has disconnected.
-        InvalidRequestError: the chat template rejects it, or tools are incompatible with the model or the parameters.
-    """
-    check_generates(call.engine.info)
-    known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
-    conversation = await call.off_loop_if_large(functools.partial(read, known))
-    tools = conversation.tools
-    call.ignore(*conversation.ignored)
-    messages, template_tools = await call.off_loop_if_large(
-        lambda: (conversation.template_messages(known), conversation.template_tools(known))
-    )
-    messages, sources = take_images(messages) if known.takes_images else (messages, [])
-    if sources:
-        prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
-    else:
-        with call.connected():
-            prompt = ImagePrompt(
-                await call.engine.prompts.encode_chat(
-                    messages,
-                    template_tools,
-                    conversation.variables,
-                    prefill=conversation.prefill,
-                    tenant=call.tenant,
-                )
-            )
-    token_ids = prompt.token_ids
-    guarded = tools.guarded and (params.structured is None or tools.choice == "required")
-    with renamed_params({"structured": "tools"} if guarded else {}):
-        params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
-    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), guarded)

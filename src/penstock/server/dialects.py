@@ -15,6 +15,8 @@ from penstock.server.anthropic import routes as anthropic_routes
 from penstock.server.call_context import CallContext, context_of
 from penstock.server.cohere import routes as cohere_routes
 from penstock.server.errors import ErrorReply, Shape, render_reply, reply_to_error
+from penstock.server.ollama import blobs as ollama_blobs
+from penstock.server.ollama import creation as ollama_creation
 from penstock.server.ollama import errors as ollama_errors
 from penstock.server.ollama import library as ollama_library
 from penstock.server.ollama import routes as ollama_routes
@@ -43,7 +45,8 @@ _SHAPES: dict[str, Shape] = {
 def add_dialects(app: FastAPI) -> None:
     """Add every dialect's routes to the application, and a handler for every error that a route can raise."""
     openai = (openai_routes, openai_responses, openai_encoding)
-    for routes in (*openai, anthropic_routes, cohere_routes, ollama_routes, ollama_library, tei_routes, tgi_routes):
+    ollama = (ollama_routes, ollama_library, ollama_creation, ollama_blobs)
+    for routes in (*openai, anthropic_routes, cohere_routes, *ollama, tei_routes, tgi_routes):
         app.include_router(routes.router)
     for kind in (PenstockError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)

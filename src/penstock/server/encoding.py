@@ -57,9 +57,9 @@ async def encode_inputs(
     texts = call.engine.texts
 
     def encode() -> list[EncodedText]:
-        if all(isinstance(one, str) for one in given):
+        if all(isinstance(text, str) for text in given):
             return texts.encode(cast("Sequence[str]", given), prompt=prompt, truncate=truncate, param=param)
-        return [texts.check_tokens(cast("Sequence[int]", one), truncate=truncate, param=param) for one in given]
+        return [texts.check_tokens(cast("Sequence[int]", tokens), truncate=truncate, param=param) for tokens in given]
 
     return await call.off_loop_if_large(encode)
 

@@ -147,7 +147,7 @@ def _reply_to_bad_body(error: RequestValidationError) -> ErrorReply:
         return ErrorReply(400, first["ctx"]["message"].replace("{}", path, 1), path)
     if param is None:
         return ErrorReply(400, "the body must be a JSON object, sent as application/json")
-    alternatives = [kind for one in errors if param_of(one["loc"]) == param and (kind := _kind_wanted(one))]
+    alternatives = [kind for error in errors if param_of(error["loc"]) == param and (kind := _kind_wanted(error))]
     return ErrorReply(400, f"{param}: {_explain(first, alternatives)}", param)
 
 

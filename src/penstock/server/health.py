@@ -85,7 +85,7 @@ def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
 def _answer(status: Status, reason: str | None, code: int | None, states: list[ReplicaState]) -> Response:
     body: Health = {"status": status, "reason": reason}
     if len(states) > 1:
-        body["engines"] = [{"place": one.replica, "state": one.state, "reason": one.reason} for one in states]
+        body["engines"] = [{"place": state.replica, "state": state.state, "reason": state.reason} for state in states]
     if status == "unhealthy":
         body["error"], body["error_type"] = "unhealthy", "healthcheck"
     code = code or (200 if status == "ok" else 503)

@@ -58,7 +58,7 @@ class LiveFeed:
 
     async def events(self) -> AsyncIterator[bytes]:
         """An event now, and one each period."""
-        while not self._is_stopped and self._engine.refusal is None:
+        while not self._is_stopped and self._engine.refusal is None:  # a server that drains refuses requests
             yield event(self.changes())
             await asyncio.sleep(PERIOD)
 
@@ -78,7 +78,7 @@ class LiveFeed:
             "steps": steps,
             "requests": requests,
             "metrics": {name: getattr(metrics, name).values for name in _METRICS},
-            "engines": [{"place": one.replica, "state": one.state} for one in engine.fleet.states()],
+            "engines": [{"place": state.replica, "state": state.state} for state in engine.fleet.states()],
             "max_num_seqs": info.max_num_seqs,
             "block_size": info.block_size,
         }

@@ -35,15 +35,15 @@ def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Pa
 
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
     lines: dict[str, list[Summary]] = {}
-    for one in summaries:
-        label = f"{one.router}, {one.max_num_batched_tokens} tokens a step, {one.max_num_seqs} sequences"
-        lines.setdefault(label, []).append(one)
+    for summary in summaries:
+        label = f"{summary.router}, {summary.max_num_batched_tokens} tokens a step, {summary.max_num_seqs} sequences"
+        lines.setdefault(label, []).append(summary)
     for axis, (name, title) in zip(axes, TITLES.items(), strict=True):
         for place, (label, row) in enumerate(lines.items()):
-            row.sort(key=lambda one: one.engines)
-            engines = [one.engines for one in row]
+            row.sort(key=lambda summary: summary.engines)
+            engines = [summary.engines for summary in row]
             for share, style in (("p50", ":"), ("p90", "-"), ("p99", "--")):
-                values = [getattr(getattr(one, name), share) for one in row]
+                values = [getattr(getattr(summary, name), share) for summary in row]
                 legend = label if share == "p90" else None
                 axis.plot(engines, values, style, color=f"C{place}", marker="o", markersize=3, label=legend)
         for objective in objectives:
@@ -53,7 +53,7 @@ def plot(summaries: Sequence[Summary], objectives: Sequence[Objective], path: Pa
         axis.set_xlabel("engines")
         axis.set_ylabel("seconds")
         axis.set_yscale("log")
-        axis.set_xticks(sorted({one.engines for one in summaries}))
+        axis.set_xticks(sorted({summary.engines for summary in summaries}))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
         axis.tick_params(axis="y", which="minor", labelsize=7)

@@ -75,7 +75,7 @@ class Summary:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -126,7 +126,7 @@ def table(summaries: Sequence[Summary], width: int | None = None) -> str:
 
     Many simulations on a narrow terminal are several such tables, one below the other.
     """
-    has_cost = any(one.cost is not None for one in summaries)
+    has_cost = any(summary.cost is not None for summary in summaries)
     headings = [*_HEADINGS, *(("cost", "cost/Mtok") if has_cost else ())]
     rows = [headings, *map(_cells, summaries)]
     lines = _aligned(rows)

@@ -98,8 +98,8 @@ def cheapest(summaries: Sequence[Summary], objectives: Sequence[Objective]) -> S
     Ties go to the fleet with the shortest time to first token; None if no fleet meets them.
     """
     fit = [
-        one
-        for one in summaries
-        if not one.refused.keys() - {TOO_LONG} and all(objective.is_met(one) for objective in objectives)
+        summary
+        for summary in summaries
+        if not summary.refused.keys() - {TOO_LONG} and all(objective.is_met(summary) for objective in objectives)
     ]
     return min(fit, key=lambda one: (one.engines, one.ttft.p90), default=None)

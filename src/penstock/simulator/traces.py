@@ -91,7 +91,7 @@ def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arriva
     milliseconds = float(line["timestamp"])
     if not math.isfinite(milliseconds):
         raise ValueError(f"its timestamp is {milliseconds}")
-    hash_ids = [int(one) for one in line["hash_ids"]]
+    hash_ids = [int(hash_id) for hash_id in line["hash_ids"]]
     if length < 1 or answer < 0 or len(hash_ids) > -(-length // HASH_BLOCK):
         raise ValueError(f"{length} tokens of {len(hash_ids)} blocks of {HASH_BLOCK}, {answer} of the answer")
     own = -number  # text that no other request has
@@ -99,7 +99,7 @@ def _arrival(line: Any, number: int, make_block: Any, vocab_size: int) -> Arriva
     for hash_id in hash_ids:
         prompt.extend(make_block(hash_id))
     prompt = prompt[:length] + make_tokens(2 * own, max(0, length - len(prompt)), vocab_size)
-    images = tuple(_image(one, prompt) for one in line.get("images", ()))
+    images = tuple(_image(image, prompt) for image in line.get("images", ()))
     if any(after.start < before.start + before.count for before, after in pairwise(images)):
         raise ValueError("its images overlap")
     return Arrival(

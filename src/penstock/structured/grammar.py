@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits
 
-from penstock.api.sampling_params import MAX_FORM_CHARACTERS, JsonRegions, Structured
+from penstock.api.sampling_params import JsonRegions, Structured
 from penstock.errors import InvalidRequestError
+from penstock.structured.form_limits import check_size, refusal
 from penstock.structured.json_schema.document import SchemaError
 from penstock.structured.json_schema.rewrite import Rewritten, rewrite
 from penstock.structured.json_schema.spots import joined
@@ -28,10 +29,6 @@ from penstock.structured.scanner import Scanner
 from penstock.structured.uniqueness import Uniqueness
 from penstock.structured.vocabulary import Vocabulary
 
-MAX_CHOICES = 2000
-MAX_PATTERN = 2**13
-"""Characters of a regular expression."""
-MAX_REASON = 500
 LIMITS = LLParserLimits(max_items_in_row=4096, verbose_errors=False)
 """llguidance's limits for one mask; exceeding them fails only that sequence."""
 _ANYWHERE = (
@@ -124,21 +121,6 @@ def _may_repeat(schema: Rewritten) -> bool:
     return schema.repeats_keys or bool(schema.spots)
 
 
-def check_size(structured: Structured) -> None:
-    """
-    Raises:
-        InvalidRequestError: the grammar, or that of the tool calls, is too large to be compiled.
-    """
-    size = len(structured.text) + sum(map(len, structured.choices))
-    most = MAX_PATTERN if structured.kind == "regex" else MAX_FORM_CHARACTERS
-    if size > most:
-        raise refusal(structured, f"it has {size} characters; at most {most}")
-    if len(structured.calls) > MAX_FORM_CHARACTERS:
-        raise refusal(structured, f"its tools have {len(structured.calls)} characters; at most {MAX_FORM_CHARACTERS}")
-    if len(structured.choices) > MAX_CHOICES:
-        raise refusal(structured, f"it has {len(structured.choices)} choices; at most {MAX_CHOICES}")
-
-
 def _form(structured: Structured, keep: Keep) -> tuple[str, list[Rewritten]]:
     """The grammar in llguidance's notation, and its schemas."""
     text = structured.text
@@ -169,12 +151,3 @@ def _within(structured: Structured, form: str, calls: str) -> str:
     start = f"{'before' if before else ''} ({'calls | ' if calls else ''}{header} @form)"
     first = {"lark_grammar": f"start: {start}\n{before}\n{calls}"}
     return json.dumps({"grammars": [first, {**parts[0], "name": "form"}]})
-
-
-def refusal(structured: Structured, reason: str) -> InvalidRequestError:
-    """The error for the caller, with the first line of the reason."""
-    kinds = {"json_schema": "JSON schema", "json_object": "form", "regex": "regular expression"}
-    lines = reason.splitlines() or ["the library does not say why"]  # after the first comes a drawing of the place
-    summary = " ".join([lines[0].strip(), *(line for line in lines[1:] if line.startswith("error:"))])[:MAX_REASON]
-    kind = kinds.get(structured.kind, structured.kind)
-    return InvalidRequestError(f"the {kind} cannot be enforced: {summary}", "structured")

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.api.sampling_params import Structured
 from penstock.errors import EngineError, InvalidRequestError
-from penstock.structured.grammar import refusal
+from penstock.structured.form_limits import refusal
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 
 MAX_RESULTS = 512

@@ -14,7 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from penstock.api.sampling_params import Structured
 from penstock.core.plan import Ending, SampleBatch
 from penstock.core.turns import Turns
-from penstock.structured.grammar import Grammar, compile_grammar
 from penstock.structured.matcher import Matcher, set_tokens
-from penstock.structured.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from penstock.structured.grammar import Grammar
+    from penstock.structured.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ class Grammars:
     All calls come from one thread, the engine's.
     """
 
-    def __init__(self, load: Callable[[], Vocabulary], vocab_size: int, max_num_seqs: int) -> None:
+    def __init__(self, load: "Callable[[], Vocabulary]", vocab_size: int, max_num_seqs: int) -> None:
         """
         Args:
             load: loads the vocabulary; called once, in a thread, for the first grammar.
@@ -163,10 +165,10 @@ class Grammars:
     def drop(self, future: "Future[Any]") -> None:
         """Leave a grammar out that is not compiled yet and that no request waits for any more."""
         with self._lock:
-            for one in self._waiting:
-                if one[1] is future:
+            for waiting in self._waiting:
+                if waiting[1] is future:
                     future.cancel()
-                    self._waiting.remove(one)
+                    self._waiting.remove(waiting)
                     break
 
     def _compile_next(self) -> None:
@@ -178,7 +180,9 @@ class Grammars:
             except Exception as error:
                 waiting[1].set_exception(error)
 
-    def _compile(self, structured: Structured) -> Grammar:
+    def _compile(self, structured: Structured) -> "Grammar":
+        from penstock.structured.grammar import compile_grammar  # for the first grammar, like the vocabulary
+
         if self._vocabulary is None:
             self._vocabulary = self._load()
         return compile_grammar(self._vocabulary, structured)

@@ -1,11 +1,13 @@
 """A sequence's state in its grammar."""
 
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.structured.grammar import Grammar
+if TYPE_CHECKING:
+    from penstock.structured.grammar import Grammar
 
 _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 
@@ -13,7 +15,7 @@ _BITS = np.uint32(1) << np.arange(32, dtype=np.uint32)
 class Matcher:
     """Consumes the tokens of one answer, rolls back, and computes the mask of the next token."""
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: "Grammar") -> None:
         self._state = grammar.start.deep_copy()
         self._uniqueness = grammar.uniqueness
         self._followed: array[int] = array("i")

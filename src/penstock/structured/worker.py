@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.api.sampling_params import Structured
 from penstock.errors import InvalidRequestError
-from penstock.structured.grammar import compile_grammar, refusal
+from penstock.structured.form_limits import refusal
+from penstock.structured.grammar import compile_grammar
 from penstock.structured.matcher import Matcher
 from penstock.structured.vocabulary import Vocabulary
 from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_time

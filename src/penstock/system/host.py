@@ -39,7 +39,7 @@ CLOSED_PIPE = 128 + signal.SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class CpuBinding:
     """The CPUs and the NUMA node to which a process is bound."""
 
     cpus: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class Seat:
     node: int | None = None
     """The NUMA node of its memory; None: any."""
 
-    def take(self) -> None:
+    def apply(self) -> None:
         """Bind the calling thread, the threads it will start, and future allocations to these CPUs and this node.
 
         Raises:
@@ -64,25 +64,25 @@ class Seat:
                 raise OSError(ctypes.get_errno(), f"set_mempolicy: {os.strerror(ctypes.get_errno())}")
 
 
-ANYWHERE = Seat()
+UNBOUND = CpuBinding()
 
 
-def seats(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[Seat]:
-    """Seats for `count` engines, spread over the NUMA nodes, each within one node.
+def cpu_bindings(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[CpuBinding]:
+    """Bindings of `count` engines, spread over the NUMA nodes, each within one node.
 
     Engines on one node divide its physical cores; with more engines than cores, some share a core.
     """
     allowed = _allowed_cpus()
     by_node = {node: sorted(allowed & numbers) for node, numbers in _numa_nodes(nodes).items() if allowed & numbers}
     if len(by_node) < 2:
-        return [ANYWHERE] * count
+        return [UNBOUND] * count
     taken = [sorted(by_node)[place % len(by_node)] for place in range(count)]
     found = []
     for place, node in enumerate(taken):
         cores = _cores(by_node[node], cpus)
         nth, of = taken[:place].count(node), min(taken.count(node), len(cores))
         share = cores[nth % of :: of]
-        found.append(Seat(tuple(core[0] for core in share), node))
+        found.append(CpuBinding(tuple(core[0] for core in share), node))
     return found
 
 

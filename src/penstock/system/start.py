@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.system.allocator import Allocator
-from penstock.system.packed_cache import PackedFile
+from penstock.system.packed_file import PackedFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,21 @@ runs in a worker process with limits on CPU time and memory; a conversation that
 one gets a new process. The server has two such processes, so that short conversations never wait for long ones.
 """
 
-import asyncio
+import functools
 import json
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.checkpoint.checkpoint import read_text
 from penstock.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, InvalidRequestError
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 from penstock.text.chat_frames import CPU_SECONDS, MEMORY_BYTES, NO_MEMORY, TEXT, longest_prompt
+
+if TYPE_CHECKING:
+    import asyncio  # imported where a loop runs: a command without one starts 12 ms sooner
 
 PATIENCE = 60.0
 """Seconds to wait for a rendering process, which may be short of CPU time."""
@@ -99,7 +102,6 @@ class ChatTemplates:
         self._special_tokens = special_tokens
         self._offline, self._short, self._long = (_Process(sources) for _ in range(3))
         self._offline_lock = threading.Lock()
-        self._short_lock, self._long_lock = asyncio.Lock(), asyncio.Lock()
 
     @property
     def exist(self) -> bool:
@@ -157,8 +159,8 @@ class ChatTemplates:
         name, given = self._request(messages, tools, add_generation_prompt, variables)
         if _is_long(given):
             frame = await off_loop(_LONG_BYTES, lambda: _frame(name, given))
-            return await _render_in_turn(self._long_lock, self._long, frame)
-        return await _render_in_turn(self._short_lock, self._short, _frame(name, given))
+            return await _render_in_turn(self._long, frame)
+        return await _render_in_turn(self._short, _frame(name, given))
 
     def close(self) -> None:
         """Kill the processes; nothing can be rendered afterwards."""
@@ -203,11 +205,13 @@ def _longest_answer(frame: bytes) -> int:
     return 1 + 4 * longest_prompt(len(frame))
 
 
-async def _render_in_turn(lock: asyncio.Lock, process: "_Process", frame: bytes) -> str:
+async def _render_in_turn(process: "_Process", frame: bytes) -> str:
     """Render when the process is free. A cancelled caller leaves the queue."""
-    await lock.acquire()
+    import asyncio
+
+    await process.turn.acquire()
     rendering = asyncio.ensure_future(process.render_from_loop(frame))
-    rendering.add_done_callback(lambda _: lock.release())
+    rendering.add_done_callback(lambda _: process.turn.release())
     try:
         return await asyncio.shield(rendering)
     except asyncio.CancelledError:
@@ -222,6 +226,13 @@ class _Process:
         self._sources = sources
         self._worker: WorkerProcess | None = None
         self._closed = False
+
+    @functools.cached_property
+    def turn(self) -> "asyncio.Lock":
+        """Held by the caller within an event loop."""
+        import asyncio
+
+        return asyncio.Lock()
 
     def running(self) -> WorkerProcess:
         """
@@ -271,6 +282,8 @@ class _Process:
         return _read(answer)
 
     async def _attempt_from_loop(self, frame: bytes) -> str | None:
+        import asyncio
+
         worker = self.running() if self._worker else await asyncio.to_thread(self.running)
         try:
             answer = await worker.ask_from_loop(frame, longest=_longest_answer(frame), patience=PATIENCE)

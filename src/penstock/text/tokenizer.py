@@ -10,6 +10,7 @@ additional_chat_templates/  further chat templates, by name
 
 A folder without tokenizer.json may have its vocabulary in another form (`penstock.text.vocabularies`).
 A GGUF file has all of this in its metadata (`penstock.checkpoint.gguf.tokenizer`).
+A created model has a recipe with a template and messages of its own (`penstock.checkpoint.created`).
 """
 
 import json
@@ -24,6 +25,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from penstock.checkpoint.checkpoint import read_json, read_text
+from penstock.checkpoint.created import Recipe, recipe_of
 from penstock.checkpoint.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.system.worker_process import WorkerProcess
@@ -54,12 +56,16 @@ CACHED_TOKENS = 16_384
 class Tokenizer:
     """A checkpoint's tokenizer and chat template."""
 
-    def __init__(self, backend: Backend, templates: ChatTemplates, eos_token: str | None = None) -> None:
+    def __init__(
+        self, backend: Backend, templates: ChatTemplates, eos_token: str | None = None, recipe: Recipe | None = None
+    ) -> None:
         """
         Args:
             eos_token: text of the special token that ends answers, in addition to those that the model's configs name.
+            recipe: that of a created model, whose messages precede every conversation.
         """
         self.backend = backend
+        self._recipe = recipe
         self._templates = templates
         self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -110,7 +116,9 @@ class Tokenizer:
             backend = converted.backend
             config = {**converted.special, **config}
         special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
-        templates = _template_sources(folder, config) if chat_template is None else {"default": chat_template}
+        recipe = recipe_of(folder)
+        chosen = _chosen_template(chat_template, recipe)
+        templates = _template_sources(folder, config) if chosen is None else {"default": chosen}
         try:
             _add_missing_tokens(backend, config, special)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -121,16 +129,18 @@ class Tokenizer:
         if converted is not None:
             put_around(converted, source, special)
         backend.encode_special_tokens = _splits_special(config, folder)
-        return cls(backend, ChatTemplates(templates, special), special.get("eos_token"))
+        return cls(backend, ChatTemplates(templates, special), special.get("eos_token"), recipe)
 
     @classmethod
     def _from_gguf(cls, file: Path, chat_template: str | None) -> "Tokenizer | None":
         found = read_tokenizer(file)
         if found is None:
             return None
-        templates = found.chat_templates if chat_template is None else {"default": chat_template}
+        recipe = recipe_of(file)
+        chosen = _chosen_template(chat_template, recipe)
+        templates = found.chat_templates if chosen is None else {"default": chosen}
         _check_templates(templates, file)
-        return cls(found.backend, ChatTemplates(templates, found.special_tokens))
+        return cls(found.backend, ChatTemplates(templates, found.special_tokens), recipe=recipe)
 
     @classmethod
     def load(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer | None":
@@ -219,7 +229,7 @@ class Tokenizer:
         parts = [text] if isinstance(text, str) else list(text)
         encodings = self.backend.encode_batch(parts, add_special_tokens=False)
         left = max(0, max_length - self.backend.num_special_tokens_to_add(len(parts) == 2))
-        lengths = [len(one) for one in encodings]
+        lengths = [len(encoding) for encoding in encodings]
         excess = max(0, sum(lengths) - left)
         lengths = _shortened(lengths[0], lengths[1], excess) if len(lengths) == 2 else [lengths[0] - excess]
         for encoding, length in zip(encodings, lengths, strict=True):
@@ -270,7 +280,7 @@ class Tokenizer:
             InvalidRequestError: there is no chat template, it rejects the messages, or it exceeds its time or memory
                 limit.
         """
-        return self._templates.render(_plain(messages), tools, add_generation_prompt, variables)
+        return self._templates.render(self._conversation(messages), tools, add_generation_prompt, variables)
 
     async def apply_chat_template_from_loop(
         self,
@@ -280,7 +290,14 @@ class Tokenizer:
         off_loop: OffLoop,
     ) -> str:
         """Like `apply_chat_template`, without blocking the event loop."""
-        return await self._templates.render_from_loop(_plain(messages), tools, True, variables, off_loop)
+        return await self._templates.render_from_loop(self._conversation(messages), tools, True, variables, off_loop)
+
+    def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with those of a created model, and without null contents, which a template would render as the
+        word None.
+        """
+        whole = messages if self._recipe is None else self._recipe.conversation(messages)
+        return [{**one, "content": ""} if one.get("content", "") is None else dict(one) for one in whole]
 
     def encode_chat(
         self,
@@ -351,6 +368,9 @@ def missing_tokenizer(path: Path) -> str | None:
 
 def has_chat_template(path: Path) -> bool:
     """Whether the checkpoint in a folder or GGUF file has a chat template. Raises as `Tokenizer.load` does."""
+    recipe = recipe_of(path)
+    if recipe is not None and recipe.template is not None:
+        return True
     return bool(read_chat_templates(path) if path.is_file() else _template_sources(path, _tokenizer_config(path)))
 
 
@@ -391,9 +411,9 @@ def _splits_special(config: Mapping[str, Any], folder: Path) -> bool:
     return bool(splits)
 
 
-def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages without null contents, which a template would render as the word None."""
-    return [{**message, "content": ""} if message.get("content", "") is None else dict(message) for message in messages]
+def _chosen_template(option: str | None, recipe: Recipe | None) -> str | None:
+    """The template that replaces the checkpoint's, if any: the option's, or that of a created model."""
+    return recipe.template if option is None and recipe is not None else option
 
 
 def _shortened(first: int, second: int, excess: int) -> list[int]:

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "latent attention": (
         "DeepseekV2",
         LATENTS | {"first_k_dense_replace": 1},
-        {"target_modules": r".*(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)"},
+        {"target_modules": r".*(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"},
     ),
     "queries, keys and values by head, beside an MLP": (
         "GPTNeoX",
@@ -160,17 +160,23 @@ IN_COMPANY = {
     "grouped delta nets": ("Qwen3Next", DELTA | QWEN_EXPERTS, ("in_proj_qkvz", "in_proj_ba", "out_proj")),
     "state spaces": ("GraniteMoeHybrid", MAMBA, ("in_proj", "out_proj")),
     "short convolutions": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, ("in_proj", "out_proj")),
+    "embeddings": ("Llama", {}, ("embed_tokens", "lm_head")),
+    "DoRA": ("Qwen2", {}, ("q_proj", "gate_proj", "down_proj", "lm_head")),
+    "latent attention": ("DeepseekV2", LATENTS, ("kv_b_proj", "q_b_proj", "gate", "up_proj", "down_proj")),
     "experts": ("Qwen3Moe", QWEN_EXPERTS, ("gate_proj", "up_proj", "down_proj", "gate", "lm_head")),
 }
 
 
 @needs_native
 @pytest.mark.parametrize("case", IN_COMPANY)
-def test_adapters_of_recurrent_layers_and_experts_give_the_same_bits_in_any_company(case: str, tmp_path: Path) -> None:
+def test_adapters_of_each_kind_of_map_give_the_same_bits_in_any_company(case: str, tmp_path: Path) -> None:
     family, shape, targets = IN_COMPANY[case]
     base = tmp_path / "base"
     write_random(base, family, **SHAPE | shape)
-    paths = [write_adapter(tmp_path / name, base, seed=seed, targets=targets) for seed, name in enumerate("ab")]
+    paths = [
+        write_adapter(tmp_path / name, base, seed=seed, targets=targets, use_dora=case == "DoRA")
+        for seed, name in enumerate("ab")
+    ]
     names = [None, "a", "b", "a", None, "b"]
     prompts = [PROMPT[: 4 + index] for index in range(len(names))]
     options: dict[str, Any] = {"kv_cache_memory": "4MiB", "packed_cache": "off", "threads": 1, "max_model_len": 64}
@@ -189,7 +195,10 @@ def test_adapters_of_recurrent_layers_and_experts_give_the_same_bits_in_any_comp
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"use_dora": True, "target_modules": ["embed_tokens"]}, "use_dora: True, which is not supported for the emb"),
+        (
+            {"use_dora": True, "target_modules": ["embed_tokens"]},
+            "use_dora: True, which is not supported for model.embed_tokens",
+        ),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save: \['lm_head'\], which is not supported"),
         ({"bias": "all"}, "bias: 'all', which is not supported"),
         ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),

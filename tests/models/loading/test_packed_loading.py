@@ -104,7 +104,7 @@ def test_a_damaged_file_is_made_anew(tiny_llama: Path, tmp_path: Path, monkeypat
 def test_a_weight_that_the_file_lacks_is_read_from_the_checkpoint(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.system.packed_cache import PackedFile
+    from penstock.system.packed_file import PackedFile
 
     cache = tmp_path / "cache"
     plain = tokens(tiny_llama, cache)
@@ -130,18 +130,18 @@ import sys
 from penstock.models.loading import packed_key
 packed_key.MIN_BYTES = 0
 from penstock import LLM, SamplingParams
-from penstock.system import packed_cache
+from penstock.system import packed_file
 assert "torch" not in sys.modules
 opened = []
-whole = packed_cache.PackedFile.begin_check
-packed_cache.PackedFile.begin_check = lambda self: (opened.append("torch" in sys.modules), whole(self))
+whole = packed_file.PackedFile.begin_check
+packed_file.PackedFile.begin_check = lambda self: (opened.append("torch" in sys.modules), whole(self))
 copied = []
-write = packed_cache._write_all
+write = packed_file._write_all
 def noting(file, offset, part):
-    if offset >= packed_cache._HEADER_BYTES:
+    if offset >= packed_file.HEADER_BYTES:
         copied.append(part.nbytes)
     write(file, offset, part)
-packed_cache._write_all = noting
+packed_file._write_all = noting
 with LLM(sys.argv[1], kv_cache_memory="8MiB", packed_cache=sys.argv[2]) as llm:
     llm.generate(["a"], SamplingParams(max_tokens=1))
     weights = sum(

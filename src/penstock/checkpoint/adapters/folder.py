@@ -68,6 +68,8 @@ class Adaptable:
     """Replacements of name prefixes, as in `ModelNames`."""
     dtype: DType = "float32"
     """The dtype to which adapter weights are converted."""
+    by_head: tuple[str, ...] = ()
+    """Those of `matrices` whose heads are used one by one, transposed in part: they take no DoRA."""
 
     def name_of(self, module: str) -> str:
         """The name in the model of a module that PEFT names `module`."""
@@ -110,7 +112,7 @@ class AdaptedMap:
     scale: float
     part: Literal["linear", "embedding"] | ExpertsPart = "linear"
     swapped: bool = False
-    """Whether A and B of experts are those of the transposed weight, as PEFT before 0.18 has them."""
+    """Whether A and B of experts are those of the transposed weight, as earlier versions of PEFT have them."""
     has_magnitude: bool = False
     """Whether the file also has the magnitudes of the rows (DoRA)."""
 
@@ -226,12 +228,12 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
     """
     found: dict[tuple[str, str], AdaptedMap] = {}
     for module, kinds in _modules(shapes).items():
-        one = _map(module, kinds, shapes, config, model)
-        other = found.setdefault((one.matrix, one.part), one)
-        if other is not one:
-            raise AdapterError(f"it has {other.module} and {one.module}, which are the same linear map")
-        if not abs(one.scale) <= _LARGEST_SCALE:
-            raise AdapterError(f"the scale of {module} is {one.scale:g}: lora_alpha of {CONFIG_FILE} is too large")
+        adapted = _map(module, kinds, shapes, config, model)
+        other = found.setdefault((adapted.matrix, adapted.part), adapted)
+        if other is not adapted:
+            raise AdapterError(f"it has {other.module} and {adapted.module}, which are the same linear map")
+        if not abs(adapted.scale) <= _LARGEST_SCALE:
+            raise AdapterError(f"the scale of {module} is {adapted.scale:g}: lora_alpha of {CONFIG_FILE} is too large")
     if not found:
         raise AdapterError("it has no weights")
     _check_complete(found, config, model)
@@ -268,7 +270,7 @@ def _map(
     for name, wanted in zip(made.stored_names, ((rank, columns), (rows, rank)), strict=True):
         _check_shape(name, wanted, shapes, made)
     if config.dora or made.has_magnitude:
-        _check_magnitude(made, rows, shapes, config)
+        _check_magnitude(made, rows, shapes, config, model)
     if config.ties and (part == "embedding" or "." not in matrix):  # a matrix outside of layers: the output projection
         raise AdapterError(f"{CONFIG_FILE} has ensure_weight_tying: True with {module}, which is not supported")
     return made
@@ -285,12 +287,14 @@ def _check_shape(name: str, wanted: tuple[int, ...], shapes: Mapping[str, tuple[
         )
 
 
-def _check_magnitude(made: AdaptedMap, rows: int, shapes: Mapping[str, tuple[int, ...]], config: PeftConfig) -> None:
+def _check_magnitude(
+    made: AdaptedMap, rows: int, shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
+) -> None:
     name = made.magnitude_name
     if not config.dora:
         raise AdapterError(f"it has {name}, though use_dora of {CONFIG_FILE} is false")
-    if made.part == "embedding":
-        raise AdapterError(f"{CONFIG_FILE} has use_dora: True, which is not supported for the embedding {made.matrix}")
+    if made.part == "embedding" or made.matrix in model.by_head:
+        raise AdapterError(f"{CONFIG_FILE} has use_dora: True, which is not supported for {made.matrix}")
     if shapes.get(name) != (rows,):
         raise AdapterError(f"with use_dora it needs {name} of the shape [{rows}]")
 
@@ -354,7 +358,7 @@ def _expert_maps(found: Mapping[tuple[str, str], AdaptedMap], model: Adaptable) 
 
 
 def _why_not(matrix: str, model: Adaptable) -> str:
-    names = [*model.matrices, *model.embeddings, *(name for one in model.experts.values() for name in one.maps)]
+    names = [*model.matrices, *model.embeddings, *(name for experts in model.experts.values() for name in experts.maps)]
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
     listed = ", ".join(kinds)
     if matrix.rpartition(".")[2] in kinds:

@@ -65,8 +65,8 @@ class NamePattern:
         for place in range(start, end):
             following = (
                 state
-                for one in reached
-                for takes, holds, after in (self._states[one],)
+                for before in reached
+                for takes, holds, after in (self._states[before],)
                 if takes and holds(name, place)
                 for state in after
             )

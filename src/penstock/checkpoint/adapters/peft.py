@@ -209,7 +209,7 @@ def _pattern_list(found: Any) -> tuple[NamePattern, ...]:
 
 
 def _texts(key: str, found: Any) -> tuple[str, ...]:
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
+    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) for name in found):
         raise AdapterError(f"{key} must be a text or a list of texts, not {shown(found)}")
     _check_count(key, found)
     return tuple(found)
@@ -217,6 +217,6 @@ def _texts(key: str, found: Any) -> tuple[str, ...]:
 
 def _layers(found: Any) -> tuple[int, ...]:
     listed = [found] if type(found) is int else found or []
-    if not isinstance(listed, list) or not all(type(one) is int for one in listed):
+    if not isinstance(listed, list) or not all(type(index) is int for index in listed):
         raise AdapterError(f"layers_to_transform must be a number or a list of numbers, not {shown(found)}")
     return tuple(listed)

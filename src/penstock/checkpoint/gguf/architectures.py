@@ -108,7 +108,9 @@ def _read_olmo2(given: Given) -> dict[str, Any]:
 
 def _kinds_of_layers(given: Given) -> list[str] | None:
     sliding = given.keys.by_layer("attention.sliding_window_pattern")
-    return None if sliding is None else ["sliding_attention" if one else "full_attention" for one in sliding]
+    return (
+        None if sliding is None else ["sliding_attention" if is_sliding else "full_attention" for is_sliding in sliding]
+    )
 
 
 def _read_exaone4(given: Given) -> dict[str, Any]:

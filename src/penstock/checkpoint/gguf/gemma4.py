@@ -40,7 +40,7 @@ def _kinds(given: Given) -> list[str]:
             sliding,
             f"it must have one entry for each of the {given.num_layers} layers",
         )
-    return [_SLIDING if one else _FULL for one in sliding]
+    return [_SLIDING if is_sliding else _FULL for is_sliding in sliding]
 
 
 def _heads(given: Given, kinds: list[str]) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
         common["norm_topk_prob"] = bool(experts["norm_topk_prob"])
         if sparse == sorted(sparse):
             return common
-        kinds = ["sparse" if one else "dense" for one in sparse]  # GLM may mix them in any order
+        kinds = ["sparse" if is_sparse else "dense" for is_sparse in sparse]  # GLM may mix them in any order
         layers = {"mlp_layer_types": kinds, "first_k_dense_replace": None}
         return {**common, **layers, "architectures": ["Glm4MoeLiteForCausalLM"]}
     grouped = "group_limited_greedy" if groups > 1 else "greedy"

@@ -1,7 +1,13 @@
 """Maps the names of a model's weights to tensor names in GGUF files, with the tables of the package `gguf`."""
 
+import functools
 import re
+import sys
 from collections.abc import Iterable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _GATE_OR_UP = re.compile(r"(\.experts\.)(gate|up)_proj$")
@@ -17,11 +23,7 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
     Args:
         architecture: the file's `general.architecture`, which must be known.
     """
-    from gguf.constants import MODEL_ARCH_NAMES  # imported lazily: it imports numpy
-    from gguf.tensor_mapping import get_tensor_name_map
-
-    (known,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    table = get_tensor_name_map(known, 1)  # layer 0 stands for all: a table of many layers is slow to build
+    table = _name_map(architecture)
     found = {}
     for name in names:
         if head := _MTP_HEAD.fullmatch(name):  # the tables have these for few architectures
@@ -33,6 +35,24 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
         if stored is not None:
             found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
     return found
+
+
+@functools.cache
+def _name_map(architecture: str) -> Any:
+    """The package's `TensorNameMap`. Its layer 0 stands for all: a table of many layers is slow to build.
+
+    The two modules of tables are loaded into a package of our own, as that of `gguf` imports all of it: 50 ms of each
+    start from a GGUF file.
+    """
+    found = find_spec("gguf")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    package = ModuleType(f"{__package__}.tables_of_gguf")
+    package.__path__ = found.submodule_search_locations
+    sys.modules.setdefault(package.__name__, package)
+    constants = import_module(".constants", package.__name__)
+    (known,) = (key for key, name in constants.MODEL_ARCH_NAMES.items() if name == architecture)
+    return import_module(".tensor_mapping", package.__name__).get_tensor_name_map(known, 1)
 
 
 def _as_converted(name: str) -> str:

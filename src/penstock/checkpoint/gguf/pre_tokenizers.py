@@ -67,6 +67,16 @@ _QWEN2 = _words(r"\p{N}")
 _GPT4O = PreTokenization((_cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),))
 _NOT_HAN = {"upper": rf"[{_UPPER}&&[^\p{{Han}}]]", "lower": rf"[{_LOWER}&&[^\p{{Han}}]]", "ends": r"[\r\n]*"}
 _KIMI = _cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}", **_NOT_HAN)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Hangul, East Asian punctuation, Bopomofo, and Han with kana
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u30ff]+"
+)
 _DEEPSEEK_V3 = PreTokenization(
     (
         r"\p{N}{1,3}",
@@ -77,17 +87,21 @@ _DEEPSEEK_V3 = PreTokenization(
 
 PRE_TOKENIZATIONS = {
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("midm-2.0", "lfm2", "jina-v5-nano"), _LLAMA3),
     **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenization(_LLAMA3.patterns)),
-    "qwen2": PreTokenization((_QWEN2,), nfc=True),
+    **dict.fromkeys(("qwen2", "hunyuan"), PreTokenization((_QWEN2,), nfc=True)),
     "qwen35": PreTokenization((_words(r"\p{N}", r"\p{L}\p{M}"),), nfc=True),
     "glm4": PreTokenization(_LLAMA3.patterns, whole_words=True),
     "chatglm-bpe": PreTokenization(_LLAMA3.patterns),
-    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "solar-open", "f2llmv2"), PreTokenization((_QWEN2,))),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "solar-open", "f2llmv2", "grok-2"), PreTokenization((_QWEN2,))),
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion", "exaone4", "gigachat"), _PLAIN),
+    **dict.fromkeys(("jais", "granite-docling", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), _PLAIN),
+    **dict.fromkeys(("mpt", "modern-bert"), PreTokenization((_GPT2,), nfc=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
+    "mellum2": _ONE_DIGIT,
     "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "deepseek-llm": PreTokenization(
         (
@@ -99,10 +113,16 @@ PRE_TOKENIZATIONS = {
             r"\p{N}",
         )
     ),
-    **dict.fromkeys(("deepseek-v3", "joyai-llm"), _DEEPSEEK_V3),
+    **dict.fromkeys(("deepseek-v3", "joyai-llm", "hunyuan-dense", "hy_v4"), _DEEPSEEK_V3),
     "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "seed-coder": PreTokenization((_words(r"\p{N}", ends=""),)),
     "viking": PreTokenization((_BLOOM, r"\p{N}")),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenization((_BLOOM,))),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenization((_BAILING,))),
+    "exaone-moe": PreTokenization((_EXAONE_MOE,)),
+    "ufakzeka": PreTokenization((_QWEN2.removeprefix(f"{_CONTRACTIONS}|"),)),
+    "laguna": PreTokenization((r"[^\n]+|\n+", _QWEN2)),
+    "youtu": PreTokenization((_YOUTU, _cased_words(f"{_CONTRACTIONS}?", r"\p{N}")), whole_words=True),
     "superbpe": PreTokenization(_THOUSANDS),
     "minicpm5": PreTokenization((r"\p{N}{1,3}", _words(r"\p{N}+"))),
     "kimi-k2": PreTokenization((rf"\p{{Han}}+|{_KIMI}",)),

@@ -73,11 +73,11 @@ def completions(session: Session, text: str) -> tuple[int, list[str]]:
     """
     name, space, rest = text.removeprefix("/").partition(" ")
     if not space:
-        return len(text), [f"/{one}" for one in COMMANDS if one.startswith(name)]
+        return len(text), [f"/{command}" for command in COMMANDS if command.startswith(name)]
     words: list[str] = []
     if name == "set":
         setting, space, rest_of_set = rest.partition(" ")
-        words = [f"{one} " for one in SETTINGS]
+        words = [f"{setting} " for setting in SETTINGS]
         if space:
             rest, words = rest_of_set, [DEFAULT, *(EFFORTS if setting == EFFORT else ())]
     elif name == "model":

@@ -39,7 +39,7 @@ def changed(settings: Mapping[str, Setting], name: str, text: str) -> dict[str, 
         advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(SETTINGS)}"
         raise InvalidRequestError(f"there is no setting {name}: {advice}", name)
     if text == DEFAULT:
-        return {one: value for one, value in settings.items() if one != name}
+        return {other: value for other, value in settings.items() if other != name}
     return {**settings, name: _read(name, text)}
 
 

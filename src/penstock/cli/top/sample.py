@@ -39,8 +39,8 @@ class Sample:
         values: dict[str, dict[Labels, float]] = {}
         try:
             for family in text_string_to_metric_families(text):
-                for one in family.samples:
-                    values.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
+                for sample in family.samples:
+                    values.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
         except ValueError as error:
             raise PenstockError(f"/metrics is not in Prometheus' format: {error}") from None
         return cls(now, values)

@@ -224,7 +224,7 @@ class RayLink:
             self.node, self.pid = await self._warn_if_slow(_result(placed.host.whereabouts.remote()))
             self._placed.set()
             ended, cut = asyncio.ensure_future(_result(placed.host.exited.remote())), asyncio.ensure_future(self._cut())
-            others = [asyncio.ensure_future(_result(one.one_ended.remote())) for one in placed.others]
+            others = [asyncio.ensure_future(_result(host.one_ended.remote())) for host in placed.others]
             gave_up = asyncio.ensure_future(self._gave_up.wait())
             try:
                 await asyncio.wait({ended, cut, gave_up, *others}, return_when=asyncio.FIRST_COMPLETED)
@@ -249,7 +249,7 @@ class RayLink:
 
     def _note_lost_rank(self, others: "list[asyncio.Task[str]]") -> None:
         """Whether the engine failed, or was ended, because a rank or its node was lost."""
-        for lost in (one for one in others if one.done()):
+        for lost in (task for task in others if task.done()):
             error = lost.exception()
             self._why_killed = lost.result() if error is None else f"a node of its ranks is gone: {_shortened(error)}"
             logger.error("%s", self._why_killed)

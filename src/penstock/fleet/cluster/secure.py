@@ -121,8 +121,8 @@ def make_rendezvous(host: str, num_nodes: int) -> Rendezvous:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as plans, socket.socket(family) as tensors:
-        for one in (plans, tensors):  # frees both ports for the engine, which starts now
-            one.bind((host, 0))
+        for sock in (plans, tensors):  # frees both ports for the engine, which starts now
+            sock.bind((host, 0))
         ports = plans.getsockname()[1], tensors.getsockname()[1]
     keys = (key.decode() for pair in (zmq.curve_keypair(), zmq.curve_keypair()) for key in pair)
     return Rendezvous(host, *ports, num_nodes, *keys)

@@ -95,4 +95,4 @@ def sources_of_prompt(prompt: Mapping[str, Any]) -> tuple[str, list[ImageSource]
         )
     given = data.get("image", [])
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    return text, [source_of(one, f"multi_modal_data.image[{index}]") for index, one in enumerate(listed)]
+    return text, [source_of(image, f"multi_modal_data.image[{index}]") for index, image in enumerate(listed)]

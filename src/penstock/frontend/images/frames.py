@@ -11,8 +11,8 @@ from typing import Any
 CPU_SECONDS = 20.0
 """Maximum CPU seconds for one image."""
 MEMORY_BYTES = 2 * 2**30
-"""Maximum address space of a decoding process. 50 million pixels take 200 MB as RGB, and as much again with alpha, and
-once turned."""
+"""Maximum address space of a decoding process. 50 million pixels take 200 MB as RGB; alpha and
+turning take a copy each."""
 DECODED, REFUSED, NO_MEMORY = b"d", b"r", b"m"
 """First byte of a decoding process's answer."""
 _LENGTH = struct.Struct("<I")

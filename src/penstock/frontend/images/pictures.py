@@ -1,7 +1,7 @@
 """Decodes pictures with Pillow: checks of the header, then upright RGB, resized and cut. In worker processes only.
 
 Formats and rules: JPEG, PNG, WebP, GIF and BMP, whatever the caller calls them; the first frame of an animation; turned
-as its EXIF orientation says; white behind what is transparent; CMYK, 16 bits and palettes become 8-bit RGB.
+as its EXIF orientation says; transparent pixels become white; CMYK, 16 bits and palettes become 8-bit RGB.
 """
 
 import io
@@ -15,7 +15,7 @@ from penstock.frontend.images.sizes import Layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_ASPECT = 200
-"""Most that the longer side may be of the shorter."""
+"""Maximum ratio of the longer side to the shorter one."""
 _ORIENTATION = 0x0112
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -26,7 +26,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What each EXIF orientation needs to be upright; from 5 on, height and width change places."""
+"""Transformations that turn each EXIF orientation upright; those from 5 on swap height and width."""
 _OTHERS: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("a PDF", lambda head: head.startswith(b"%PDF")),
     ("a TIFF", lambda head: head[:4] in (b"II*\0", b"MM\0*")),
@@ -48,7 +48,7 @@ class Opened:
 
     image: Image.Image
     height: int
-    """Upright."""
+    """Height after the picture is turned upright; so is `width`."""
     width: int
 
 
@@ -131,7 +131,7 @@ def upright_rgb(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def cut(image: Image.Image, layout: Layout, resample: int) -> list[Image.Image]:
-    """Resize, and cut into tiles, row by row, after which comes the whole picture."""
+    """Resize a picture and cut it into tiles: row by row, then the whole picture."""
     for height, width in layout.resizings:
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling(resample))

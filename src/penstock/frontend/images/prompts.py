@@ -81,8 +81,8 @@ class ImagePrompts:
         try:
             return await asyncio.gather(*reading)
         finally:
-            for one in reading:
-                one.cancel()
+            for task in reading:
+                task.cancel()
 
     async def _read(self, source: ImageSource, tenant: str, namespace: str, *, wants_pixels: bool) -> Picture:
         if source.is_url and isinstance(source.data, str) and source.data[:5].lower() != "data:":

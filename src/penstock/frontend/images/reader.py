@@ -38,18 +38,18 @@ class Part:
     height: int
     width: int
     digest: bytes = b""
-    """Empty, as `pixels`, where only the size was asked for."""
+    """SHA-256 of size and pixels; empty, like `pixels`, if only the header was read."""
     pixels: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image as the model takes it."""
+    """An image, resized and cut for the model."""
 
     parts: tuple[Part, ...]
-    """Its tiles row by row, and the whole picture after them; without tiles, that alone."""
+    """Tiles row by row, then the whole picture; without tiles, the whole picture alone."""
     rows: int = 0
-    """Of tiles."""
+    """Rows of tiles."""
     columns: int = 0
 
     @property
@@ -106,7 +106,7 @@ class ImageReader:
                 raise InvalidRequestError(
                     f"{source.field}: the image is not base64: it has other characters", source.field
                 ) from None
-        most = self._limits.max_image_bytes
+        most = self._limits.max_image_bytes  # decoded: base64 is a third longer, and padded
         if len(data) > (most * 4 // 3 + 4 if is_base64 else most) and not source.is_own:
             raise InvalidRequestError(
                 f"{source.field}: the image has more than {most} bytes (max_image_bytes): send a smaller one",
@@ -162,6 +162,7 @@ class _Workers:
     """Processes, started when they are first needed; each serves one thread at a time."""
 
     def __init__(self) -> None:
+        # Last in, first out: while few images come, few processes are started. None stands for one not yet started.
         self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
         for _ in range(NUM_WORKERS):
             self._idle.put(None)
@@ -203,11 +204,11 @@ class _Workers:
             self._idle.put(kept)
 
     def close(self) -> None:
-        """Kill them, also those that decode: whoever asked gets an error."""
+        """Kill all processes; callers that wait for an answer get an error."""
         self._is_closed = True
         for worker in list(self._running):
             worker.kill()
-        idle = [self._idle.get() for _ in range(NUM_WORKERS)]
+        idle = [self._idle.get() for _ in range(NUM_WORKERS)]  # waits for the threads that still use one
         for worker in filter(None, idle):
             worker.close()
         for _ in idle:
@@ -240,7 +241,7 @@ def _blame(exit_code: int | None, field: str) -> None:
 
 
 class _KeptPictures:
-    """The latest pictures, by the digest of what was sent."""
+    """The latest pictures, by the digest of their source."""
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: OrderedDict[Any, Picture] = OrderedDict()

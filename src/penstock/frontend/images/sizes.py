@@ -21,9 +21,9 @@ class Layout:
     """How a picture is resized and cut."""
 
     resizings: tuple[Size, ...]
-    """One after another."""
+    """The sizes to which it is resized, one after another."""
     rows: int = 0
-    """Of tiles, after which comes the whole picture in a tile's size; 0: it is not cut."""
+    """Rows of tiles; the whole picture follows them in a tile's size. 0: it is not cut."""
     columns: int = 0
     tile_size: int = 0
 
@@ -45,7 +45,7 @@ def layout_of(height: int, width: int, image_input: ImageInput, is_low: bool = F
     """The layout of a picture of this size.
 
     Args:
-        is_low: whether few tokens suffice.
+        is_low: whether the caller asked for `detail: low`.
     """
     most = image_input.max_tokens
     if is_low:
@@ -82,7 +82,7 @@ def _qwen2_vl(height: int, width: int, image_input: ImageInput, most: int) -> Si
 
 
 def _pixtral(height: int, width: int, image_input: ImageInput, most: int) -> Size:
-    """At most the longest side, then up to a multiple of a merged patch's side."""
+    """Shrunk to the longest side, then rounded up to a multiple of a merged patch's side."""
     side = image_input.patch_size * image_input.merge_size
     longest = min(image_input.size, math.isqrt(most) * side) if most else image_input.size
     ratio = max(height / longest, width / longest)
@@ -92,8 +92,8 @@ def _pixtral(height: int, width: int, image_input: ImageInput, most: int) -> Siz
 
 
 def _gemma4(height: int, width: int, image_input: ImageInput, most: int) -> Size:
-    """The largest multiples of a merged patch's side of at most so many tokens, which training knew."""
-    tokens = max((one for one in GEMMA4_TOKENS if one <= most), default=GEMMA4_TOKENS[0])
+    """The largest multiples of a merged patch's side within `most` tokens, or the next lower count seen in training."""
+    tokens = max((count for count in GEMMA4_TOKENS if count <= most), default=GEMMA4_TOKENS[0])
     side = image_input.patch_size * image_input.merge_size
     scale = math.sqrt(tokens * side**2 / (height * width))
     h, w = math.floor(scale * height / side) * side, math.floor(scale * width / side) * side

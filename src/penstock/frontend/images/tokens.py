@@ -110,7 +110,7 @@ class ImageTokens:
         made, left = [], iter(pictures)
         for token, first, stop in spans:
             if token == self._image_input.placeholder:
-                made += [(one, first, stop) for one in self._expanded(next(left)).token_ids]
+                made += [(image_token, first, stop) for image_token in self._expanded(next(left)).token_ids]
             else:
                 made.append((token, first, stop))
         return made

@@ -18,19 +18,19 @@ import h11
 from penstock.errors import ConfigError, InvalidRequestError
 
 SECONDS = 10.0
-"""For the whole of one image."""
+"""Maximum time to fetch an image."""
 _HTTPS = 443
 _MAX_ADDRESSES = 32
 _PIECE = 65_536
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
-"""IPv4 addresses as a translator (NAT64) writes them."""
+"""Prefix of IPv4 addresses behind NAT64 (RFC 6052)."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A listed prefix, or what a URL names."""
+    """Host, port and path of a listed prefix or of a URL."""
 
     host: str
     port: int
@@ -60,7 +60,7 @@ class ImageURLs:
         Raises:
             ConfigError: a prefix is no https URL with a host and a path that ends with a slash.
         """
-        self._allowed = [_prefix(one) for one in prefixes]
+        self._allowed = [_prefix(prefix) for prefix in prefixes]
         self._max_bytes = max_bytes
         self._resolve = resolve or _resolve
         self._is_public = is_public or is_public_address
@@ -89,17 +89,18 @@ class ImageURLs:
                 "this server fetches no images: send a data: URL, or start it with --image-urls https://host/"
             )
         place = _place(url)
-        for one in self._allowed:
-            if (place.host, place.port) == (one.host, one.port) and place.path.startswith(one.path):
+        for prefix in self._allowed:
+            if (place.host, place.port) == (prefix.host, prefix.port) and place.path.startswith(prefix.path):
                 return place
         raise _RefusedError(f"images of {place.host} at this path are not fetched here: the operator lists others")
 
     async def _fetch(self, place: _Place) -> bytes:
         addresses = await self._resolve(place.host, place.port)
+        # Any private address is enough to refuse the host: the server may reach what the caller may not.
         if not addresses or not all(map(self._is_public, addresses)):
             raise _RefusedError(f"{place.host} has no address, or one that is not public")
         assert self._tls is not None, "a URL was allowed, so there are prefixes"
-        reader, writer = await asyncio.open_connection(
+        reader, writer = await asyncio.open_connection(  # by a checked address: the name may have another by now
             addresses[0], place.port, ssl=self._tls, server_hostname=place.host
         )
         try:
@@ -179,4 +180,4 @@ def is_public_address(text: str) -> bool:
             held.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address.ipv4_mapped is not None:  # older Pythons call no mapped address global
             held.remove(address)
-    return all(one is None or (one.is_global and not one.is_multicast) for one in held)
+    return all(address is None or (address.is_global and not address.is_multicast) for address in held)

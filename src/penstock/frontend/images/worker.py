@@ -30,7 +30,7 @@ def answer(frame: bytes) -> bytes:
         about = {"rows": layout.rows, "columns": layout.columns, "sizes": layout.sizes}
         if not header["wants_pixels"]:
             return DECODED + pack(about, b"")
-        pictures = [one.tobytes() for one in cut(decode(opened), layout, image_input.resample)]
+        pictures = [picture.tobytes() for picture in cut(decode(opened), layout, image_input.resample)]
         digests = [
             hashlib.sha256(_SIZE.pack(*size) + pixels).hexdigest()
             for size, pixels in zip(layout.sizes, pictures, strict=True)

@@ -26,7 +26,7 @@ def _plain(statement: str) -> str:
     return "".join(statement.split())
 
 
-_STATEMENTS = [_plain(one) for one in TABLES.replace("IF NOT EXISTS ", "").split(";") if one.strip()]
+_STATEMENTS = [_plain(statement) for statement in TABLES.replace("IF NOT EXISTS ", "").split(";") if statement.strip()]
 _OF_ALL_VERSIONS = _STATEMENTS[:-NUM_LATER_TABLES]
 _SIZE_AT, _FORMAT_AT = 28, 18
 """Offsets in the header of the number of pages, and of the versions that say whether there is a log.
@@ -92,7 +92,7 @@ def holds_schema(path: Path) -> bool:
     """Whether the first page of a file, perhaps with a damaged header, has most of a journal's schema."""
     with path.open("rb") as file:
         page = _plain(file.read(PAGE).decode("latin-1"))
-    return sum(one in page for one in _OF_ALL_VERSIONS) > len(_OF_ALL_VERSIONS) // 2
+    return sum(statement in page for statement in _OF_ALL_VERSIONS) > len(_OF_ALL_VERSIONS) // 2
 
 
 @contextlib.contextmanager

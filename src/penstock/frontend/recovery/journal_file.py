@@ -293,18 +293,18 @@ class JournalFile:
 
     def _move_damaged(self, damage: list[Damage]) -> None:
         now = time.time()
-        for one in damage:
-            values = (one.request_id, -1 if one.part is None else one.part, one.reason, now)
+        for damaged in damage:
+            values = (damaged.request_id, -1 if damaged.part is None else damaged.part, damaged.reason, now)
             self._database.execute(
                 "INSERT INTO damaged SELECT request, NULL, NULL, part, outputs, ?3, ?4 FROM outputs"
                 " WHERE request = ?1 AND part >= ?2",
                 values,
             )
             self._database.execute("DELETE FROM outputs WHERE request = ? AND part >= ?", values[:2])
-            if one.part is None:
+            if damaged.part is None:
                 self._database.execute(
                     "INSERT INTO damaged SELECT id, call, alias, NULL, record, ?2, ?3 FROM requests WHERE id = ?1",
-                    (one.request_id, one.reason, now),
+                    (damaged.request_id, damaged.reason, now),
                 )
                 self._database.execute("DELETE FROM requests WHERE id = ?", values[:1])
 
@@ -346,7 +346,7 @@ class JournalFile:
         if self._is_new:
             return []
         entries = self._unless_damaged(lambda: list(self._read(OF_CALL, (name,), set_tokens_aside=False)))
-        lost = {one.request_id: one.reason for one in self._unwritten.damage if one.part is None}
+        lost = {damaged.request_id: damaged.reason for damaged in self._unwritten.damage if damaged.part is None}
         if self._prepared:
             lost |= dict(self._unless_damaged(lambda: self._database.execute(LOST, (name,)).fetchall()))
         calls = {entry.call for entry in entries}

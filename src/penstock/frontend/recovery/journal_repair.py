@@ -103,7 +103,11 @@ def salvage(old: sqlite3.Connection, new: sqlite3.Connection, part: int) -> Salv
     rows = [_mended(row, calls, ends) for row in requests.before + requests.after]
     _insert(new, "requests", 7, rows)
     recorded = (recorded_request(row[-1]) for row in rows)
-    salvage_images(old, new, ((one.request_id, one.images) for one in recorded if one is not None and one.images))
+    salvage_images(
+        old,
+        new,
+        ((request.request_id, request.images) for request in recorded if request is not None and request.images),
+    )
     whole = [row for row in outputs.after if not outputs.may_lack_rows_of(row[0])]
     _insert(new, "outputs", 3, outputs.before + whole)
     _insert(new, "damaged", 7, _read(old, "SELECT * FROM damaged")[0])
@@ -159,7 +163,7 @@ def _name_lost_requests(
     columns = {column: _read_index(old, column) for column in _INDEXES}
     named = Counter(request_id for ids in columns.values() for request_id in ids if isinstance(request_id, str))
     there = {request_id for (request_id,) in new.execute("SELECT id FROM requests")} | set(salvaged.lost_results)
-    for request_id in sorted({one for one, count in named.items() if count >= num_witnesses} - there):
+    for request_id in sorted({named_id for named_id, count in named.items() if count >= num_witnesses} - there):
         lost = salvaged.lost_requests if columns["ended"].get(request_id) is None else salvaged.lost_results
         lost[request_id] = MALFORMED
         values = (request_id, columns["call"].get(request_id), columns["alias"].get(request_id))

@@ -46,5 +46,5 @@ def write_responses(
     database.executemany("DELETE FROM responses WHERE number = ?", [(number,) for number in (*damaged, *gone)])
     database.executemany(
         "INSERT OR IGNORE INTO responses VALUES (?, ?)",
-        [(number, encode_response(one)) for number, one in responses.items() if one is not None],
+        [(number, encode_response(response)) for number, response in responses.items() if response is not None],
     )

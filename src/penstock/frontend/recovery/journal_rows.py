@@ -173,7 +173,7 @@ def decode_outputs(blob: bytes, request: Request) -> list[SequenceOutput]:
         ValueError: the row is damaged, of an unknown kind, or does not match the request.
     """
     outputs = _decode(blob, _decode_outputs)
-    if any(one.request_id != request.request_id or not 0 <= one.index < request.params.n for one in outputs):
+    if any(output.request_id != request.request_id or not 0 <= output.index < request.params.n for output in outputs):
         raise ValueError("it is of another request")
     return outputs
 
@@ -200,7 +200,7 @@ def recorded_request(blob: bytes) -> Request | None:
 def request_of_outputs(blob: bytes) -> str | None:
     """The id of the request that has the outputs of a row; None if the row is damaged."""
     try:
-        return next((one.request_id for one in _decode(blob, _decode_outputs)), None)
+        return next((output.request_id for output in _decode(blob, _decode_outputs)), None)
     except ValueError:
         return None
 

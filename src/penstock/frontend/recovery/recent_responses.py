@@ -88,7 +88,7 @@ class RecentResponses:
         No response can continue itself, by whatever detour.
         """
         lineage = [] if response.parent is None else self._lineage(response.tenant, response.parent)
-        continues_itself = any(one.parent == response.id for one in (response, *lineage))
+        continues_itself = any(ancestor.parent == response.id for ancestor in (response, *lineage))
         is_stored = self._find(response.tenant, response.id) is not None
         if is_stored or continues_itself or response.num_bytes > self.max_bytes:
             return
@@ -145,11 +145,11 @@ class RecentResponses:
         for tenant in self._tenants.values():
             responses = [response for _, response in tenant.responses.values()]
             assert responses, "a tenant without responses is forgotten"
-            assert tenant.num_bytes == sum(one.num_bytes for one in responses)
-            held = {(item, one.id) for one in responses for item in one.item_ids}
+            assert tenant.num_bytes == sum(response.num_bytes for response in responses)
+            held = {(item, response.id) for response in responses for item in response.item_ids}
             assert {(item, id) for item, ids in tenant.holders.items() for id in ids} == held
-            places = {one.id: place for place, one in enumerate(responses)}
-            assert all(places[one.id] < places.get(one.parent or "", len(places)) for one in responses)
+            places = {response.id: place for place, response in enumerate(responses)}
+            assert all(places[response.id] < places.get(response.parent or "", len(places)) for response in responses)
         assert self.num_bytes == sum(tenant.num_bytes for tenant in self._tenants.values()) <= self.max_bytes
 
     def _find(self, tenant: str, id: str) -> StoredResponse | None:

@@ -56,10 +56,10 @@ class RequestReplay:
         for _ in range(READINGS):
             entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
             pairs = [(entry, self._live(entry.record.request.request_id)) for entry in entries]
-            if all(one is not None or entry.ended is not None for entry, one in pairs):
+            if all(live is not None or entry.ended is not None for entry, live in pairs):
                 break
             # a request ended during the read and is in the journal now; or the engine was lost with all requests
-        return [(entry, one or self._rebuild_ended(entry)) for entry, one in pairs]
+        return [(entry, live or self._rebuild_ended(entry)) for entry, live in pairs]
 
     def _rebuild_ended(self, entry: Entry) -> OutputProcessor:
         try:
@@ -103,7 +103,7 @@ def entries_of(
 ) -> list[Entry]:
     """Journal entries of a new call's requests, with parameters as given and the prompts' texts."""
     name, now = call[0][0].request_id, time.time()
-    return [Entry(Record(*one, model), name, position, alias, now) for position, one in enumerate(call)]
+    return [Entry(Record(*item, model), name, position, alias, now) for position, item in enumerate(call)]
 
 
 def rebuild(entry: Entry, tokenizer: Tokenizer | None) -> OutputProcessor:

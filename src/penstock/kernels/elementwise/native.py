@@ -1,4 +1,4 @@
-"""Row-wise operations by the native kernels: gather, scatter, scale and sums (`csrc/gather.cpp`), columns
+"""Row-wise operations by the native kernels: gather, scatter and sums (`csrc/gather.cpp`), columns
 (`csrc/columns.cpp`), activations (`csrc/activate.cpp`), gates (`csrc/gate.cpp`, `csrc/head_gates.cpp`) and
 normalization (`csrc/norm.cpp`)."""
 
@@ -23,7 +23,6 @@ from penstock.native.structs import (
     HeadGatesArgs,
     LimitArgs,
     NormArgs,
-    ScaleArgs,
     ScatterArgs,
 )
 
@@ -120,13 +119,6 @@ class ElementwiseKernels:
             to_step=columns.to_step,
         )
         call(self._library, x, arguments)
-
-    def scale(self, x: Array, factor: float) -> Array:
-        assert x.dim() == 2
-        assert x.is_contiguous()
-        arguments = ScaleArgs(x=x.data_ptr(), dtype=dtype_code(x.dtype), columns=x.shape[1], factor=factor)
-        call(self._library, x, arguments)
-        return x
 
     def activate(
         self,

@@ -48,11 +48,6 @@ def copy_columns(x: Tensor, out: Tensor, columns: Columns) -> None:
         out[:, to : to + columns.count] = part
 
 
-def scale(x: Tensor, factor: float) -> Tensor:
-    """Multiply `x` [rows, columns] by `factor`, possibly in place: in float32, with one rounding."""
-    return x.mul_(factor)
-
-
 _FUNCTIONS: dict[ElementActivation | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
     "clip": lambda x: x.clamp(-1.0, 1.0),

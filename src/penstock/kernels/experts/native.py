@@ -158,7 +158,9 @@ class _TensorExperts:
     ) -> Array:
         from penstock.kernels.arrays import array_of, tensor_of
 
-        tensors = (None if one is None else tensor_of(one.numpy()) for one in (x, ids, weights, shared, shared_gate))
+        tensors = (
+            None if array is None else tensor_of(array.numpy()) for array in (x, ids, weights, shared, shared_gate)
+        )
         return Array(array_of(self._experts.mix(*tensors, scale_x=scale_x, updates=updates)))
 
 

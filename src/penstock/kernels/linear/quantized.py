@@ -58,7 +58,10 @@ def joined(parts: Sequence[Quantized]) -> Quantized:
     def whole(name: str) -> NDArray[Any] | None:
         return None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
 
-    values, scales = (np.concatenate(part) for part in zip(*((one.values, one.scales) for one in parts), strict=True))
+    values, scales = (
+        np.concatenate(part)
+        for part in zip(*((quantized.values, quantized.scales) for quantized in parts), strict=True)
+    )
     return Quantized(values, scales, whole("offsets"), whole("super_scales"), whole("super_offsets"))
 
 

@@ -62,8 +62,10 @@ class LoraTable(Protocol):
         """Empty a slot."""
         ...
 
-    def update(self, x: AnyArray, rows: AdapterRows) -> LoraUpdate | None:
-        """The update of the outputs for `x` [num_tokens, columns], whose rows have these adapters; None: no update."""
+    def update(self, x: AnyArray, rows: AdapterRows, *, column: int = 0) -> LoraUpdate | None:
+        """The update of the outputs for the columns of `x` [num_tokens, any] from `column` on, whose rows have these
+        adapters; None: no update.
+        """
         ...
 
 

@@ -48,12 +48,12 @@ class Slots:
 
 def _factors(maps: Sequence[LoraMap], rows: int) -> NDArray[np.float32] | None:
     """The factors of all rows of a table; None: all are 1."""
-    if all(one.factors is None for one in maps):
+    if all(lora_map.factors is None for lora_map in maps):
         return None
     factors = np.ones(rows, np.float32)
-    for one in maps:
-        if one.factors is not None:
-            factors[one.first : one.first + one.rows] = one.factors
+    for lora_map in maps:
+        if lora_map.factors is not None:
+            factors[lora_map.first : lora_map.first + lora_map.rows] = lora_map.factors
     return factors
 
 
@@ -78,30 +78,30 @@ class NativeLora:
     def _structs(self, maps: Sequence[LoraMap]) -> Iterator[MapStruct]:
         """Yield maps that cover all rows: maps of LoRA rank 0 fill the gaps."""
         first = first_rank = 0
-        for one in maps:
-            rank = len(one.a)
-            assert one.first >= first
-            assert (one.a.shape, one.b.shape) == ((rank, self._columns), (rank, one.rows))
-            assert dtype_name(one.a.dtype) == dtype_name(one.b.dtype) == self._dtype
-            assert one.a.is_contiguous()
-            assert one.b.is_contiguous()
-            if one.first > first:
-                yield MapStruct(None, None, first, one.first - first, first_rank, 0, 0.0)
-            yield MapStruct(one.a.data_ptr(), one.b.data_ptr(), one.first, one.rows, first_rank, rank, one.scale)
-            first, first_rank = one.first + one.rows, first_rank + rank
+        for lora in maps:
+            rank = len(lora.a)
+            assert lora.first >= first
+            assert (lora.a.shape, lora.b.shape) == ((rank, self._columns), (rank, lora.rows))
+            assert dtype_name(lora.a.dtype) == dtype_name(lora.b.dtype) == self._dtype
+            assert lora.a.is_contiguous()
+            assert lora.b.is_contiguous()
+            if lora.first > first:
+                yield MapStruct(None, None, first, lora.first - first, first_rank, 0, 0.0)
+            yield MapStruct(lora.a.data_ptr(), lora.b.data_ptr(), lora.first, lora.rows, first_rank, rank, lora.scale)
+            first, first_rank = lora.first + lora.rows, first_rank + rank
         if first < self._rows:
             yield MapStruct(None, None, first, self._rows - first, first_rank, 0, 0.0)
 
     def clear(self, slot: int) -> None:
         self.slots.clear(slot, self._table)
 
-    def update(self, x: Array, rows: AdapterRows) -> LoraUpdate | None:
+    def update(self, x: Array, rows: AdapterRows, *, column: int = 0) -> LoraUpdate | None:
         assert dtype_name(x.dtype) == self._dtype
         added = empty_rows(x, (self._rows,), dtype_of("float32"))
         arguments = LoraArgs(
             adapters=rows.handle,
             slots=self.slots.handle,
-            x=x.data_ptr(),
+            x=x.data_ptr() + column * x.dtype.itemsize,
             x_stride=x.stride(0),
             dtype=native.dtype_code(x.dtype),
             columns=self._columns,
@@ -120,11 +120,11 @@ class NativeLookup:
         self._slots = Slots()
 
     def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
-        (one,) = maps
-        rank = one.a.shape[1]
-        assert one.b.shape == (rank, self._columns)
-        assert dtype_name(one.a.dtype) == dtype_name(one.b.dtype) == self._dtype
-        struct = MapStruct(one.a.data_ptr(), one.b.data_ptr(), 0, self._columns, 0, rank, one.scale)
+        (lora_map,) = maps
+        rank = lora_map.a.shape[1]
+        assert lora_map.b.shape == (rank, self._columns)
+        assert dtype_name(lora_map.a.dtype) == dtype_name(lora_map.b.dtype) == self._dtype
+        struct = MapStruct(lora_map.a.data_ptr(), lora_map.b.data_ptr(), 0, self._columns, 0, rank, lora_map.scale)
         self._slots.put(slot, 0, maps, [struct], self._columns)
 
     def clear(self, slot: int) -> None:

@@ -27,11 +27,12 @@ class ReferenceLora(_Slots):
 
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: str) -> None:
         super().__init__()
-        self._rows, self._device = rows, device
+        self._rows, self._columns, self._device = rows, columns, device
 
-    def update(self, x: Tensor, rows: AdapterRows) -> LoraUpdate | None:
+    def update(self, x: Tensor, rows: AdapterRows, *, column: int = 0) -> LoraUpdate | None:
         if rows.is_empty:
             return None
+        x = x[:, column : column + self._columns]
         added = torch.full((len(x), self._rows), -0.0, device=self._device)
         factors: Tensor | None = None
         for slot, of_slot in rows.runs():

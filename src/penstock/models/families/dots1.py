@@ -26,7 +26,7 @@ def dots1_spec(config: HFConfig) -> ModelSpec:
     mixture = sigmoid_mixture(config, dense.model.hidden_size, inner=1408, renormalize=False)
     plain = config.size("first_k_dense_replace", 0, least=0)
     layers = tuple(
-        dense.layer(index, replace(attention, window=one), mixture if index >= plain else None)
-        for index, one in enumerate(windows)
+        dense.layer(index, replace(attention, window=layer_window), mixture if index >= plain else None)
+        for index, layer_window in enumerate(windows)
     )
     return replace(dense.model, layers=layers)

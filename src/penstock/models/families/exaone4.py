@@ -33,4 +33,7 @@ def exaone_attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
         interval = config.size("sliding_window_pattern", interval)
     windows = config.layer_windows(dense.num_layers, window, lambda index: (index + 1) % interval != 0)
     attention = replace(dense.attention, qk_norm_eps=dense.norm_eps)
-    return [replace(attention, window=one, rope=attention.rope if window is None or one else None) for one in windows]
+    return [
+        replace(attention, window=layer_window, rope=attention.rope if window is None or layer_window else None)
+        for layer_window in windows
+    ]

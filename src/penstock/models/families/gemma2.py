@@ -23,7 +23,9 @@ def gemma2_spec(config: HFConfig) -> ModelSpec:
     attention = replace(dense.attention, rope=config.rope(dense.attention.head_dim, dense.model.max_position))
     window = config.size("sliding_window", 4096)
     windows = config.layer_windows(dense.num_layers, window, lambda index: index % 2 == 0)
-    layers = tuple(gemma_layer(dense, index, replace(attention, window=one)) for index, one in enumerate(windows))
+    layers = tuple(
+        gemma_layer(dense, index, replace(attention, window=layer_window)) for index, layer_window in enumerate(windows)
+    )
     return replace(dense.model, layers=layers)
 
 

@@ -44,7 +44,7 @@ def gemma3_spec(config: HFConfig) -> ModelSpec:
     )
     return replace(
         dense.model,
-        layers=tuple(gemma_layer(dense, index, one) for index, one in enumerate(attentions)),
+        layers=tuple(gemma_layer(dense, index, attention) for index, attention in enumerate(attentions)),
         names=multimodal_names("vision_tower", "multi_modal_projector"),
         tower=tower,
     )

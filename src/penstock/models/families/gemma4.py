@@ -65,8 +65,8 @@ def gemma4_spec(config: HFConfig) -> ModelSpec:
     stand_in = None if per_layer is None else text.size("pad_token_id", 0, least=0)
     tower = read_tower(config, lambda vision: gemma4_vision_tower(vision, dense.model.hidden_size, stand_in))
     attentions = [
-        replace(one, joins_images=tower is not None and joins and one.window is not None)
-        for one in _attentions(text, dense)
+        replace(attention, joins_images=tower is not None and joins and attention.window is not None)
+        for attention in _attentions(text, dense)
     ]
     parts = _feed_forwards(text, dense, attentions)
     layers = (
@@ -188,7 +188,7 @@ def _feed_forwards(config: HFConfig, dense: Dense, attentions: list[AttentionSpe
     """The feed-forward part of each layer, with its norms."""
     wide = replace(dense.mlp, intermediate_size=2 * dense.mlp.intermediate_size)
     is_wide = config.get("use_double_wide_mlp", False)
-    mlps = [wide if is_wide and one.shared is not None else dense.mlp for one in attentions]
+    mlps = [wide if is_wide and attention.shared is not None else dense.mlp for attention in attentions]
     before, after = dense.norm("pre_feedforward_layernorm"), dense.norm("post_feedforward_layernorm")
     mixture = _mixture(config, dense)
     if mixture is None:

@@ -46,7 +46,9 @@ def gpt_neox_spec(config: HFConfig) -> ModelSpec:
     layers = (dense.layer(index, attention, mlp) for index in range(dense.num_layers))
     return replace(
         dense.model,
-        layers=tuple(replace(one, name=one.name.replace("model", "gpt_neox"), parallel=parallel) for one in layers),
+        layers=tuple(
+            replace(layer, name=layer.name.replace("model", "gpt_neox"), parallel=parallel) for layer in layers
+        ),
         max_position=rope.context(max_position),
         final_norm=dense.norm("gpt_neox.final_layer_norm"),
         names=ModelNames(

@@ -58,11 +58,11 @@ def gpt_oss_spec(config: HFConfig) -> ModelSpec:
         names=MixtureNames(router="mlp.router"),
     )
     attentions = _attentions(config, attention, dense.num_layers)
-    layers = tuple(dense.layer(index, one, mixture) for index, one in enumerate(attentions))
+    layers = tuple(dense.layer(index, layer_attention, mixture) for index, layer_attention in enumerate(attentions))
     return replace(dense.model, layers=layers, max_position=max_position)
 
 
 def _attentions(config: HFConfig, attention: AttentionSpec, num_layers: int) -> list[AttentionSpec]:
     window = config.size("sliding_window", 128)
     windows = config.layer_windows(num_layers, window, lambda index: index % 2 == 0)
-    return [replace(attention, window=one) for one in windows]
+    return [replace(attention, window=layer_window) for layer_window in windows]

@@ -106,7 +106,7 @@ def read_mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
 def step_limits(config: HFConfig) -> tuple[float, float]:
     """The shortest and the longest time step (`time_step_limit`)."""
     given: list[Any] = config.find("time_step_limit", list) or [0.0, math.inf]
-    limits = [math.inf if one in ("Infinity", {"__float__": "Infinity"}) else one for one in given]
-    if len(limits) != 2 or not all(isinstance(one, (int, float)) for one in limits) or not limits[0] <= limits[1]:
+    limits = [math.inf if limit in ("Infinity", {"__float__": "Infinity"}) else limit for limit in given]
+    if len(limits) != 2 or not all(isinstance(limit, (int, float)) for limit in limits) or not limits[0] <= limits[1]:
         raise config.unsupported("time_step_limit", given, ("two numbers, the smaller one first",))
     return float(limits[0]), float(limits[1])

@@ -51,7 +51,9 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
     if rope.type not in known:  # the norms after RoPE would cancel other types' factor on cosines and sines
         raise config.unsupported("rope type", rope.type, known)
     has_rope = _turned(config, dense.num_layers)
-    kinds = config.layer_kinds(dense.num_layers, (_FULL, _CHUNKED), [_CHUNKED if one else _FULL for one in has_rope])
+    kinds = config.layer_kinds(
+        dense.num_layers, (_FULL, _CHUNKED), [_CHUNKED if is_rotated else _FULL for is_rotated in has_rope]
+    )
     chunk = config.size("attention_chunk_size", 8192)
     bias = config.get("attention_bias", False)
     with_rope = replace(
@@ -81,9 +83,9 @@ def _turned(config: HFConfig, num_layers: int) -> list[bool]:
     """Whether each layer has RoPE: 1 in `no_rope_layers` means that it does."""
     interval = config.size("no_rope_layer_interval", 4)
     given = config.find("no_rope_layers", list) or [(index + 1) % interval > 0 for index in range(num_layers)]
-    if len(given) < num_layers or not all(one in (0, 1) for one in given):
+    if len(given) < num_layers or not all(flag in (0, 1) for flag in given):
         raise CheckpointError(f"no_rope_layers in {config.file} must have 0 or 1 for each of the {num_layers} layers")
-    return [bool(one) for one in given[:num_layers]]
+    return [bool(flag) for flag in given[:num_layers]]
 
 
 def _feed_forwards(config: HFConfig, dense: Dense) -> list[FeedForwardSpec]:

@@ -47,15 +47,15 @@ def modernbert_spec(config: HFConfig) -> ModelSpec:
         down="mlp.Wo",
     )
     layers = []
-    for index, one in enumerate(windows):
+    for index, layer_window in enumerate(windows):
         attention = AttentionSpec(
             hidden_size=hidden,
             num_heads=heads,
             num_kv_heads=heads,
             head_dim=hidden // heads,
             scale=(hidden // heads) ** -0.5,
-            rope=ropes["full_attention" if one is None else "sliding_attention"],
-            window=one,
+            rope=ropes["full_attention" if layer_window is None else "sliding_attention"],
+            window=layer_window,
             qkv_bias=attention_bias,
             output_bias=attention_bias,
             bidirectional=True,

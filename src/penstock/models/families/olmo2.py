@@ -30,10 +30,14 @@ def olmo3_spec(config: HFConfig) -> ModelSpec:
     window = config.size("sliding_window", 4096)
     windows = config.layer_windows(dense.num_layers, window, lambda index: (index + 1) % 4 > 0)
     attentions = (
-        replace(dense.attention, window=one, rope=ropes["full_attention" if one is None else "sliding_attention"])
-        for one in windows
+        replace(
+            dense.attention,
+            window=layer_window,
+            rope=ropes["full_attention" if layer_window is None else "sliding_attention"],
+        )
+        for layer_window in windows
     )
-    layers = tuple(olmo_layer(dense, index, one) for index, one in enumerate(attentions))
+    layers = tuple(olmo_layer(dense, index, attention) for index, attention in enumerate(attentions))
     context = ropes["full_attention"].context(dense.model.max_position)
     return replace(dense.model, layers=layers, max_position=context)
 

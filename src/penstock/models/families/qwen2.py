@@ -30,4 +30,4 @@ def qwen_attentions(config: HFConfig, attention: AttentionSpec, num_layers: int)
     used = config.get("use_sliding_window", False)
     first = config.size("max_window_layers", 28, least=0)
     windows = config.layer_windows(num_layers, window if used else None, lambda index: index >= first)
-    return [replace(attention, window=one) for one in windows]
+    return [replace(attention, window=layer_window) for layer_window in windows]

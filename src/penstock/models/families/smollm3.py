@@ -22,8 +22,10 @@ def smollm3_spec(config: HFConfig) -> ModelSpec:
     window, slides = config.find_size("sliding_window"), config.get("use_sliding_window", False)
     windows = config.layer_windows(dense.num_layers, window if slides else None, lambda index: not has_rope[index])
     layers = tuple(
-        dense.layer(index, replace(attention, window=one, rope=attention.rope if has_rope[index] else None), mlp)
-        for index, one in enumerate(windows)
+        dense.layer(
+            index, replace(attention, window=layer_window, rope=attention.rope if has_rope[index] else None), mlp
+        )
+        for index, layer_window in enumerate(windows)
     )
     return replace(dense.model, layers=layers)
 
@@ -34,6 +36,6 @@ def _turned(config: HFConfig, num_layers: int) -> list[bool]:
     given = config.find("no_rope_layers", list)
     if given is None:
         return [(index + 1) % interval != 0 for index in range(num_layers)]
-    if len(given) < num_layers or any(one not in (0, 1) for one in given):
+    if len(given) < num_layers or any(flag not in (0, 1) for flag in given):
         raise CheckpointError(f"no_rope_layers in {config.file} must have 0 or 1 for each of the {num_layers} layers")
-    return [bool(one) for one in given[:num_layers]]
+    return [bool(flag) for flag in given[:num_layers]]

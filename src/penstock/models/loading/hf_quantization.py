@@ -106,7 +106,7 @@ def _gptq(section: HFConfig) -> Scheme:
 
 
 def _flat(names: list[Any]) -> list[Any]:
-    return [one for name in names for one in (name if isinstance(name, list) else [name])]
+    return [part for name in names for part in (name if isinstance(name, list) else [name])]
 
 
 def _excluded(section: HFConfig, key: str) -> list[str]:

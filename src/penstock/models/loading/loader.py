@@ -76,7 +76,7 @@ def load_weights(
         CheckpointError: a file is damaged, or a tensor is missing, unexpected, of the wrong shape or rejected by its
             parameter.
     """
-    missing = [name for name, one in parameters.items() if name not in filled and not _is_optional(one)]
+    missing = [name for name, parameter in parameters.items() if name not in filled and not _is_optional(parameter)]
     sizes = [file.path.stat().st_size for file in files]
     found: dict[str, WeightFile] = {}
     for number, file in enumerate(files):

@@ -16,7 +16,7 @@ from penstock.config.ranks import ALONE, Ranks
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
 from penstock.native import library_path
-from penstock.system.packed_cache import WeightCache
+from penstock.system.weight_cache import WeightCache
 
 MIN_BYTES = 4 * 2**20
 """Minimum size of weight files worth caching: smaller models pack in a moment."""

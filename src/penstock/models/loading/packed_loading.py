@@ -14,8 +14,9 @@ from penstock.models.encoder import Encoder
 from penstock.models.loading.packed_key import about, packed_cache, packed_key
 from penstock.quantization.base import WeightFactory
 from penstock.system.allocator import Allocator
-from penstock.system.packed_cache import Entry, PackedFile, PackedFileWriter, WeightCache
+from penstock.system.packed_file import Entry, PackedFile, PackedFileWriter
 from penstock.system.start import Start
+from penstock.system.weight_cache import WeightCache
 
 log = logging.getLogger(__name__)
 

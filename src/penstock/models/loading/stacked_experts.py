@@ -108,9 +108,9 @@ def unstacked(files: Sequence[WeightFile], spec: ModelSpec) -> list[WeightFile]:
 def _mixtures(layer: LayerSpec) -> Iterator[MixtureSpec]:
     """The layer's mixtures of experts, alone or in a sum of parts."""
     part = None if layer.feed_forward is None else layer.feed_forward.part
-    for one in [summand.part for summand in part.summands] if isinstance(part, SumSpec) else [part]:
-        if isinstance(one, MixtureSpec):
-            yield one
+    for term in [summand.part for summand in part.summands] if isinstance(part, SumSpec) else [part]:
+        if isinstance(term, MixtureSpec):
+            yield term
 
 
 def _views(

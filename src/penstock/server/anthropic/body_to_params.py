@@ -143,8 +143,8 @@ def _content(content: Any, field: str, known: ChatFormat) -> Content:
         return ""
     if isinstance(content, str):
         return check_text(content, field)
-    if isinstance(content, list) and all(isinstance(one, Block) for one in content):
-        return content_of([_result_part(one, f"{field}[{i}]", known) for i, one in enumerate(content)], "")
+    if isinstance(content, list) and all(isinstance(block, Block) for block in content):
+        return content_of([_result_part(block, f"{field}[{i}]", known) for i, block in enumerate(content)], "")
     return check_text(json.dumps(content, ensure_ascii=False), field)
 
 
@@ -161,11 +161,11 @@ def _join(last: dict[str, Any], message: dict[str, Any]) -> None:
 
 def _tools(given: Sequence[ToolParam] | None, choice: ToolChoice | None) -> tuple[Tools, tuple[str, ...]]:
     """The caller's tools, and the field `tools` if some of them are Anthropic's own, which cannot run here."""
-    own = [one for one in given or () if one.type == "custom"]
+    own = [tool for tool in given or () if tool.type == "custom"]
     left_out = ("tools.type",) if len(own) < len(given or ()) else ()
     functions = tuple(
-        Function(name=one.name, description=one.description, parameters=one.input_schema, strict=bool(one.strict))
-        for one in own
+        Function(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=bool(tool.strict))
+        for tool in own
     )
     if choice is None:
         return Tools(functions), left_out

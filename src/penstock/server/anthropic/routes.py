@@ -15,7 +15,8 @@ from penstock.server.anthropic.errors import ERRORS
 from penstock.server.anthropic.schema import CountTokensBody, MessageAnswer, MessagesBody, TokenCount
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import CallOf, accept_conversation, prepare
+from penstock.server.conversations import accept_conversation, prepare
+from penstock.server.dialect import CallOf
 from penstock.server.streams import EVENTS
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=BodyRoute)

@@ -152,7 +152,10 @@ class _LinesAnswer:
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[Logprob]:
         return [
-            {**self._logprob(entry.token_id, entry.logprob), "top_logprobs": [self._logprob(*one) for one in entry.top]}
+            {
+                **self._logprob(entry.token_id, entry.logprob),
+                "top_logprobs": [self._logprob(*alternative) for alternative in entry.top],
+            }
             for entry in entries
         ]
 
@@ -204,7 +207,7 @@ def _done_reason(answer: CompletionOutput) -> DoneReason:
 
 
 def _durations(output: RequestOutput, received: float) -> dict[str, int]:
-    """Nanoseconds: of the whole call, until the engine began, of the prompt, and of the answer."""
+    """Nanoseconds of the call, of its wait for the first step, of the prompt and of the answer."""
     ended, times = time.monotonic(), output.times
     began = ended if times.first_scheduled is None else times.first_scheduled
     answered = began if times.first_token is None else times.first_token

@@ -16,7 +16,7 @@ from penstock.server.ollama.schema import CallMade, ChatBody, GenerateBody, Gene
 from penstock.text.content import Content, ImageSource, content_of
 
 _DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.9)
-"""Ollama's, where neither the checkpoint nor the server controls sampling."""
+"""Ollama's defaults, used where neither the checkpoint nor the server sets any."""
 _CONTROLS = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _OPTIONS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
@@ -82,7 +82,7 @@ def _structured(form: str | dict[str, Any] | None) -> Structured | None:
 
 
 def _penalties(options: Options, defaults: SamplingParams, max_model_len: int) -> Options:
-    """The options with the penalties that `repeat_last_n` leaves."""
+    """The options, without penalties if `repeat_last_n` is 0."""
     window = options.repeat_last_n
     if window is None or window == -1 or window >= max_model_len:
         return options
@@ -99,7 +99,7 @@ def _penalties(options: Options, defaults: SamplingParams, max_model_len: int) -
 
 
 def within_context(params: SamplingParams, options: Options | None, num_tokens: int, prompt: str) -> SamplingParams:
-    """The parameters, whose answer ends with the context of `num_ctx` tokens.
+    """The parameters, with the answer limited to the context of `num_ctx` tokens.
 
     Args:
         num_tokens: tokens of the prompt.
@@ -127,7 +127,7 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
     Raises:
         InvalidRequestError: the model cannot read a message, or `think` asks for reasoning of a model that has none.
     """
-    asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
+    asked_from = 1 + max((i for i, message in enumerate(body.messages) if message.role == "assistant"), default=-1)
     calls = _Calls()
     messages = [
         _message(message, f"messages[{index}]", calls, known, is_history=index < asked_from)
@@ -162,7 +162,12 @@ def tools_of(given: Sequence[Tool] | None) -> Tools:
         InvalidRequestError: a name or a schema is invalid, or two have one name.
     """
     functions = (tool.function for tool in given or ())
-    return Tools(tuple(Function(one.name, one.description, one.parameters, bool(one.strict)) for one in functions))
+    return Tools(
+        tuple(
+            Function(function.name, function.description, function.parameters, bool(function.strict))
+            for function in functions
+        )
+    )
 
 
 def _with_images(text: str, images: Sequence[str] | None, field: str, known: ChatFormat) -> Content:
@@ -181,7 +186,7 @@ def _with_images(text: str, images: Sequence[str] | None, field: str, known: Cha
 
 
 class _Calls:
-    """The calls of earlier turns, by which results without an id find theirs: those of a tool in their order."""
+    """Tool calls of earlier turns without a result yet; a result without an id answers the first call of its tool."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -198,7 +203,9 @@ class _Calls:
         """Id and name of the call that a result answers; None if there is none."""
         name = message.tool_name
         wanted = [
-            one for one in self._open if (message.tool_call_id in (None, "", one[0]) and (not name or name == one[1]))
+            call
+            for call in self._open
+            if (message.tool_call_id in (None, "", call[0]) and (not name or name == call[1]))
         ]
         if not wanted:
             return None

@@ -1,6 +1,7 @@
-"""What `/api/show`, `/api/tags` and `/api/ps` say of the served model."""
+"""Details of the served model for `/api/show`, `/api/tags` and `/api/ps`."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.api.sampling_params import SamplingParams
@@ -26,13 +27,13 @@ def details(summary: ModelSummary, parent: str = "") -> ModelDetails:
     }
 
 
-def model_info(summary: ModelSummary, info: EngineInfo) -> dict[str, Any]:
-    """Metadata by GGUF's names; the context is the server's."""
+def model_info(summary: ModelSummary, name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Metadata by GGUF's names; `sizes` replace those of the files."""
     family = summary.family or "model"
-    sizes = {**summary.sizes, "context_length": info.max_model_len, "vocab_size": info.vocab_size}
+    sizes = {**summary.sizes, **sizes}
     found: dict[str, Any] = {
         "general.architecture": family,
-        "general.name": info.model_name,
+        "general.name": name,
         **{f"{family}.{name}": value for name, value in sizes.items()},
     }
     if summary.num_parameters is not None:

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from penstock.errors import InvalidRequestError
+from penstock.checkpoint.created import find_created
+from penstock.errors import InvalidRequestError, ModelNotFoundError
 from penstock.server.dialect import Call
 
 LATEST = ":latest"
@@ -31,6 +32,12 @@ def choose_model(call: Call, name: str | None) -> str:
     Raises:
         ModelNotFoundError: there is none.
     """
+    if name is not None and not call.serves(served_name(call, name)) and find_created(name) is not None:
+        raise ModelNotFoundError(
+            f"the model {name!r} was created, but is not served here: start a server of it by penstock serve "
+            f"{name.removesuffix(LATEST)}",
+            "model",
+        )
     call.choose_model(None if name is None else served_name(call, name))
     return call.model_name if name is None else name
 

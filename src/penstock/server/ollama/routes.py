@@ -18,7 +18,8 @@ from penstock.frontend.text_encoding import check_dimensions, vector_of
 from penstock.parsers.conversation import Parsers
 from penstock.server.body import check_text, renamed_params
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import Call, CallOf, prepare
+from penstock.server.conversations import prepare
+from penstock.server.dialect import Call, CallOf
 from penstock.server.encoding import encode_inputs, json_response, listed_inputs, usage_of
 from penstock.server.ollama.answers import ChatAnswer, GenerateAnswer, Question, nanoseconds, now
 from penstock.server.ollama.body_to_params import (
@@ -151,7 +152,7 @@ async def embed(body: EmbedBody, call: CallOf) -> Response:
     began = time.monotonic()
     outputs = await call.compute(encoded, request_id=f"embed-{uuid.uuid4().hex}") if encoded else []
     normalize = None if config.normalize else True
-    vectors = [vector_of(one, config, dimensions=body.dimensions, normalize=normalize) for one in outputs]
+    vectors = [vector_of(output, config, dimensions=body.dimensions, normalize=normalize) for output in outputs]
 
     def answer() -> bytes:
         made: Embedded = {

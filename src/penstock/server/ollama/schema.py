@@ -207,19 +207,70 @@ class CopyBody(Body):
     destination: str
 
 
-class CreateBody(NameBody):
-    """The body of `POST /api/create`: another name of what is served."""
+class Parameters(Body):
+    """Defaults of a created model."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
-        **dict.fromkeys(("adapters", "draft_files", "files", "info", "parameters"), ({},)),
-        **dict.fromkeys(("draft_quantize", "parser", "quantization", "quantize", "remote_host", "renderer"), ("",)),
-        **dict.fromkeys(("system", "template"), ("",)),
-        "messages": ([],),
+        **Options.NOT_OBEYED,
+        **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+        **dict.fromkeys(("repeat_last_n", "seed"), (-1,)),
     }
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"license", "requires"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = Options.WITHOUT_EFFECT
 
-    source: str | None = Field(None, alias="from", description="Name of the served model, or of an adapter.")
+    num_predict: int | None = Field(None, ge=-2, description="-1 and -2: as many as the context holds.")
+    num_ctx: int | None = Field(
+        None, ge=1, description="Size of the context, unless the server is given one; at most the model's own."
+    )
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, description="0 or less keeps all.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    repeat_penalty: float | None = Field(None, gt=0)
+    stop: str | Many[str] | None = None
+
+
+class PresetMessage(Body):
+    """A message that precedes every conversation."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {"images": ([],), "thinking": ("",), "tool_calls": ([],)}
+
+    role: Literal["system", "user", "assistant"]
+    content: str = ""
+
+
+class CreateBody(NameBody):
+    """The body of `POST /api/create`."""
+
+    NOT_OBEYED: ClassVar[Neutral] = {
+        **dict.fromkeys(("adapters", "draft_files", "info"), ({},)),
+        **dict.fromkeys(("draft_quantize", "parser", "quantization", "quantize", "remote_host", "renderer"), ("",)),
+    }
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"requires"})
+
+    source: str | None = Field(
+        None,
+        alias="from",
+        description="A model to start from: the served one, a created one, or one of `penstock list`.",
+    )
+    files: dict[str, str] = Field(
+        default_factory=dict,
+        description="Digests of uploaded GGUF files (`/api/blobs`), by file name.",
+        max_length=1000,
+    )
+    template: str | None = Field(None, description="Chat template, in Jinja; default: the model's own.")
+    system: str | None = Field(None, description="System message of conversations that have none.")
+    parameters: Parameters | None = Field(None, description="Defaults of sampling, and the size of the context.")
+    messages: Many[PresetMessage] = Field(
+        default_factory=list, description="Messages that precede every conversation, after its system message."
+    )
+    license: str | Many[str] | None = None
     stream: bool = True
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether the new model differs from its base."""
+        return any((self.template, self.system, self.parameters, self.messages, self.license))
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -256,7 +307,7 @@ class AnswerMessage(TypedDict):
 
 
 class _Line(TypedDict):
-    """What all lines have. The last one has `done_reason`, counts, and durations in nanoseconds."""
+    """Fields of all lines; the last line also has `done_reason`, counts, and durations in nanoseconds."""
 
     model: str
     created_at: str
@@ -264,7 +315,7 @@ class _Line(TypedDict):
     done_reason: NotRequired[DoneReason]
     total_duration: NotRequired[int]
     load_duration: NotRequired[int]
-    """Until the engine began: tokenising and the queue."""
+    """Time before the first step: tokenising and the queue."""
     prompt_eval_count: NotRequired[int]
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
@@ -333,6 +384,11 @@ class LoadedModels(TypedDict):
     models: list[LoadedModel]
 
 
+class ShownMessage(TypedDict):
+    role: str
+    content: str
+
+
 class ShownModel(TypedDict):
     modelfile: str
     parameters: str
@@ -341,6 +397,9 @@ class ShownModel(TypedDict):
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
+    system: NotRequired[str]
+    license: NotRequired[str]
+    messages: NotRequired[list[ShownMessage]]
 
 
 class Version(TypedDict):

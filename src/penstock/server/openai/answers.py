@@ -176,9 +176,9 @@ class ChatAnswer(Chunks):
         if len(pieces) == 1 and isinstance(pieces[0], Text) and not (chunks or logprobs or delta.finish_reason):
             return self._text_event(index, self._sent[index].separators.before(pieces[0]) + pieces[0].text)
         shown = [(piece, self._delta(index, piece)) for piece in pieces]
-        deltas = [one for piece, one in shown if self._shows(piece)]
-        for one in deltas or ([{"content": ""}] if logprobs else []):
-            chunks.append(self._chunk(index, one, logprobs, None))
+        deltas = [piece_delta for piece, piece_delta in shown if self._shows(piece)]
+        for piece_delta in deltas or ([{"content": ""}] if logprobs else []):
+            chunks.append(self._chunk(index, piece_delta, logprobs, None))
             logprobs = None
         reason = _end_of_chat(delta, self._sent[index].calls)
         if reason is not None:
@@ -295,7 +295,10 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list
         return {"token": show_token(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
     return [
-        {**top_logprob(entry.token_id, entry.logprob), "top_logprobs": [top_logprob(*one) for one in entry.top]}
+        {
+            **top_logprob(entry.token_id, entry.logprob),
+            "top_logprobs": [top_logprob(*alternative) for alternative in entry.top],
+        }
         for entry in entries
     ]
 

@@ -26,12 +26,12 @@ def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | 
     """
     functions = tuple(
         Function(
-            name=one.function.name,
-            description=one.function.description,
-            parameters=one.function.parameters,
-            strict=bool(one.function.strict),
+            name=tool.function.name,
+            description=tool.function.description,
+            parameters=tool.function.parameters,
+            strict=bool(tool.function.strict),
         )
-        for one in given or ()
+        for tool in given or ()
     )
     if isinstance(choice, ToolChoice):
         if choice.type in ("function", "allowed_tools"):
@@ -209,7 +209,7 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
         InvalidRequestError: a message is not text, or the options of tools or reasoning contradict each other.
     """
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    asked_from = 1 + max((i for i, one in enumerate(body.messages) if one.role == "assistant"), default=-1)
+    asked_from = 1 + max((i for i, message in enumerate(body.messages) if message.role == "assistant"), default=-1)
     messages = [
         _message(message, f"messages[{index}]", known, is_history=index < asked_from)
         for index, message in enumerate(body.messages)
@@ -354,5 +354,5 @@ def prompts(body: CompletionBody) -> Sequence[str | list[int]]:
         return [prompt]
     if not prompt:
         raise InvalidRequestError("prompt is empty: give at least one token", "prompt")
-    tokens = [one for one in prompt if isinstance(one, int)]
-    return [tokens] if tokens else [one for one in prompt if not isinstance(one, int)]
+    tokens = [token for token in prompt if isinstance(token, int)]
+    return [tokens] if tokens else [item for item in prompt if not isinstance(item, int)]

@@ -164,7 +164,7 @@ async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
 async def rerank(body: RerankBody, call: CallOf) -> Response:
     """Rank documents by their relevance to a query, the most relevant first."""
     call.check_model(body.model)
-    documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    documents = [document if isinstance(document, str) else document.text for document in body.documents]
     check_count(len(documents), "documents")
     pairs = [(body.query, document) for document in documents]
     scores, outputs = await score_pairs(call, pairs, "right" if body.truncate else None, body.priority)
@@ -196,7 +196,7 @@ async def score(body: ScoreBody, call: CallOf) -> Response:
         "object": "list",
         "created": int(time.time()),
         "model": call.model_name,
-        "data": [{"object": "score", "index": index, "score": one} for index, one in enumerate(scores)],
+        "data": [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)],
         "usage": usage_of(outputs),
     }
     return Response(msgspec.json.encode(made), media_type="application/json")

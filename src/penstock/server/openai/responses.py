@@ -15,7 +15,8 @@ from penstock.errors import InvalidRequestError
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, ServingOf, accept_conversation
+from penstock.server.conversations import accept_conversation
+from penstock.server.dialect import Call, CallOf, ServingOf
 from penstock.server.openai.answers import Head
 from penstock.server.openai.responses_answer import ResponsesAnswer
 from penstock.server.openai.responses_body_to_params import conversation, response_params

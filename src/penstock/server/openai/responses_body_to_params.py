@@ -62,7 +62,7 @@ def conversation(
 def _ignored(body: ResponsesBody, items: Sequence[Item]) -> list[str]:
     """Fields whose values have no effect."""
     fields = ignored_tools(body, items)
-    if any(one != LOGPROBS for one in body.include or ()):
+    if any(name != LOGPROBS for name in body.include or ()):
         fields.append("include")
     if body.truncation == "auto":
         fields.append("truncation")

@@ -43,11 +43,11 @@ class Recalled:
 
     @property
     def num_bytes(self) -> int:
-        return sum(len(one.input) + len(one.response) for one in (*self.chain, *self.holders.values()))
+        return sum(len(stored.input) + len(stored.response) for stored in (*self.chain, *self.holders.values()))
 
     def earlier_items(self) -> list[Item]:
         """The items of the chain."""
-        return _ITEMS.validate_python([item for one in self.chain for item in _items_of(one)])
+        return _ITEMS.validate_python([item for stored in self.chain for item in _items_of(stored)])
 
     def resolve(self, given: Sequence[Item]) -> list[Item]:
         """The items with each reference replaced by its item."""

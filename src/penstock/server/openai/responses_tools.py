@@ -144,7 +144,7 @@ def tools_of(body: ResponsesBody, offered: Sequence[OfferedTool]) -> Tools:
         return Tools.forced(functions, _chosen(choice, offered, "tool_choice"))
     if choice.tools is None or choice.mode is None or choice.name is not None:
         raise InvalidRequestError("tool_choice of type allowed_tools needs mode and tools, and no name", "tool_choice")
-    names = [_chosen(one, offered, f"tool_choice.tools[{index}]") for index, one in enumerate(choice.tools)]
+    names = [_chosen(tool, offered, f"tool_choice.tools[{index}]") for index, tool in enumerate(choice.tools)]
     return allowed(functions, names, choice.mode, parallel)
 
 

@@ -11,7 +11,8 @@ from penstock.api.request import Adapter
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.server.body_route import BodyRoute
-from penstock.server.dialect import Call, CallOf, accept_conversation
+from penstock.server.conversations import accept_conversation
+from penstock.server.dialect import Call, CallOf
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
     chat_param_names,
@@ -115,8 +116,8 @@ async def completions(body: CompletionBody, call: CallOf) -> Response:
             accepted.append(
                 await call.accept_prompt(token_ids, params, request_id=request_id, prompt=text, priority=priority)
             )
-        echoed = [_echo(engine, one) for one in accepted] if body.echo else None
-        usage = stream_usage(body, [one.request.prompt_token_ids for one in accepted])
+        echoed = [_echo(engine, item) for item in accepted] if body.echo else None
+        usage = stream_usage(body, [item.request.prompt_token_ids for item in accepted])
         shown = Shown(params.n, usage, echoed, echoes_logprobs(body))
         answer = CompletionAnswer(head, engine.tokenizer, shown)
         return await call.answer(accepted, answer, stream=bool(body.stream))

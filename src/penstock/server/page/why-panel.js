@@ -55,7 +55,7 @@ function Account({ account }) {
         <tbody>
           ${account.events.map(
             (event) => html`<tr>
-              <td>${seconds(Math.max(0, event.at))}</td><td>${seconds(event.seconds)}</td><td>${event.what}</td><td>${event.steps}</td>
+              <td>${seconds(event.at)}</td><td>${seconds(event.seconds)}</td><td>${event.what}</td><td>${event.steps}</td>
               <td>${event.what === "admitted" ? `${event.tokens} cached` : event.tokens}</td><td>${event.why}</td>
             </tr>`,
           )}

@@ -82,7 +82,7 @@ async def embed(body: EmbedBody, call: CallOf) -> Response:
     normalize = body.normalize is not False
 
     def answer() -> bytes:
-        made = (vector_of(one, config, dimensions=body.dimensions, normalize=normalize) for one in outputs)
+        made = (vector_of(output, config, dimensions=body.dimensions, normalize=normalize) for output in outputs)
         return msgspec.json.encode([vector.tolist() for vector in made])
 
     return await json_response(call, answer, len(outputs) * config.vector_size)

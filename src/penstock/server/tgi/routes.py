@@ -105,7 +105,7 @@ async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
     """Tokenise a text; returns tokens with their positions."""
     text = check_text(body.inputs, "inputs")
     parts = await call.off_loop_if_large(lambda: split_images(text, call.engine.images is not None))
-    pictures = await call.read_images([one for one in parts if not isinstance(one, str)], wants_pixels=False)
+    pictures = await call.read_images([part for part in parts if not isinstance(part, str)], wants_pixels=False)
     if pictures:
         assert call.engine.images is not None
         images = call.engine.images.tokens

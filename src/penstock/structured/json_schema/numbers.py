@@ -134,8 +134,8 @@ def _num_remainders(values: Sequence[Number]) -> int:
 def _scaled_together(values: Sequence[Number]) -> list[int]:
     """The numbers, times the power of 10 that makes all of them whole."""
     fractions = [Fraction(value) for value in values]
-    scale = 10 ** max(_places(one) for one in fractions)
-    return [int(one * scale) for one in fractions]
+    scale = 10 ** max(_places(fraction) for fraction in fractions)
+    return [int(fraction * scale) for fraction in fractions]
 
 
 def _places(value: Fraction) -> int:
@@ -180,7 +180,7 @@ def _passed_for(value: float) -> int | float | None:
     if len(digits) <= _SAFE_DIGITS and exponent >= -_SAFE_PLACES:
         return value
     neighbours = (value, math.nextafter(value, math.inf), math.nextafter(value, -math.inf))
-    return next((one for one in neighbours if _written(one) == value), None)
+    return next((neighbour for neighbour in neighbours if _written(neighbour) == value), None)
 
 
 def _written(value: float) -> float:

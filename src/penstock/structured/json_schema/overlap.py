@@ -33,7 +33,7 @@ def value_of(value: Json) -> Value:
     if isinstance(value, list):
         return "array", tuple(map(value_of, value))
     if isinstance(value, dict):
-        return "object", frozenset((name, value_of(one)) for name, one in value.items())
+        return "object", frozenset((name, value_of(item)) for name, item in value.items())
     return "number", value
 
 
@@ -49,19 +49,19 @@ class Overlap:
         if schema.value is False:
             return frozenset()
         types = TYPES
-        for one in self.parts(schema):
-            types &= _declared_types(one)
+        for part in self.parts(schema):
+            types &= _declared_types(part)
             if depth < _DEPTH:
                 for keyword in ("anyOf", "oneOf"):
-                    if branches := one.listed(keyword):
+                    if branches := part.listed(keyword):
                         types &= frozenset().union(*(self.types(branch, depth + 1) for branch in branches))
         return types
 
     def values(self, schema: Subschema, depth: int = 0) -> frozenset[Value] | None:
         """All values that a schema allows, and possibly others; None if they are too many to list."""
         found: frozenset[Value] | None = None
-        for one in self.parts(schema):
-            for listed in (_declared_values(one), *(self._values_of_branches(one, depth))):
+        for part in self.parts(schema):
+            for listed in (_declared_values(part), *(self._values_of_branches(part, depth))):
                 if listed is not None:
                     found = listed if found is None else found & listed
         types = self.types(schema)
@@ -112,10 +112,10 @@ class Overlap:
         firsts, seconds = list(self.parts(first)), list(self.parts(second))
         required = {name: None for part in (*firsts, *seconds) for name in part.names("required")}
         return any(
-            self._disjoint(_property(one, name), _property(other, name), depth + 1)
+            self._disjoint(_property(first, name), _property(second, name), depth + 1)
             for name in required
-            for one in firsts
-            for other in seconds
+            for first in firsts
+            for second in seconds
         )
 
     def parts(self, schema: Subschema, branches: bool = False) -> Iterator[Subschema]:
@@ -179,7 +179,7 @@ def _whole_numbers(parts: list[Subschema]) -> frozenset[Value] | None:
     low, high = _range(parts)
     if low is None or high is None or high[0] - low[0] >= MAX_VALUES:
         return None
-    return frozenset(("number", one) for one in range(math.ceil(low[0]), math.floor(high[0]) + 1))
+    return frozenset(("number", number) for number in range(math.ceil(low[0]), math.floor(high[0]) + 1))
 
 
 Bound = tuple[Number, bool]

@@ -30,7 +30,7 @@ def translate(pattern: str, pointer: str) -> list[str]:
     Raises:
         SchemaError: it is no regular expression of ECMA-262, or has look-around, boundaries or references back.
     """
-    return ["".join(_Translation(one, pointer).pieces()) for one in conjuncts(pattern)]
+    return ["".join(_Translation(conjunct, pointer).pieces()) for conjunct in conjuncts(pattern)]
 
 
 def translate_one(pattern: str, pointer: str) -> str:

@@ -123,7 +123,7 @@ class _Rewriting:
     def _check_multiples(self, schema: Subschema) -> None:
         """Refuse multiples of several numbers at once that the library gets wrong."""
         parts = self._overlap.parts(schema, branches=True)
-        given = {value for one in parts if (value := number(one.keywords.get("multipleOf"))) is not None}
+        given = {value for part in parts if (value := number(part.keywords.get("multipleOf"))) is not None}
         if len(given) > 1 and not have_common_multiple(given):
             raise SchemaError(
                 schema.pointer, "multiples of all of several numbers cannot be enforced: they are too large"
@@ -170,15 +170,15 @@ class _Rewriting:
         made["$ref"] = "#/$defs/" + self._definitions[target.pointer]
 
     def _all_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
-        made["allOf"] = [self._schema(one) for one in schema.listed("allOf")]
+        made["allOf"] = [self._schema(part) for part in schema.listed("allOf")]
 
     def _any_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
-        made["anyOf"] = [self._schema(one) for one in schema.listed("anyOf")]
+        made["anyOf"] = [self._schema(branch) for branch in schema.listed("anyOf")]
 
     def _one_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
         branches = schema.listed("oneOf")
         beside = {name: value for name, value in schema.keywords.items() if name != "oneOf"}
-        whole = [Subschema(one.path(""), {"allOf": [one.value, beside]}) for one in branches]
+        whole = [Subschema(branch.path(""), {"allOf": [branch.value, beside]}) for branch in branches]
         for (at, first), (other, second) in itertools.combinations(enumerate(whole), 2):
             if not self._overlap.disjoint(first, second):
                 raise SchemaError(
@@ -186,7 +186,7 @@ class _Rewriting:
                     f"a value might be of branches {at} and {other} at once, which oneOf forbids and no grammar "
                     "enforces: use anyOf, or give the branches a property or type that tells them apart",
                 )
-        also.append({"anyOf": [self._schema(one) for one in branches]})
+        also.append({"anyOf": [self._schema(branch) for branch in branches]})
 
     # ── numbers and strings ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -231,12 +231,12 @@ class _Rewriting:
             return
         made.update(sizes(schema, "minItems", "maxItems"))
         if isinstance(schema.keywords.get("items"), list):
-            made["prefixItems"] = [self._schema(one) for one in schema.listed("items")]
+            made["prefixItems"] = [self._schema(item) for item in schema.listed("items")]
             made["items"] = self._schema(schema.one("additionalItems"))
         else:
             if "prefixItems" in schema.keywords:
                 self._check_draft(schema)
-                made["prefixItems"] = [self._schema(one) for one in schema.listed("prefixItems")]
+                made["prefixItems"] = [self._schema(item) for item in schema.listed("prefixItems")]
             if "items" in schema.keywords:
                 made["items"] = self._schema(schema.one("items"))
         if schema.keywords.get("uniqueItems", False) is not False:
@@ -271,16 +271,16 @@ class _Rewriting:
         if "object" not in _types_of(schema):
             return
         if "properties" in schema.keywords:
-            made["properties"] = {name: self._schema(one) for name, one in schema.named("properties").items()}
+            made["properties"] = {name: self._schema(part) for name, part in schema.named("properties").items()}
         if "required" in schema.keywords:
             made["required"] = list(dict.fromkeys(schema.names("required")))
         made.update(sizes(schema, "minProperties", "maxProperties"))
         patterns = {}
-        for pattern, one in schema.named("patternProperties").items():
+        for pattern, subschema in schema.named("patternProperties").items():
             written = translate_one(pattern, schema.path("patternProperties", pattern))
             if written in patterns:
-                raise SchemaError(one.pointer, "another pattern matches the same names")
-            patterns[written] = self._schema(one)
+                raise SchemaError(subschema.pointer, "another pattern matches the same names")
+            patterns[written] = self._schema(subschema)
         if patterns:
             made["patternProperties"] = patterns
             self._few_keys = True
@@ -349,7 +349,7 @@ def _literal(value: Json, pointer: str) -> Any:
     if isinstance(value, list):
         return [_literal(item, child(pointer, at)) for at, item in enumerate(value)]
     if isinstance(value, dict):
-        return {name: _literal(one, child(pointer, name)) for name, one in value.items()}
+        return {name: _literal(item, child(pointer, name)) for name, item in value.items()}
     if isinstance(value, str) and (found := _UNWRITTEN.search(value)):
         raise SchemaError(
             pointer,

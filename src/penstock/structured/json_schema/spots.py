@@ -51,7 +51,7 @@ def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[
     """The constraints of a schema, and the schemas within it."""
     if not schema.keywords:
         return PartConstraints(), []
-    also = [one for keyword in IN_PLACE for one in schema.listed(keyword)]
+    also = [part for keyword in IN_PLACE for part in schema.listed(keyword)]
     if "$ref" in schema.keywords:
         also.append(references.resolve(schema))
     properties = schema.named("properties")
@@ -65,7 +65,7 @@ def _spot(schema: Subschema, references: References, overlap: Overlap) -> tuple[
         unique=unique,
         values=_written(overlap.values(item)) if unique else None,
         also=_pointers(also),
-        properties={name: one.pointer for name, one in properties.items()},
+        properties={name: subschema.pointer for name, subschema in properties.items()},
         patterns=_pointers(patterns),
         additional=additional.pointer,
         prefix=_pointers(prefix),

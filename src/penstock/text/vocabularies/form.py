@@ -1,4 +1,4 @@
-"""What a tokenizer needs of a folder without tokenizer.json, whichever form its vocabulary has."""
+"""Settings of a tokenizer without tokenizer.json, from the configs of its folder; for all forms of vocabulary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder and what its configs say."""
+    """A folder and the contents of its configs."""
 
     path: Path
     config: Mapping[str, Any]

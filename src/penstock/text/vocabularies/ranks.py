@@ -36,7 +36,7 @@ def bpe_of_ranks(ranks: Mapping[bytes, int], added: Mapping[str, int], offset: i
     Args:
         ranks: ranks by token.
         added: ids of the tokens that are not merged, such as special ones.
-        offset: what is added to a rank to make an id.
+        offset: the difference between an id and its rank.
 
     Raises:
         CheckpointError: a byte has no token, ids are not unique, or limits are exceeded.

@@ -79,7 +79,7 @@ def _special(content: _Tekken, file: Path) -> dict[str, int]:
     if content.special_tokens is None and version not in _EARLY_VERSIONS:
         raise CheckpointError(f"{file} has no special_tokens, which its version {version!r} must list")
     listed = content.special_tokens
-    names = dict(enumerate(_EARLY_SPECIAL)) if listed is None else {one.rank: one.token_str for one in listed}
+    names = dict(enumerate(_EARLY_SPECIAL)) if listed is None else {token.rank: token.token_str for token in listed}
     if (listed is not None and len(names) < len(listed)) or any(not 0 <= rank < count for rank in names):
         raise CheckpointError(f"special_tokens in {file} must have ranks 0 to {count - 1}, each at most once")
     special = {names.get(rank, f"<SPECIAL_{rank}>"): rank for rank in range(count)}

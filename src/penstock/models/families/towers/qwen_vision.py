@@ -49,7 +49,7 @@ def qwen3_vision_tower(vision: HFConfig, text_size: int, *, taps: tuple[int, ...
     if math.isqrt(places) ** 2 != places:
         raise vision.unsupported("num_position_embeddings", places, ("squares",))
     tapped = vision.get("deepstack_visual_indexes", list(taps))
-    if not all(type(one) is int and 0 <= one < depth for one in tapped) or sorted({*tapped}) != tapped:
+    if not all(type(index) is int and 0 <= index < depth for index in tapped) or sorted({*tapped}) != tapped:
         raise vision.unsupported("deepstack_visual_indexes", tapped, ("ascending indices of layers",))
     wide = hidden * merge**2
 
@@ -89,7 +89,7 @@ def qwen2_5_vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
     depth, window = vision.size("depth", 32), vision.size("window_size", 112)
     check_divided(vision, window, patch.size * merge, "merged patches of a window")
     whole: list[Any] = vision.get("fullatt_block_indexes", [7, 15, 23, 31])
-    if not all(type(one) is int for one in whole):
+    if not all(type(index) is int for index in whole):
         raise vision.unsupported("fullatt_block_indexes", whole, ("indices of layers",))
     wide = hidden * merge**2
     vision.ignore("tokens_per_second")  # of videos

@@ -110,7 +110,7 @@ def read_axes(text: HFConfig, rope_dim: int, sections: list[int], *, interleaved
     settings: dict[str, Any] = text.find("rope_scaling", dict) or text.find("rope_parameters", dict) or {}
     given = settings.get("mrope_section") or sections
     half = rope_dim // 2
-    if len(given) != 3 or not all(type(one) is int and one >= 0 for one in given) or sum(given) != half:
+    if len(given) != 3 or not all(type(section) is int and section >= 0 for section in given) or sum(given) != half:
         raise text.unsupported("mrope_section", given, (f"three numbers whose sum is {half}",))
     if not interleaved:
         return tuple(axis for axis, count in enumerate(given) for _ in range(count))

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.system import packed_cache
-from penstock.system.packed_cache import Entry, WeightCache
+from penstock.system import packed_file, weight_cache
+from penstock.system.packed_file import Entry
+from penstock.system.weight_cache import WeightCache
 
 KEY, OTHER = "ab" * 16, "cd" * 16
 
@@ -198,7 +199,7 @@ def test_a_file_of_an_earlier_version_is_packed_anew(
 ) -> None:
     cache = WeightCache(tmp_path)
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(packed_cache, "_VERSION", packed_cache._VERSION - 1)
+    monkeypatch.setattr(packed_file, "_VERSION", packed_file._VERSION - 1)
     assert write(cache)
     monkeypatch.undo()
     assert cache.find(KEY) is None
@@ -229,7 +230,7 @@ def test_what_was_not_used_for_longest_goes_where_the_folder_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(packed_cache, "_MAX_BYTES", 7 * 2**20)
+    monkeypatch.setattr(weight_cache, "_MAX_BYTES", 7 * 2**20)
     cache = WeightCache(tmp_path)
     keys = [f"{number:032x}" for number in range(4)]
     for age, key in enumerate(keys[:3]):
@@ -312,7 +313,7 @@ def test_one_packs_and_the_others_wait(tmp_path: Path) -> None:
 
 
 def test_who_waits_too_long_packs_without_keeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_cache, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(weight_cache, "_LOCK_SECONDS", 0.0)
     cache = WeightCache(tmp_path / "folder")
     with cache.locked(KEY), WeightCache(tmp_path / "folder").locked(KEY) as is_mine:
         assert not is_mine

@@ -1,0 +1,275 @@
+"""Models created by Ollama's `/api/create`: files of a model, with settings of their own. No network.
+
+    ~/.local/share/penstock/models/     below $XDG_DATA_HOME
+        blobs/sha256-DIGEST             uploaded files
+        created/NAME/                   a model's folder: links to its files, and its recipe, penstock.json
+
+A recipe's settings apply wherever the model is loaded by its name: they are defaults of sampling, a chat template, and
+messages that precede every conversation. A file of this name elsewhere is not read.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from penstock.errors import CheckpointError, shown
+
+RECIPE = "penstock.json"
+MAX_CREATED = 1000
+"""Maximum created models."""
+_NAME = re.compile(r"\w[\w.:/@+-]{0,79}", re.ASCII)
+_MAX_BYTES = 8 * 2**20
+_LATEST = ":latest"
+_UNUSED_SECONDS = 24 * 3600.0
+"""Age from which an uploaded file that no model uses is deleted."""
+_GENERATION = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")},
+    "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_new_tokens",
+    "stop": "stop_strings",
+}
+"""Parameters of a recipe, which have Ollama's names, and the keys of `generation_config.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The settings of a created model."""
+
+    base: str = ""
+    """The model that it was made from; empty: uploaded files."""
+    template: str | None = None
+    """Jinja source of the chat template; None: that of the files."""
+    system: str = ""
+    """System message of conversations that have none."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of sampling, and `num_ctx`, by Ollama's names."""
+    messages: Sequence[Mapping[str, str]] = ()
+    """Messages (role and content) that precede every conversation, after its system message."""
+    license: Sequence[str] = ()
+
+    @property
+    def num_ctx(self) -> int | None:
+        """Size of the context; None: the model's own."""
+        return self.parameters.get("num_ctx")
+
+    def generation(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of `generation_config.json` with the recipe's parameters."""
+        made = {_GENERATION[name]: value for name, value in self.parameters.items() if name in _GENERATION}
+        kept = {key: value for key, value in given.items() if key != "do_sample" or "temperature" not in made}
+        return kept | made
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """A conversation with the recipe's messages."""
+        has_system = bool(messages) and messages[0].get("role") == "system"
+        own = [{"role": "system", "content": self.system}] if self.system and not has_system else []
+        return [*own, *messages[:has_system], *self.messages, *messages[has_system:]]
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedModel:
+    """A created model."""
+
+    name: str
+    path: Path
+    """Its folder."""
+    num_bytes: int
+    """Of its files, some of which others may use, too."""
+    modified: float
+    """When it was created, in seconds since 1970."""
+
+
+def check_created_name(name: str) -> None:
+    """
+    Raises:
+        CheckpointError: no model can be created by this name.
+    """
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(
+            f"a created model's name must be 1 to 80 letters, digits and ._-+@:/, a letter or digit first, not "
+            f"{shown(name)}"
+        )
+
+
+def blob_path(digest: str) -> Path:
+    """Where the file with a SHA-256 of 64 hexadecimal digits is, or would be."""
+    return _root() / "blobs" / f"sha256-{digest}"
+
+
+def find_created(name: str) -> Path | None:
+    """The folder of a created model; None if there is none of this name."""
+    for one in (name, name.removesuffix(_LATEST)):
+        if _NAME.fullmatch(one) and (folder := _folder(one)).is_dir():
+            return folder
+    return None
+
+
+def created_models() -> list[CreatedModel]:
+    """All created models, by name."""
+    return [_described(folder) for folder in _folders()]
+
+
+def _described(folder: Path) -> CreatedModel:
+    sizes = [file.stat().st_size for file in folder.iterdir() if file.is_file() and file.name != RECIPE]
+    return CreatedModel(unquote(folder.name), folder, sum(sizes), folder.stat().st_mtime)
+
+
+def recipe_of(path: Path) -> Recipe | None:
+    """The recipe of the model in a folder or GGUF file; None if it was not created.
+
+    Raises:
+        CheckpointError: the recipe is damaged.
+    """
+    folder = path if path.suffix != ".gguf" and path.is_dir() else path.parent
+    if folder.parent.name != "created" or folder.parent != _created():
+        return None
+    file = folder / RECIPE
+    try:
+        with file.open("rb") as opened:
+            read = json.loads(opened.read(_MAX_BYTES))
+        return Recipe(**{one.name: read[one.name] for one in fields(Recipe)})
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}): create the model again") from error
+
+
+def write_created(files: Mapping[str, Path], recipe: Recipe) -> Path:
+    """Write the folder of a new model: `name_created` gives it a name, or `discard_created` deletes it.
+
+    Args:
+        files: the files that its names lead to.
+
+    Raises:
+        CheckpointError: there are too many models, the recipe is too long, or it cannot be written.
+    """
+    written = json.dumps(asdict(recipe), ensure_ascii=False, indent=2)
+    if len(written.encode()) > _MAX_BYTES:
+        raise CheckpointError(f"the model's settings are longer than {_MAX_BYTES} bytes: shorten messages or template")
+    if len(_folders()) >= MAX_CREATED:
+        raise CheckpointError(f"there are {MAX_CREATED} created models already: delete some")
+    root = _created()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+        for name, file in files.items():
+            (folder / name).symlink_to(os.path.relpath(file, folder) if file.parent == _root() / "blobs" else file)
+        (folder / RECIPE).write_text(written + "\n")
+    except OSError as error:
+        raise CheckpointError(f"the model cannot be written to {root}: {error}") from error
+    return folder
+
+
+def name_created(folder: Path, name: str) -> Path:
+    """Name a folder of `write_created`, whose model replaces any of this name. Returns its path.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    check_created_name(name)
+    final = _folder(name)
+    try:
+        if final.exists():
+            old = Path(tempfile.mkdtemp(prefix=".old-", dir=final.parent))
+            final.rename(old / "model")
+            _delete(old / "model")
+            old.rmdir()
+        folder.rename(final)
+    except OSError as error:
+        raise CheckpointError(f"the model cannot be written to {final}: {error}") from error
+    return final
+
+
+def copy_created(folder: Path, name: str) -> None:
+    """Create a model equal to that in a folder. Raises as `name_created`."""
+    recipe = recipe_of(folder)
+    assert recipe is not None, "a created model's folder"
+    check_created_name(name)
+    made = write_created(created_files(folder), recipe)
+    try:
+        name_created(made, name)
+    finally:
+        discard_created(made)
+
+
+def created_files(folder: Path) -> dict[str, Path]:
+    """The files of a created model by name: those that its links lead to."""
+    links = (file for file in folder.iterdir() if file.is_symlink())
+    return {link.name: Path(os.path.normpath(folder / os.readlink(link))) for link in links}
+
+
+def discard_created(folder: Path) -> None:
+    """Delete a folder of `write_created`, unless it has a name; uploaded files stay for another try."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_created(name: str) -> int | None:
+    """Delete a created model, and those of its uploaded files that no other one uses. Returns the bytes of these; None
+    if there is no such model.
+
+    Raises:
+        CheckpointError: it cannot be deleted.
+    """
+    folder = find_created(name)
+    if folder is None:
+        return None
+    try:
+        return _delete(folder)
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be deleted: {error}") from error
+
+
+def _delete(folder: Path) -> int:
+    blobs = _blobs_of(folder)
+    shutil.rmtree(folder)
+    freed = 0
+    for blob in blobs - _used_blobs():
+        freed += blob.stat().st_size if blob.exists() else 0
+        blob.unlink(missing_ok=True)
+    return freed
+
+
+def delete_unused_blobs() -> None:
+    """Delete uploaded files, and remains of uploads, that are a day old and part of no model."""
+    used = _used_blobs()
+    for blob in (_root() / "blobs").glob("sha256-*"):
+        with suppress(OSError):  # another process has deleted it
+            if blob not in used and time.time() - blob.stat().st_mtime > _UNUSED_SECONDS:
+                blob.unlink()
+
+
+def _used_blobs() -> set[Path]:
+    root = _created()
+    return {blob for folder in (root.iterdir() if root.is_dir() else ()) for blob in _blobs_of(folder)}
+
+
+def _blobs_of(folder: Path) -> set[Path]:
+    """The uploaded files that a folder links to."""
+    blobs = _root() / "blobs"
+    return {target for target in created_files(folder).values() if target.parent == blobs}
+
+
+def _folders() -> list[Path]:
+    root = _created()
+    found = root.iterdir() if root.is_dir() else ()
+    return sorted(folder for folder in found if not folder.name.startswith("."))
+
+
+def _folder(name: str) -> Path:
+    return _created() / quote(name, safe="")
+
+
+def _created() -> Path:
+    return _root() / "created"
+
+
+def _root() -> Path:
+    """The folder of all of this, without links."""
+    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(os.path.realpath(data), "penstock", "models")
