@@ -2,6 +2,8 @@
 //
 //   S = decay * S;   S = S + k (rate * (v - Sᵀ k))ᵀ;   o = Sᵀ q
 //
+// `by_channel` (Kimi Team, 2025, arXiv:2510.26692): each row of S has a decay of its own.
+//
 // Slices of the memory's columns are independent. Each token takes one pass over a slice, which updates it, sums o, and
 // sums Sᵀ k for the next token's key. All sums run over the rows in order.
 #include <cmath>
@@ -22,6 +24,9 @@ struct Tile {
     alignas(64) float value[kTile][kMostDim];
     alignas(64) float decay[kTile];
     alignas(64) float rate[kTile];
+    // by channel alone
+    alignas(64) float decays[kTile][kMostDim];
+    alignas(64) float decayed_key[kTile][kMostDim];
 };
 
 struct Head {
@@ -54,30 +59,50 @@ struct Head {
         }
         const int64_t gate = row * args.gates_stride + head;
         const f32x16 rate = load_column(args.gates, args.dtype, gate, args.gates_stride, count);
-        const f32x16 step = load_column(args.gates, args.dtype, gate + args.value_heads, args.gates_stride, count);
-        const f32x16 speed = exp(set_f32(args.log_decay[head]));
-        const f32x16 time = softplus(add(step, set_f32(args.step_bias[head])));
         store_f32(tile.rate, sigmoid(rate));
-        store_f32(tile.decay, exp(sub(zero_f32(), mul(speed, time))));
+        if (args.by_channel) return load_decays(row, tile);
+        const f32x16 step = load_column(args.gates, args.dtype, gate + args.value_heads, args.gates_stride, count);
+        store_f32(tile.decay, decay_of(add(step, set_f32(args.step_bias[head]))));
+    }
+
+    f32x16 decay_of(f32x16 step) const {
+        return exp(sub(zero_f32(), mul(exp(set_f32(args.log_decay[head])), softplus(step))));
+    }
+
+    void load_decays(int64_t row, Tile& tile) const {
+        for (int64_t t = 0; t < tile.count; t++) {
+            const int64_t steps = (row + t) * args.gates_stride + args.value_heads + head * args.key_dim;
+            for (int64_t i = 0; i < args.key_dim; i += kLanes) {
+                const f32x16 step = load_some_as_f32(args.gates, args.dtype, steps + i, args.key_dim - i);
+                const f32x16 bias = load_some(args.step_bias + head * args.key_dim + i, args.key_dim - i);
+                const f32x16 decay = decay_of(add(step, bias));
+                store_f32(tile.decays[t] + i, decay);
+                store_f32(tile.decayed_key[t] + i, mul(decay, load_f32(tile.key[t] + i)));
+            }
+        }
     }
 
     // Process the tokens of a tile for the slice that begins with column `first`: read the state before them from
     // `source`, and write the state after the last one to `target`.
+    template <bool kByChannel>
     void pass(Tile& tile, int64_t first, const float* source, float* target) const {
+        const auto& recalling = kByChannel ? tile.decayed_key : tile.key;
         f32x16 recalled[kSliceVectors] = {zero_f32(), zero_f32()};
         for (int64_t i = 0; i < args.key_dim; i++)
             for (int v = 0; v < kSliceVectors; v++)
-                recalled[v] = fma(load_f32(source + i * kSlice + v * kLanes), set_f32(tile.key[0][i]), recalled[v]);
+                recalled[v] = fma(load_f32(source + i * kSlice + v * kLanes), set_f32(recalling[0][i]), recalled[v]);
         for (int64_t t = 0; t < tile.count; t++) {
-            const f32x16 decay = set_f32(tile.decay[t]), rate = set_f32(tile.rate[t]);
-            const float *key = tile.key[t], *query = tile.query[t], *next = tile.key[std_min(t + 1, tile.count - 1)];
+            const f32x16 head_decay = kByChannel ? zero_f32() : set_f32(tile.decay[t]), rate = set_f32(tile.rate[t]);
+            const float *key = tile.key[t], *query = tile.query[t], *next = recalling[std_min(t + 1, tile.count - 1)];
             float* value = tile.value[t] + first;
             f32x16 delta[kSliceVectors], out[kSliceVectors];
             for (int v = 0; v < kSliceVectors; v++) {
-                delta[v] = mul(rate, fnma(decay, recalled[v], load_f32(value + v * kLanes)));
+                const f32x16 wanted = load_f32(value + v * kLanes);
+                delta[v] = mul(rate, kByChannel ? sub(wanted, recalled[v]) : fnma(head_decay, recalled[v], wanted));
                 recalled[v] = out[v] = zero_f32();
             }
             for (int64_t i = 0; i < args.key_dim; i++) {
+                const f32x16 decay = kByChannel ? set_f32(tile.decays[t][i]) : head_decay;
                 for (int v = 0; v < kSliceVectors; v++) {
                     const int64_t at = i * kSlice + v * kLanes;
                     const f32x16 memory = fma(delta[v], set_f32(key[i]), mul(decay, load_f32(source + at)));
@@ -99,8 +124,13 @@ struct Head {
         if (!run.source) std::memset(target, 0, static_cast<size_t>(slices * elements) * sizeof(float));
         for (int64_t done = 0; done < run.count; done += kTile) {
             load(run.row + done, std_min(kTile, run.count - done), tile);
-            for (int64_t slice = 0; slice < slices; slice++)
-                pass(tile, slice * kSlice, source + slice * elements, target + slice * elements);
+            for (int64_t slice = 0; slice < slices; slice++) {
+                const float* before = source + slice * elements;
+                if (args.by_channel)
+                    pass<true>(tile, slice * kSlice, before, target + slice * elements);
+                else
+                    pass<false>(tile, slice * kSlice, before, target + slice * elements);
+            }
             for (int64_t i = 0; i < tile.count; i++) {
                 const int64_t out = (run.row + done + i) * args.value_heads * args.value_dim + head * args.value_dim;
                 for (int64_t column = 0; column < args.value_dim; column += kLanes)

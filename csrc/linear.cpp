@@ -13,7 +13,7 @@ const LinearFunctions& integers(const Weight& weight) {
         case 4: return halves ? kinds::int4_by_16 : kinds::int4;
         case 5: return kinds::int5;
         case 6: return halves ? kinds::int6_by_16 : kinds::int6;
-        default: return kinds::int8;
+        default: return halves ? kinds::int8_by_16 : kinds::int8;
     }
 }
 

@@ -6,7 +6,7 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace kinds {
 
-const LinearFunctions int8 = functions<Integers<8, false>>;
+const LinearFunctions int8 = functions<Integers<8, false>>, int8_by_16 = functions<Integers<8, true>>;
 
 }  // namespace kinds
 }  // namespace PENSTOCK_ISA

@@ -23,7 +23,7 @@ struct LinearFunctions {
 namespace kinds {
 extern const LinearFunctions float32, float16, bfp16, float8_by_32;            // linear_floats.cpp
 extern const LinearFunctions bfloat16, bfloat12, float8_by_16;                 // linear_bfloats.cpp
-extern const LinearFunctions int4, int4_by_16, int5, int6, int6_by_16, int8;   // linear_int4.cpp to linear_int8.cpp
+extern const LinearFunctions int4, int4_by_16, int5, int6, int6_by_16, int8, int8_by_16;  // linear_int4.cpp to linear_int8.cpp
 }  // namespace kinds
 
 inline int64_t num_panels(const Weight& weight) {

@@ -363,6 +363,41 @@ struct GateArgs {
     int64_t columns;
 };
 
+// Sums of streams: out[:, o] = scale * sum over i of factors[o, i] * x[:, i].
+struct MixStreamsArgs {
+    const void* x;  // [rows, inputs, size], rows `x_stride` apart
+    int64_t x_stride;
+    const float* factors;  // [rows, outputs, inputs], rows `factors_stride` apart
+    int64_t factors_stride;
+    const float* scale;  // [size]; or null
+    int32_t dtype;
+    int64_t rows;
+    int64_t inputs;
+    int64_t outputs;
+    int64_t size;
+    void* out;  // [rows, outputs, size]
+};
+
+// Scales each row of x to the root mean square of a row of `like`.
+struct MatchArgs {
+    void* x;           // [rows, columns], replaced
+    const void* like;  // the same, rows `like_stride` apart
+    int64_t like_stride;
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    float least;  // of the mean square of x
+};
+
+// Subtracts from each row its mean and so many standard deviations; what is then below 0 becomes 0.
+struct KeepAboveArgs {
+    void* x;  // [rows, columns], replaced
+    int32_t dtype;
+    int64_t rows;
+    int64_t columns;
+    float deviations;
+};
+
 // Multiplies each head of x by the sigmoid of its gate.
 struct HeadGatesArgs {
     void* x;           // [rows, num_heads, head_dim]
@@ -406,7 +441,8 @@ struct DeltaArgs {
     const Batch* batch;
     const void* qkv;  // [num_tokens, 2 * key_heads * key_dim + value_heads * value_dim], rows `qkv_stride` apart
     int64_t qkv_stride;
-    const void* gates;  // [num_tokens, 2 * value_heads]: rates, then time steps; rows `gates_stride` apart
+    const void* gates;  // [num_tokens, 2 * value_heads]: rates, then time steps (`by_channel`: more of these); rows
+                        // `gates_stride` apart
     int64_t gates_stride;
     int32_t dtype;
     int64_t key_heads;
@@ -414,8 +450,9 @@ struct DeltaArgs {
     int64_t key_dim;
     int64_t value_dim;
     int32_t in_turn;         // value head h has key head h % key_heads; otherwise neighbouring value heads share one
+    int32_t by_channel;      // time steps are those of the channels of keys, value_heads * key_dim, not of value heads
     const float* log_decay;  // [value_heads]
-    const float* step_bias;  // [value_heads]
+    const float* step_bias;  // [value_heads], or by channel
     void* out;               // [num_tokens, value_heads * value_dim]
 };
 
@@ -437,6 +474,25 @@ struct ScanArgs {
     const float* step_bias;  // [heads]
     const float* skip;       // [heads]
     void* out;               // [num_tokens, heads * head_dim]
+};
+
+// The scan of Mamba (1); see `kernels/recurrent`.
+struct SelectiveScanArgs {
+    StatePart state;  // [1, slices, state_size, kSlice]
+    const Batch* batch;
+    const void* x;  // [num_tokens, channels], rows `x_stride` apart
+    int64_t x_stride;
+    const void* steps;  // [num_tokens, channels], rows `steps_stride` apart
+    int64_t steps_stride;
+    const void* inputs;  // [num_tokens, 2 * state_size]: inputs (B), then outputs (C); rows `inputs_stride` apart
+    int64_t inputs_stride;
+    int32_t dtype;
+    int64_t channels;
+    int64_t state_size;
+    const float* log_decay;  // [channels, state_size]
+    const float* step_bias;  // [channels]
+    const float* skip;       // [channels]
+    void* out;               // [num_tokens, channels]
 };
 
 struct GatedNormArgs {
@@ -523,11 +579,15 @@ struct ExpertsArgs {
     OP(limit, LimitArgs)                    \
     OP(copy_columns, ColumnsArgs)           \
     OP(add_rows, AddArgs)                   \
+    OP(mix_streams, MixStreamsArgs)         \
+    OP(match_magnitude, MatchArgs)          \
+    OP(keep_above, KeepAboveArgs)           \
     OP(head_gates, HeadGatesArgs)           \
     OP(gate, GateArgs)                      \
     OP(causal_conv, ConvArgs)               \
     OP(gated_delta_rule, DeltaArgs)         \
     OP(state_space_scan, ScanArgs)          \
+    OP(selective_scan, SelectiveScanArgs)   \
     OP(gated_rms_norm, GatedNormArgs)       \
     OP(route, RouteArgs)                    \
     OP(experts, ExpertsArgs)

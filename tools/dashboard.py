@@ -360,6 +360,23 @@ ENGINES = [
         width=12,
         most=1,
     ),
+    Panel(
+        "Loaded models",
+        "1 while a model is loaded, 0 while it is unloaded; of a server with several models.",
+        "none",
+        {"model {{model}}": gauge("penstock_model_loaded", "model", "min")},
+        most=1,
+        values=(("0", "unloaded"), ("1", "loaded")),
+        width=12,
+    ),
+    Panel(
+        "Loads of models",
+        "Times that a model was loaded, in the last five minutes. Models that are loaded again and again need more "
+        "memory, or a longer keep_alive.",
+        "none",
+        {"model {{model}}": f"sum by (model) (increase(penstock_model_loads_total{WHERE}[5m]))"},
+        width=12,
+    ),
 ]
 
 PROCESSES = [

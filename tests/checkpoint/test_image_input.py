@@ -13,6 +13,7 @@ from penstock.engine.build import _image_input, _limited
 from penstock.errors import CheckpointError
 from tests.core.images import make_tower
 
+LLAMA4 = {"model_type": "llama4", "vision_config": {"image_size": 336}}
 QWEN = {"model_type": "qwen2_5_vl", "image_token_id": 9}
 PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12_845_056}
 
@@ -43,10 +44,18 @@ def test_settings_are_read_from_either_file(tmp_path):
         (QWEN, {"image_mean": [0.5]}, "image_mean must be three numbers"),
         (QWEN, {"resample": 0}, "resample 0 is not supported"),
         ({"model_type": "llava", "image_token_index": 9}, {}, "this vision tower"),
+        ({"model_type": "internvl", "image_token_id": 9}, {"size": {"height": 224}}, "must be image_size"),
+        ({"model_type": "internvl", "downsample_ratio": 0}, {}, "downsample_ratio must be a number above 0"),
+        (LLAMA4, {"max_patches": 10**6}, "max_patches must be at most"),
+        ({"model_type": "llama4"}, {"resize_to_max_canvas": True}, "resize_to_max_canvas true is not supported"),
+        ({"model_type": "lfm2_vl"}, {"use_thumbnail": False}, "use_thumbnail false is not supported"),
+        ({"model_type": "lfm2_vl", "use_image_special_tokens": False}, {}, "use_image_special_tokens false"),
+        ({"model_type": "lfm2_vl"}, {"min_tiles": 1}, "min_tiles must be at least 2"),
+        ({"model_type": "lfm2_vl"}, {"tile_size": 500}, "a multiple of 32"),
         (
             {"model_type": "gemma3", "boi_token_index": 1, "eoi_token_index": 2, "image_token_index": 3},
             {"do_pan_and_scan": True},
-            "do_pan_and_scan is not supported",
+            "do_pan_and_scan true is not supported",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from penstock.frontend.input_processor import InputProcessor
 from tests.support.vision import Seen, make
 
 
-@pytest.fixture(scope="module", params=["SmolVLM", "Qwen3-VL", "Gemma 3"])
+@pytest.fixture(scope="module", params=["SmolVLM", "Qwen3-VL", "Gemma 3", "InternVL"])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return make(request.param, tmp_path_factory.mktemp("seen"))
 

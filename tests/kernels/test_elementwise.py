@@ -195,6 +195,50 @@ def test_heads_are_gated_as_by_the_reference_and_each_row_as_alone(
     assert float((query[:, head_dim] - query[:, 0]).abs().max()) > 0  # a gate is not its query
 
 
+def mixed(ops: Ops, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return ops.mix_streams(x, factors, 3, 2, 37, scale=torch.linspace(-1, 1, 37))
+
+
+ROW_WISE: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "streams are mixed": (
+        mixed,
+        lambda x, by: (
+            torch.einsum("rjc,rij->ric", x[:, :111].view(-1, 3, 37), by[:, :6].view(-1, 2, 3))
+            * torch.linspace(-1, 1, 37).double()
+        ),
+    ),
+    "magnitudes are matched": (
+        lambda ops, x, by: ops.match_magnitude(x.clone(), by.to(x.dtype), 0.01),
+        lambda x, by: (
+            x
+            / x.square().mean(1, keepdim=True).clamp(min=0.01).sqrt()
+            * by[:, : x.shape[1]].square().mean(1, keepdim=True).sqrt()
+        ),
+    ),
+    "those far above the mean are kept": (
+        lambda ops, x, by: ops.keep_above(x.clone(), 0.7),
+        lambda x, by: (x - x.mean(1, keepdim=True) - 0.7 * x.std(1, keepdim=True, correction=0)).relu(),
+    ),
+}
+
+
+@pytest.mark.parametrize("ops", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_operations_of_gemma3n_are_what_they_say_and_each_row_as_alone(ops: Ops, dtype: torch.dtype, name: str) -> None:
+    compute, define = ROW_WISE[name]
+    x, by = torch.randn(20, 115).to(dtype), torch.randn(20, 120)
+    x[3] *= 1e-3  # below the least magnitude
+    by = by if name == "streams are mixed" else by.to(dtype).float()
+    wanted = define(x.double(), by.double()).flatten(1)
+    found = compute(ops, x, by)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}[dtype]
+    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+    if ops is not REFERENCE:
+        alone = [compute(ops, x[row : row + 1], by[row : row + 1]) for row in range(20)]
+        assert torch.equal(found, torch.cat(alone))
+
+
 @pytest.mark.parametrize("ops", VERSIONS)
 def test_the_gate_of_a_head_is_what_lies_behind_it(ops: Ops) -> None:
     x, query = torch.ones(2, 6), torch.zeros(2, 14)

@@ -57,10 +57,11 @@ def conv_mixer(channels: int, kernel: int, *, bias: bool, silu: bool, factors: b
 def delta_mixer(shape: DeltaShape, seed: int = 0) -> Mixer:
     generator = torch.Generator().manual_seed(seed)
     heads = shape.value_heads
-    gates = Gates(torch.rand(heads, generator=generator) * 2 - 1, torch.randn(heads, generator=generator))
+    steps = heads * shape.key_dim if shape.by_channel else heads
+    gates = Gates(torch.rand(heads, generator=generator) * 2 - 1, torch.randn(steps, generator=generator))
     qkv = 2 * shape.key_heads * shape.key_dim + heads * shape.value_dim
     return Mixer(
-        qkv + 2 * heads,
+        qkv + heads + steps,
         matrix_state(heads, shape.key_dim, shape.value_dim),
         lambda ops, x, state, batch: ops.gated_delta_rule(x, x, qkv, shape, gates, state, batch),
     )
@@ -79,6 +80,19 @@ def scan_mixer(shape: ScanShape, seed: int = 0) -> Mixer:
     )
 
 
+def selective_mixer(channels: int, state_size: int, seed: int = 0) -> Mixer:
+    generator = torch.Generator().manual_seed(seed)
+    gates = Gates(
+        torch.rand(channels, state_size, generator=generator) * 2 - 1, torch.randn(channels, generator=generator)
+    )
+    skip = torch.randn(channels, generator=generator)
+    return Mixer(
+        channels + 2 * state_size + 3,
+        matrix_state(1, state_size, channels),
+        lambda ops, x, state, batch: ops.selective_scan(x, x, x, channels, gates, skip, state, batch),
+    )
+
+
 MIXERS = {
     "conv": conv_mixer(37, 4, bias=False, silu=True, factors=False),
     "wide conv": conv_mixer(530, 4, bias=True, silu=True, factors=False),
@@ -86,10 +100,14 @@ MIXERS = {
     "delta": delta_mixer(DeltaShape(2, 4, 16, 24)),
     "delta, keys in turn": delta_mixer(DeltaShape(2, 6, 16, 24, in_turn=True)),
     "delta of odd sizes": delta_mixer(DeltaShape(3, 3, 7, 37)),
+    "delta by channel": delta_mixer(DeltaShape(2, 2, 16, 24, by_channel=True)),
+    "delta by channel, of odd sizes": delta_mixer(DeltaShape(3, 3, 7, 37, by_channel=True)),
     "delta of real sizes": delta_mixer(DeltaShape(1, 1, 128, 128)),
     "scan": scan_mixer(ScanShape(4, 16, 2, 24, 0.0, float("inf"))),
     "scan of odd sizes": scan_mixer(ScanShape(3, 37, 1, 7, 0.3, 0.9)),
     "scan of real sizes": scan_mixer(ScanShape(2, 64, 1, 128, 0.001, float("inf"))),
+    "selective scan": selective_mixer(64, 16),
+    "selective scan of odd sizes": selective_mixer(41, 7),
 }
 every_mixer = pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
 
@@ -261,6 +279,7 @@ def test_a_program_computes_what_the_calls_do(mixer: Mixer) -> None:
         (conv_mixer(8, 17, bias=False, silu=True, factors=False), "over 17 tokens"),
         (delta_mixer(DeltaShape(1, 1, 513, 16)), "513 x 16"),
         (scan_mixer(ScanShape(1, 513, 1, 2, 0.0, 1.0)), "513 x 2"),
+        (selective_mixer(2, 513), "states of 513"),
     ],
 )
 def test_sizes_beyond_the_kernels_limits_are_refused_by_name(mixer: Mixer, words: str) -> None:

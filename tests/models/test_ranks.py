@@ -43,9 +43,13 @@ FAMILIES = [
     "gpt-oss",
     "apertus",
     "cohere",
+    "falcon, grouped",  # one matrix of queries, keys and values, by head of keys
+    "falcon-h1, normalised before the gate, biases",
     "gpt-neox",  # one matrix of queries, keys and values, by head
     "gpt2",
     "hunyuan moe",
+    "jamba",
+    "kimi linear",
     "lfm3",
     "mistral4",
     "olmoe, clipped",

@@ -85,7 +85,7 @@ assert "torch" not in sys.modules
 def test_an_unknown_architecture_is_named_with_those_like_it_and_where_all_are(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="architecture LlamaForCasualLM, which is unknown; did you mean Llama"):
         read(tmp_path, LLAMA | {"architectures": ["LlamaForCasualLM"]})
-    for name in ("xyz", "FalconForCausalLM", "Lfm9ForCausalLM", "MiniMaxM9ForCausalLM", "Qwen9MoeForCausalLM"):
+    for name in ("xyz", "BloomForCausalLM", "Lfm9ForCausalLM", "MiniMaxM9ForCausalLM", "Qwen9MoeForCausalLM"):
         with pytest.raises(CheckpointError, match=rf"architecture {name}, which is unknown; docs/models\.md lists"):
             read(tmp_path, LLAMA | {"architectures": [name]})
 
@@ -164,6 +164,8 @@ def test_a_setting_that_nobody_reads_is_reported_once(tiny_llama: Path, tmp_path
 NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Dots1ForCausalLM": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "Gemma3nForCausalLM": {"num_hidden_layers": 2, "num_kv_shared_layers": 0},  # whose sizes are those of its layers
+    "Gemma3nForConditionalGeneration": {"text_config": {"num_hidden_layers": 2, "num_kv_shared_layers": 0}},
     "Glm4MoeForCausalLM": {"head_dim": 128},  # half of the default cannot be turned
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 0},
 }
@@ -171,7 +173,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("only_changed", [True, False])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - {"BailingMoeV2ForCausalLM"}))  # which it lacks
 def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architecture: str, only_changed: bool) -> None:
     import transformers
 

@@ -102,7 +102,10 @@ def test_a_model_without_an_image_processor_takes_text_only(tmp_path: Path) -> N
     assert settings.tower is None
 
 
-@pytest.mark.parametrize("name", ["Qwen3-VL", "Qwen2.5-VL", "Gemma 3", "Gemma 4", "Mistral 3"])
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen3-VL", "Qwen2-VL", "Qwen2.5-VL", "Gemma 3", "Gemma 4", "Mistral 3", "InternVL", "LFM2-VL", "Llama 4"],
+)
 def test_whatever_the_config_of_a_tower_says_the_text_is_served_or_the_model_refused(name: str, tmp_path: Path) -> None:
     """Each setting of the tower in turn is nonsense; sizes are planned without allocating."""
     family = FAMILIES[name]

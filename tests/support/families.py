@@ -128,6 +128,37 @@ SHARED_EXPERTS: dict[str, Any] = {
     "topk_group": 2,
     "first_k_dense_replace": 1,
 }
+JAMBA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 0,
+    "num_experts": 5,
+    "mamba_d_state": 6,
+    "mamba_dt_rank": 7,
+}
+KIMI: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 12,
+    "linear_num_heads": 4,
+}
+FALCON_H1: dict[str, Any] = {
+    "mamba_d_ssm": 72,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "head_dim": 16,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 0.6,
+    "key_multiplier": 0.8,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+    "ssm_multipliers": [0.7, 1.2, 0.6, 1.4, 0.8],
+    "mlp_multipliers": [0.8, 1.7],
+}
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 6.0,
     "attention_multiplier": 0.4,
@@ -240,6 +271,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
             },
         },
+    ),
+    "gemma3n": (
+        "Gemma3n",
+        {"head_dim": 16, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 12}
+        | {"vocab_size_per_layer_input": 150, "laurel_rank": 10, "sliding_window": 9}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2}
+        | {"intermediate_size": [64, 80, 80, 56, 80], "activation_sparsity_pattern": [0.7, 0.0, 0.9, 0.0, 0.0]},
     ),
     "gemma4": ("Gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0, "layer_types": None, "num_hidden_layers": 7}),
     "gemma4, per-layer embeddings, shared keys": (
@@ -735,6 +773,63 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         TWO | {"head_dim": 12, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
     ),
     "starcoder2": ("Starcoder2", TWO),
+    "falcon-h1": ("FalconH1", TWO | FALCON_H1),
+    "falcon-h1, normalised before the gate, biases": (
+        "FalconH1",
+        TWO
+        | FALCON_H1
+        | {"mamba_rms_norm": True, "mamba_d_ssm": None, "mamba_conv_bias": False, "tie_word_embeddings": True}
+        | {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "projectors_bias": True},
+    ),
+    "falcon-h1, normalised after the gate": (
+        "FalconH1",
+        TWO | FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "cwm": ("Cwm", {"bos_token_id": 1, "head_dim": 16, "sliding_window": 9, "layer_types": None}),
+    "falcon": ("Falcon", TWO | {"ffn_hidden_size": 80}),
+    "falcon, grouped": (
+        "Falcon",
+        TWO
+        | {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "ffn_hidden_size": 80}
+        | {"num_ln_in_parallel_attn": None},
+    ),
+    "falcon, one after the other, as many keys": (
+        "Falcon",
+        TWO | {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 80},
+    ),
+    "gpt bigcode": ("GPTBigCode", TWO | {"n_inner": 80}),
+    "gpt bigcode, as many keys": ("GPTBigCode", TWO | {"multi_query": False, "tie_word_embeddings": False}),
+    "gpt-j": ("GPTJ", TWO | {"rotary_dim": 8}),
+    "glm": ("Glm", TWO | {"head_dim": 16}),
+    "helium": ("Helium", TWO | {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "hyperclova x": ("HyperCLOVAX", TWO | GRANITE | {"logits_scaling": 0.3}),
+    "jais2": ("Jais2", TWO),
+    "ministral": (
+        "Ministral",
+        TWO | {"head_dim": 16, "sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "jamba": ("Jamba", JAMBA),
+    "jamba, biases, no experts": (
+        "Jamba",
+        JAMBA | TWO | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False, "mamba_expand": 3},
+    ),
+    "kimi linear": ("KimiLinear", LATENTS | KIMI | {"q_lora_rank": None, "num_local_experts": 6}),
+    "kimi linear, ranks of queries, groups, biases": (
+        "KimiLinear",
+        LATENTS
+        | KIMI
+        | {"num_local_experts": 6, "n_group": 2, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "olmo": ("Olmo", TWO | {"clip_qkv": 0.3, "attention_bias": True}),
+    "solar open": ("SolarOpen", TWO | {**SHARED_EXPERTS, "first_k_dense_replace": None, "head_dim": 16}),
+    "stablelm": ("StableLm", TWO | {"use_qkv_bias": True, "num_attention_heads": 2}),
+    "stablelm, side by side": (
+        "StableLm",
+        TWO | rope("default", partial_rotary_factor=0.5) | {"use_parallel_residual": True},
+    ),
+    "vaultgemma": ("VaultGemma", TWO | {"head_dim": 20, "query_pre_attn_scalar": 13, "sliding_window": 9}),
+    "youtu": ("Youtu", TWO | {key: value for key, value in LATENTS.items() if "rank" in key or "head" in key}),
     "starcoder2, no biases, sliding, not tied": (
         "Starcoder2",
         TWO | {"use_bias": False, "sliding_window": 9, "tie_word_embeddings": False, "hidden_act": "gelu"},

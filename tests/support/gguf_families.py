@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGUFWriter
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, RopeScalingType
 from gguf.tensor_mapping import get_tensor_name_map
@@ -19,11 +20,14 @@ from tests.support.gguf_tensors import (
     converted,
     correction_biases,
     delta_tensors,
+    falcon_h1_tensors,
+    gemma3n_tensors,
     gemma4_tensors,
     gpt2_tensors,
     gpt_oss_tensors,
     granite_hybrid_tensors,
     interleaved,
+    jamba_tensors,
     latent_tensors,
     lfm2_tensors,
     llama4_tensors,
@@ -33,18 +37,27 @@ from tests.support.gguf_tensors import (
     stacked,
 )
 
+Kind = tuple[str, Callable[[GGUFWriter, Config], None], Convert | None]
+"""An architecture of llama.cpp, its keys, and how its converter changes tensors."""
+
 
 def write_family(
-    path: Path, folder: Path, stored: str = "F32", metadata: Mapping[str, Any] = {}, head: str | None = "F32"
+    path: Path,
+    folder: Path,
+    stored: str = "F32",
+    metadata: Mapping[str, Any] = {},
+    head: str | None = "F32",
+    kind: Kind | None = None,
 ) -> None:
     """Write the checkpoint in `folder`, its matrices as `stored` where the converter does not keep them in F32.
 
     Args:
+        kind: None: that of the folder's architecture in `FAMILIES`.
         head: as `stored`, of the multi-token prediction layer; None leaves its tensors out.
         metadata: other values of keys; None leaves one out.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture, add_config, convert = FAMILIES[config["architectures"][0]]
+    architecture, add_config, convert = kind or FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
     config |= {_OF_GPT2[key]: value for key, value in config.items() if key in _OF_GPT2}
     writer = GGUFWriter(None, architecture, use_temp_file=False)
@@ -64,12 +77,14 @@ def write_family(
         of_head = gguf_name.startswith(f"blk.{layers}.")
         if of_head and head is None:
             continue
-        plain = tensor.dim() == 1 or re.search(r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias", gguf_name)
-        kind = GGMLQuantizationType["F32" if plain else head if of_head else stored]
-        writer.add_tensor(gguf_name, encode(tensor.float().numpy(), kind, rng), raw_dtype=kind)
-    for kind, factors in (_rope(config) or {}).items():
-        if kind in ("long_factor", "short_factor"):
-            writer.add_tensor(f"rope_factors_{kind.removesuffix('_factor')}.weight", np.array(factors, np.float32))
+        plain = tensor.dim() == 1 or re.search(
+            r"ssm_(a|d|conv1d|norm)\b|shortconv\.conv|ffn_gate_inp|bias|altup_.*_coef", gguf_name
+        )
+        form = GGMLQuantizationType["F32" if plain else head if of_head else stored]
+        writer.add_tensor(gguf_name, encode(tensor.float().numpy(), form, rng), raw_dtype=form)
+    for name, factors in (_rope(config) or {}).items():
+        if name in ("long_factor", "short_factor"):
+            writer.add_tensor(f"rope_factors_{name.removesuffix('_factor')}.weight", np.array(factors, np.float32))
     for key, value in metadata.items():
         _replace(writer, key, value)
     finish(writer, path)
@@ -182,6 +197,17 @@ def _add_gemma2(writer: GGUFWriter, config: Config) -> None:
 def _add_gemma3(writer: GGUFWriter, config: Config) -> None:
     writer.add_sliding_window(config["sliding_window"])
     writer.add_float32("gemma3.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
+
+
+def _add_gemma3n(writer: GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    writer.add_altup_active_idx(0)
+    writer.add_altup_num_inputs(config["altup_num_inputs"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    shares = torch.tensor(config["activation_sparsity_pattern"])
+    writer.add_activation_sparsity_scale(torch.distributions.Normal(0, 1).icdf(shares).tolist())
 
 
 def _add_gemma4(writer: GGUFWriter, config: Config) -> None:
@@ -325,6 +351,28 @@ def _add_granite_hybrid(writer: GGUFWriter, config: Config) -> None:
     writer.add_ssm_time_step_rank(config["mamba_n_heads"])
 
 
+def _add_falcon_h1(writer: GGUFWriter, config: Config) -> None:
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_group_count(config["mamba_n_groups"])
+    writer.add_ssm_inner_size(config["mamba_d_ssm"])
+    writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+
+
+def _add_jamba(writer: GGUFWriter, config: Config) -> None:
+    heads, period, offset = (config[key] for key in ("num_key_value_heads", "attn_layer_period", "attn_layer_offset"))
+    writer.add_head_count_kv([heads if index % period == offset else 0 for index in range(config["num_hidden_layers"])])
+    writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+    writer.add_ssm_state_size(config["mamba_d_state"])
+    writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
+    writer.add_ssm_time_step_rank(config["mamba_dt_rank"])
+
+
+def _add_olmo(writer: GGUFWriter, config: Config) -> None:
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_clamp_kqv(config["clip_qkv"])
+
+
 def _add_nemotron_h(writer: GGUFWriter, config: Config) -> None:
     kinds, heads = config["layers_block_type"], config["num_key_value_heads"]
     writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in kinds])
@@ -392,7 +440,7 @@ def _add_exaone4(writer: GGUFWriter, config: Config) -> None:
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
 
 
-FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | None]] = {
+FAMILIES: dict[str, Kind] = {
     "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),
@@ -419,12 +467,17 @@ FAMILIES: dict[str, tuple[str, Callable[[GGUFWriter, Config], None], Convert | N
     "Exaone4ForCausalLM": ("exaone4", _add_exaone4, None),
     "Gemma2ForCausalLM": ("gemma2", _add_gemma2, norms_plus_one),
     "Gemma3ForCausalLM": ("gemma3", _add_gemma3, norms_plus_one),
+    "Gemma3nForCausalLM": ("gemma3n", _add_gemma3n, gemma3n_tensors),
     "Gemma4ForCausalLM": ("gemma4", _add_gemma4, gemma4_tensors),
     "GlmMoeDsaForCausalLM": ("glm-dsa", _add_glm_dsa, latent_tensors),
     "Glm4ForCausalLM": ("glm4", _add_partial_rope, None),
     "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, correction_biases),
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, gpt_oss_tensors),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, granite_hybrid_tensors),
+    "FalconH1ForCausalLM": ("falcon-h1", _add_falcon_h1, falcon_h1_tensors),
+    "OlmoForCausalLM": ("olmo", _add_olmo, interleaved),
+    "StableLmForCausalLM": ("stablelm", _add_partial_rope, None),
+    "JambaForCausalLM": ("jamba", _add_jamba, jamba_tensors),
     "Lfm2ForCausalLM": ("lfm2", _add_lfm2, lfm2_tensors),
     "Llama4ForCausalLM": ("llama4", _add_llama4, llama4_tensors),
     "PhimoeForCausalLM": ("phimoe", _add_phi3, None),

@@ -36,6 +36,7 @@ _SCALES: dict[str, tuple[int, ...]] = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
     "IQ3_S": (0,),
+    "NVFP4": (),
 }
 """Where the float16 scales of a block are, of types that `gguf` reads and does not write."""
 
@@ -215,6 +216,8 @@ def encode(values: NDArray[np.float32], kind: GGMLQuantizationType, rng: np.rand
     if kind.name in _WRITTEN:
         return quants.quantize(np.ascontiguousarray(values), kind)
     blocks = rng.integers(0, 256, (values.size // columns, size), dtype=np.uint8)
+    if kind.name == "NVFP4":
+        blocks[:, :4] = rng.integers(8, 24, (len(blocks), 4))
     for place in _SCALES.get(kind.name, ()):
         scales = (rng.random(len(blocks)) * 1e-3).astype(np.float16)
         blocks[:, place : place + 2] = scales.view(np.uint8).reshape(-1, 2)

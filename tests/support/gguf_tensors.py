@@ -45,6 +45,26 @@ def gemma4_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     yield f"{name}.weight" if ".experts." in name else name, tensor
 
 
+_ENDS: dict[str, list[Tensor]] = {}
+"""Gemma 3n's maps of streams so far, by their stacked tensor."""
+
+
+def gemma3n_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With the maps of all streams in one tensor."""
+    end = re.fullmatch(r"model\.altup_(unembed_)?projections\.(\d)\.weight", name)
+    if name.endswith("correct_output_scale"):
+        yield f"{name}.weight", tensor
+    elif end is None:
+        yield name, tensor
+    else:
+        maps = _ENDS.setdefault(f"model.altup_{end[1] or ''}projections.weight", [])
+        assert len(maps) == int(end[2]), "in order"
+        maps.append(tensor)
+        if len(maps) == config["altup_num_inputs"] - 1:
+            stacked_name = f"model.altup_{end[1] or ''}projections.weight"
+            yield stacked_name, torch.stack(_ENDS.pop(stacked_name))
+
+
 def gpt_oss_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     if "sinks" in name:
         yield f"{name}.weight", tensor
@@ -165,6 +185,39 @@ def granite_hybrid_tensors(name: str, tensor: Tensor, config: Config) -> Tensors
         yield from interleaved(name, tensor, config)
     else:
         yield from _mamba(name, tensor, config)
+
+
+def falcon_h1_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With the factors in the matrices."""
+    of_gate, of_down = config["mlp_multipliers"]
+    attention = config["attention_in_multiplier"]
+    factors = {
+        "gate_proj": of_gate,
+        "down_proj": of_down,
+        "q_proj": attention,
+        "k_proj": attention * config["key_multiplier"],
+        "v_proj": attention,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    part = name.split(".")[-2]
+    if part == "in_proj":
+        inner, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        sizes = (inner, inner, states, states, config["mamba_n_heads"])
+        each = [torch.full((size,), factor) for size, factor in zip(sizes, config["ssm_multipliers"], strict=True)]
+        tensor = tensor * config["ssm_in_multiplier"] * torch.cat(each)[:, None]
+    yield from _mamba(name, tensor * factors.get(part, 1.0), config)
+
+
+def jamba_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if name.endswith("A_log"):
+        yield f"{_block(name)}ssm_a", -tensor.exp()
+    elif name.endswith(".D"):
+        yield f"{_block(name)}ssm_d", tensor
+    else:
+        yield name.replace("feed_forward.experts", "mlp.experts"), tensor[:, 0] if "conv1d.weight" in name else tensor
 
 
 def nemotron_h_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:

@@ -40,7 +40,9 @@ class InFloat64:
 def referee(model: Any) -> Any:
     """The model to be held to: exact where there are delta nets, whose two ways in float32 differ too much."""
     config = model.config.get_text_config()
-    return InFloat64(model) if hasattr(config, "linear_key_head_dim") else model
+    return (
+        InFloat64(model) if any(hasattr(config, key) for key in ("linear_key_head_dim", "linear_head_dim")) else model
+    )
 
 
 def texts(lengths: tuple[int, ...]) -> list[list[int]]:

@@ -21,7 +21,7 @@ from penstock.core.plan import EncodePart, ForwardPlan, ImageRows, NewBlocks, St
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
 from penstock.runner.device_runner import DeviceRunner
-from tests.support.families import DELTA, GEMMA4
+from tests.support.families import DELTA, GEMMA4, LLAMA4
 from tests.support.stepping import plan_of, settings_for
 
 Pixels = NDArray[np.uint8]
@@ -57,6 +57,10 @@ class Family:
     joined: bool = False
     """Whether an image's tokens attend to each other."""
     mrope: bool = False
+    pixels: torch.dtype = torch.float32
+    """In which the processor turns pixels into numbers."""
+    project: Callable[[Any, Any], torch.Tensor] | None = None
+    """From the model and the output of `get_image_features` to features; None: they are in the output."""
 
 
 def _as_patches(pictures: list[Any], size: int, merge: int) -> dict[str, Any]:
@@ -94,6 +98,21 @@ def _positioned(pictures: list[Any], size: int) -> dict[str, Any]:
     return {
         "pixel_values": torch.stack([pad(one, (0, 0, 0, most - len(one))) for one in cut]),
         "image_position_ids": torch.stack([pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]),
+    }
+
+
+def _in_rows(pictures: list[Any], size: int) -> dict[str, Any]:
+    """The arguments of LFM2-VL: patches, filled up to one number, with the shape of each picture."""
+    cut = []
+    for picture in pictures:
+        height, width = (side // size for side in picture.shape[1:])
+        parts = picture.reshape(3, height, size, width, size)
+        cut.append(parts.permute(1, 3, 2, 4, 0).reshape(height * width, -1))
+    most = max(map(len, cut))
+    return {
+        "pixel_values": torch.stack([torch.nn.functional.pad(one, (0, 0, 0, most - len(one))) for one in cut]),
+        "pixel_attention_mask": torch.tensor([[int(index < len(one)) for index in range(most)] for one in cut]),
+        "spatial_shapes": torch.tensor([[side // size for side in one.shape[1:]] for one in pictures]),
     }
 
 
@@ -192,6 +211,91 @@ FAMILIES: dict[str, Family] = {
         8,
         partial(_as_patches, size=4, merge=2),
         mrope=True,
+    ),
+    "Qwen2-VL": Family(
+        {
+            "text_config": {key: value for key, value in _TEXT.items() if key != "head_dim"}
+            | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [2, 3, 3]}},
+            "vision_config": {
+                "depth": 3,
+                "embed_dim": 48,
+                "hidden_size": 64,
+                "num_heads": 2,
+                "mlp_ratio": 2,
+                "patch_size": 4,
+            },
+            **_TOKENS,
+        },
+        "Qwen2VLForConditionalGeneration",
+        ((24, 40), (16, 24)),
+        8,
+        partial(_as_patches, size=4, merge=2),
+        mrope=True,
+    ),
+    "InternVL": Family(
+        {
+            "text_config": _TEXT | {"model_type": "qwen3"},
+            "vision_config": _SIGLIP
+            | {"image_size": [32, 32], "patch_size": [4, 4], "attention_bias": True, "layer_scale_init_value": 0.5},
+            "image_token_id": PLACEHOLDER,
+            "image_seq_length": 16,
+        },
+        "InternVLForConditionalGeneration",
+        ((32, 32), (32, 32)),
+        8,
+        lambda pictures: {"pixel_values": torch.stack(pictures)},
+    ),
+    "InternVL with InternViT-6B": Family(
+        {
+            "text_config": _LLAMA,
+            "vision_config": _SIGLIP | {"use_qk_norm": True, "norm_type": "rms_norm", "use_mean_pooling": False},
+            "image_token_id": PLACEHOLDER,
+            "image_seq_length": 16,
+        },
+        "InternVLForConditionalGeneration",
+        ((32, 32), (32, 32)),
+        8,
+        lambda pictures: {"pixel_values": torch.stack(pictures)},
+    ),
+    "LFM2-VL": Family(
+        {
+            "text_config": {key: value for key, value in _TEXT.items() if key != "head_dim"}
+            | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+            "vision_config": {key: value for key, value in _SIGLIP.items() if key != "image_size"}
+            | {"model_type": "siglip2_vision_model", "num_patches": 49, "vision_use_head": False},
+            "image_token_id": PLACEHOLDER,
+            "projector_hidden_size": 56,
+        },
+        "Lfm2VlForConditionalGeneration",
+        ((24, 40), (16, 24)),
+        8,
+        partial(_in_rows, size=4),
+        processor={"tile_size": 32, "max_image_tokens": 16},
+    ),
+    "Llama 4": Family(
+        {
+            "text_config": {
+                key: value for key, value in _TEXT.items() if key not in ("intermediate_size", "vocab_size")
+            }
+            | LLAMA4
+            | {"vocab_size": 160, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+            "vision_config": _SIGLIP
+            | {
+                "intermediate_size": 192,
+                "vision_output_dim": 56,
+                "projector_input_dim": 56,
+                "projector_output_dim": 56,
+            },
+            "image_token_index": PLACEHOLDER,
+            "boi_token_index": 152,
+            "eoi_token_index": 153,
+        },
+        "Llama4ForConditionalGeneration",
+        ((32, 32), (32, 32)),
+        8,
+        lambda pictures: {"pixel_values": torch.stack(pictures)},
+        pixels=torch.bfloat16,
+        project=lambda model, out: model.multi_modal_projector(out.last_hidden_state),
     ),
     "Gemma 3": Family(
         {
@@ -300,7 +404,8 @@ class Seen:
 
     def arguments(self, tokens: list[int]) -> dict[str, Any]:
         """The reference's arguments for these tokens, which have all pictures."""
-        floats = [torch.from_numpy(one).permute(2, 0, 1).float() / 255 * 2 - 1 for one in self.pictures]
+        values = [torch.from_numpy(one).permute(2, 0, 1).to(self.family.pixels) for one in self.pictures]
+        floats = [((one * (1 / 255) - 0.5) / 0.5).float() for one in values]
         ids = torch.tensor([tokens])
         given = {"input_ids": ids, **self.family.inputs(floats)}
         if self.family.mrope or "image_position_ids" in given:
@@ -312,10 +417,17 @@ class Seen:
     def features(self) -> list[list[torch.Tensor]]:
         """The reference's features of each picture, and of each tap."""
         given = self.arguments(self.tokens)
-        known = {key: value for key, value in given.items() if key.startswith(("pixel_values", "image_"))}
+        known = {key: value for key, value in given.items() if key.startswith(("pixel_", "image_", "spatial_"))}
         with torch.no_grad():
+            if self.family.project is not None:
+                found = [self.family.project(self.model, self.model.get_image_features(**known))]
+                return self._divided(found)
             out = self.model.model.get_image_features(**known)
         found = out if isinstance(out, (tuple, list)) else (out.pooler_output, *getattr(out, "deepstack_features", ()))
+        return self._divided(found)
+
+    def _divided(self, found: Sequence[Any]) -> list[list[torch.Tensor]]:
+        """By pictures, features that come for all of them together or in one tensor each."""
         counts = [image.count for image in self.images]
         flat = [torch.cat(list(one)) if isinstance(one, (tuple, list)) else one.flatten(0, -2) for one in found]
         return [[one.split(counts)[index].float() for one in flat] for index in range(len(counts))]
@@ -350,7 +462,9 @@ def make(name: str, folder: Path, dtype: str = "float32") -> Seen:
             buffer.fill_((-1.5 if name.endswith("_min") else 1.6) * (1 + index % 5 / 10))
         elif name.endswith(("std_bias", "std_scale")):
             buffer.copy_(name.endswith("scale") + torch.randn_like(buffer) * 0.1)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    if dtype != "float32":  # Llama 4's complex angles would become real
+        model.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 4, "merge_size": 2}
     processor |= {"size": {"longest_edge": 4096, "shortest_edge": 64, "height": 32, "width": 32}} | family.processor
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))

@@ -24,8 +24,9 @@ from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.created import Recipe, find_created, recipe_of
 from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults
 from penstock.checkpoint.generation_config import unheeded as unheeded_settings
-from penstock.checkpoint.gguf.config import generation_config, model_config, unheeded_keys
-from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
+from penstock.checkpoint.gguf.config import generation_config, model_config, pooling_of, unheeded_keys
+from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf
+from penstock.checkpoint.gguf.mmproj import VisionFile, read_beside, read_mmproj, wanted_files
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.config.engine_config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
@@ -40,7 +41,10 @@ _MAX_TEXT_BYTES = 2**20
 
 HUB_ID = re.compile(r"(?P<repository>[\w][\w.-]*(/[\w][\w.-]*)?)(:(?P<choice>[\w][\w./-]*))?")
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./+-]*")
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "*.tiktoken", "tiktoken.model"]
+HUB_FILES = [
+    *("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model"),
+    *("*.tiktoken", "tiktoken.model"),
+]
 HUB_SECONDS = 10.0
 """Maximum time to wait for the hub's list of a repository's files."""
 HUB_COPIES = ["original/*", "consolidated*", "*.fp16*.safetensors"]
@@ -65,6 +69,8 @@ class Checkpoint:
     generation: GenerationDefaults
     gguf: GGUFFile | None = None
     """The headers of a GGUF file."""
+    vision: VisionFile | None = None
+    """The vision file of a GGUF model, whose config is then that of both."""
     task: Literal["generate", "embed", "score"] | None = None
     """The requested task; None: the model's own."""
     hf_overrides: str | None = None
@@ -75,14 +81,23 @@ class Checkpoint:
     recipe: Recipe | None = None
     """The settings of a created model; its parameters are part of `generation`."""
 
+    @property
+    def mmproj(self) -> str | None:
+        """Path of the vision file."""
+        return None if self.vision is None else str(self.vision.file.path)
+
 
 def open_model(config: ModelConfig) -> Checkpoint:
     """Find the model that the options name, and read its configs. Raises the same errors as `open_checkpoint`."""
-    return open_checkpoint(config.model, config.task, config.revision, config.hf_overrides)
+    return open_checkpoint(config.model, config.task, config.revision, config.hf_overrides, config.mmproj)
 
 
 def open_checkpoint(
-    model: str | None, task: str = "auto", revision: str | None = None, hf_overrides: str | None = None
+    model: str | None,
+    task: str = "auto",
+    revision: str | None = None,
+    hf_overrides: str | None = None,
+    mmproj: str | None = None,
 ) -> Checkpoint:
     """Find a model and read its configs.
 
@@ -90,6 +105,7 @@ def open_checkpoint(
         task: generate, embed, score, or auto: the checkpoint's own.
         revision: branch, tag or commit of a hub repository.
         hf_overrides: a JSON object that replaces settings of config.json.
+        mmproj: the vision file of a GGUF model; None: the one beside it, if there is one.
 
     Raises:
         CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
@@ -104,13 +120,9 @@ def open_checkpoint(
             raise ConfigError(
                 f"hf_overrides replace settings of config.json, and {path.name}, a GGUF file, has none: leave them out"
             )
-        gguf = open_gguf(path)
-        generation = generation_config(gguf)
-        defaults = read_defaults(recipe.generation(generation) if recipe else generation, {}, path, path)
-        unheeded = unheeded_keys(gguf)
-        return Checkpoint(
-            path, name, model_config(gguf), path, defaults, gguf, wanted, unheeded=unheeded, recipe=recipe
-        )
+        return _open_gguf(path, name, wanted, mmproj, recipe)
+    if mmproj is not None:
+        raise ConfigError(f"mmproj is the vision file of a GGUF model, and {name} is none: leave it out")
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:
@@ -128,6 +140,28 @@ def open_checkpoint(
         hf_overrides=hf_overrides,
         unheeded=unheeded_settings(generation),
         recipe=recipe,
+    )
+
+
+def _open_gguf(
+    path: Path,
+    name: str,
+    task: Literal["generate", "embed", "score"] | None,
+    mmproj: str | None,
+    recipe: Recipe | None,
+) -> Checkpoint:
+    gguf = open_gguf(path)
+    generation = generation_config(gguf)
+    defaults = read_defaults(recipe.generation(generation) if recipe else generation, {}, path, path)
+    config, vision = model_config(gguf), None
+    if mmproj is not None:
+        vision = read_mmproj(Path(os.path.expanduser(mmproj)), config, gguf.metadata)
+    elif pooling_of(gguf) is None:
+        vision = read_beside(path, config, gguf.metadata)
+    if vision is not None:
+        config = vision.config
+    return Checkpoint(
+        path, name, config, path, defaults, gguf, vision, task, unheeded=unheeded_keys(gguf), recipe=recipe
     )
 
 
@@ -252,7 +286,7 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
         if choice is None and not names:
             return folder
         chosen = choose_gguf(names, choice, where)
-        return Path(download(allow_patterns=parts_of(names, chosen))) / chosen
+        return Path(download(allow_patterns=wanted_files(names, chosen))) / chosen
     except CheckpointError:
         raise
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type, all end here

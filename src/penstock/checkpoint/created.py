@@ -106,8 +106,8 @@ def blob_path(digest: str) -> Path:
 
 def find_created(name: str) -> Path | None:
     """The folder of a created model; None if there is none of this name."""
-    for one in (name, name.removesuffix(_LATEST)):
-        if _NAME.fullmatch(one) and (folder := _folder(one)).is_dir():
+    for alias in (name, name.removesuffix(_LATEST)):
+        if _NAME.fullmatch(alias) and (folder := _folder(alias)).is_dir():
             return folder
     return None
 
@@ -135,7 +135,7 @@ def recipe_of(path: Path) -> Recipe | None:
     try:
         with file.open("rb") as opened:
             read = json.loads(opened.read(_MAX_BYTES))
-        return Recipe(**{one.name: read[one.name] for one in fields(Recipe)})
+        return Recipe(**{option.name: read[option.name] for option in fields(Recipe)})
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}): create the model again") from error
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.checkpoint.checkpoint import HUB_COPIES, HUB_FILES, HUB_ID, HUB_SECONDS
-from penstock.checkpoint.gguf.file import choose_gguf, parts_of
+from penstock.checkpoint.gguf.file import choose_gguf
+from penstock.checkpoint.gguf.mmproj import wanted_files
 from penstock.checkpoint.hub_cache import checksum
 from penstock.errors import CheckpointError
 
@@ -57,7 +58,7 @@ def _large_files(repository: str, choice: str | None, revision: str | None) -> I
     names = list(filter_repo_objects(files, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES))
     if choice is not None or not any(name.endswith(".safetensors") for name in names):
         models = [name for name in files if name.endswith(".gguf")]
-        names = parts_of(models, choose_gguf(models, choice, f"the hub repository {repository}"))
+        names = wanted_files(models, choose_gguf(models, choice, f"the hub repository {repository}"))
     for name in names:
         lfs = files[name].lfs
         if lfs is not None and lfs.size >= LARGE:

@@ -3,6 +3,7 @@
 config.json                the family, the ids of placeholder tokens, sizes of the tower
 preprocessor_config.json   sizes, filter, mean and deviation of pictures
 processor_config.json      the same in newer checkpoints, within `image_processor`
+mmproj*.gguf               all of this, beside a GGUF file of a text model
 """
 
 import math
@@ -19,6 +20,7 @@ _HALF = (0.5, 0.5, 0.5)
 _LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3
 _LARGEST = 2**26
 """Largest size, area or token id that is plausible."""
+_MOST_TILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class _Settings:
         for key in keys:
             value = self.values.get(key)
             if value is not None:
+                if isinstance(value, (list, tuple)) and len(value) == 2 and value[0] == value[1]:
+                    value = value[0]  # of a square
                 if isinstance(value, float) and value.is_integer():
                     value = int(value)
                 if type(value) is not int or not 0 <= value < _LARGEST:
@@ -58,6 +62,26 @@ class _Settings:
         if (value := self.integer(*keys, default=default)) == 0:
             raise CheckpointError(f"{self.file}: {keys[0]} must be above 0")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number above 0.
+
+        Raises:
+            CheckpointError: it is no such number.
+        """
+        value = self.values.get(key, default)
+        if not isinstance(value, (int, float)) or not 0 < value < _LARGEST:
+            raise CheckpointError(f"{self.file}: {key} must be a number above 0, not {shown(value)}")
+        return float(value)
+
+    def refuse(self, key: str, value: bool) -> None:
+        """
+        Raises:
+            CheckpointError: the setting has this value.
+        """
+        if self.values.get(key) is value:
+            wanted, given = (str(one).lower() for one in (not value, value))
+            raise CheckpointError(f"{self.file}: {key} {given} is not supported: set it to {wanted}")
 
     def channels(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         given = self.values.get(key, default)
@@ -76,12 +100,14 @@ def read_image_input(checkpoint: Checkpoint) -> ImageInput | None:
         CheckpointError: a file or a setting is missing, or is not plausible.
     """
     read = _FAMILIES.get(str(checkpoint.config.get("model_type")))
-    if read is None or checkpoint.gguf is not None:
+    if read is None or (checkpoint.gguf is not None and checkpoint.vision is None):
         return None
     return read(_Settings(checkpoint.config, str(checkpoint.config_file)), _processor(checkpoint))
 
 
 def _processor(checkpoint: Checkpoint) -> _Settings:
+    if checkpoint.vision is not None:
+        return _Settings(checkpoint.vision.processor, str(checkpoint.vision.file.path))
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = checkpoint.path / name
         found = read_json(file)
@@ -147,8 +173,7 @@ def _idefics3(config: _Settings, processor: _Settings) -> ImageInput:
 
 def _gemma3(config: _Settings, processor: _Settings) -> ImageInput:
     vision = config.within("vision_config")
-    if processor.values.get("do_pan_and_scan"):
-        raise CheckpointError(f"{processor.file}: do_pan_and_scan is not supported: set it to false")
+    processor.refuse("do_pan_and_scan", True)
     size, patch = processor.within("size").side("height", default=224), vision.side("patch_size", default=14)
     side = math.isqrt(config.side("mm_tokens_per_image", default=256))
     begin, end = config.integer("boi_token_index", "boi_token_id"), config.integer("eoi_token_index", "eoi_token_id")
@@ -195,6 +220,89 @@ def _pixtral(config: _Settings, processor: _Settings) -> ImageInput:
     )
 
 
+def _internvl(config: _Settings, processor: _Settings) -> ImageInput:
+    """InternVL cuts pictures whatever `crop_to_patches` says, which its processor in `transformers` replaces."""
+    vision = config.within("vision_config")
+    return ImageInput(
+        processor="internvl",
+        patch_size=vision.side("patch_size", default=14),
+        merge_size=round(1 / config.number("downsample_ratio", 0.5)),
+        placeholder=config.integer("image_token_id"),
+        tile_size=_tile(processor, vision, processor_default=384, tower_default=448),
+        min_tiles=processor.side("min_patches", default=1),
+        max_tiles=_num_tiles(processor, "max_patches", 12),
+        **_pixels(processor, _CLIP_MEAN, _CLIP_STD, _BICUBIC),
+    )
+
+
+def _tile(processor: _Settings, vision: _Settings, processor_default: int, tower_default: int) -> int:
+    """The side of tiles.
+
+    Raises:
+        CheckpointError: it is not that of the tower's pictures.
+    """
+    side = processor.within("size").side("height", default=processor_default)
+    wanted = vision.side("image_size", default=tower_default)
+    if side != wanted:
+        raise CheckpointError(f"{processor.file}: size must be image_size of vision_config, {wanted}, not {side}")
+    return side
+
+
+def _num_tiles(processor: _Settings, key: str, default: int) -> int:
+    """
+    Raises:
+        CheckpointError: it is implausible: shapes of tiles are tried one by one.
+    """
+    if (value := processor.side(key, default=default)) > _MOST_TILES:
+        raise CheckpointError(f"{processor.file}: {key} must be at most {_MOST_TILES}, not {value}")
+    return value
+
+
+def _lfm2_vl(config: _Settings, processor: _Settings) -> ImageInput:
+    config.refuse("use_image_special_tokens", False)
+    processor.refuse("use_thumbnail", False)
+    patch = config.within("vision_config").side("patch_size", default=16)
+    merge = config.side("downsample_factor", default=2)
+    area, tile = (patch * merge) ** 2, processor.side("tile_size", default=512)
+    splits = processor.values.get("do_image_splitting") is not False
+    least, most = processor.side("min_tiles", default=2), _num_tiles(processor, "max_tiles", 10)
+    if splits and (least < 2 or tile % (patch * merge)):
+        raise CheckpointError(
+            f"{processor.file}: min_tiles must be at least 2, not {least}, and tile_size {tile} a multiple of "
+            f"{patch * merge}"
+        )
+    return ImageInput(
+        processor="lfm2_vl",
+        patch_size=patch,
+        merge_size=merge,
+        placeholder=config.integer("image_token_id", default=396),
+        min_pixels=processor.side("min_image_tokens", default=64) * area,
+        max_pixels=processor.side("max_image_tokens", default=256) * area,
+        tile_size=tile if splits else patch * merge,
+        min_tiles=least,
+        max_tiles=most if splits else 1,
+        tolerance=processor.number("max_pixels_tolerance", 2.0),
+        **_pixels(processor, _HALF, _HALF, _BILINEAR),
+    )
+
+
+def _llama4(config: _Settings, processor: _Settings) -> ImageInput:
+    vision = config.within("vision_config")
+    processor.refuse("resize_to_max_canvas", True)
+    pixels = _pixels(processor, _HALF, _HALF, _BILINEAR)
+    return ImageInput(
+        processor="llama4",
+        patch_size=vision.side("patch_size", default=14),
+        merge_size=round(1 / vision.number("pixel_shuffle_ratio", 0.5)),
+        placeholder=config.integer("image_token_index", "image_token_id", default=200092),
+        tile_size=_tile(processor, vision, processor_default=336, tower_default=448),
+        min_tiles=1,
+        max_tiles=_num_tiles(processor, "max_patches", 16),
+        bfloat16=not {False}.intersection(processor.values.get(key) for key in ("do_rescale", "do_normalize")),
+        **pixels,
+    )
+
+
 _FAMILIES: dict[str, Callable[[_Settings, _Settings], ImageInput]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_vl,
@@ -208,5 +316,9 @@ _FAMILIES: dict[str, Callable[[_Settings, _Settings], ImageInput]] = {
     "gemma4": _gemma4,
     "mistral3": _pixtral,
     "llava": _pixtral,
+    "internvl": _internvl,
+    "lfm2_vl": _lfm2_vl,
+    "lfm2-vl": _lfm2_vl,
+    "llama4": _llama4,
 }
 """By `model_type` of config.json."""

@@ -55,7 +55,7 @@ class ModelSummary:
         return f"{self.num_parameters / size:.1f}{unit}" if unit else str(self.num_parameters)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=64)
 def summary_of(path: str, hf_overrides: str | None = None) -> ModelSummary:
     """The summary of the model at a path; an empty one if its files are not on this machine. Reads files."""
     try:

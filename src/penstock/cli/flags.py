@@ -131,11 +131,12 @@ def _help(f: "Field[Any]") -> str:
 
 
 class _Joined(argparse.Action):
-    """Action that joins the values of a repeated flag by commas."""
+    """Action that joins the values NAME=VALUE of a repeated flag by commas; of others the last counts."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+        joins = before is not None and "=" in before and "=" in values
+        setattr(namespace, self.dest, f"{before},{values}" if joins else values)
 
 
 def _flag(name: str) -> str:

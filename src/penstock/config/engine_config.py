@@ -25,8 +25,8 @@ def option(
 ) -> Any:
     """A dataclass field that is also a keyword of `LLM` and a flag of the CLI.
 
-    `repeated`: the flag may come several times; its values are then joined by commas. `is_json`: its text is a JSON
-    object, for which Python may give a dictionary, and TOML a table.
+    `repeated`: the flag may come several times; its values NAME=VALUE are then joined by commas. `is_json`: its text is
+    a JSON object, for which Python may give a dictionary, and TOML a table.
     """
     metadata = {"help": help, "choices": choices, "repeated": repeated, "is_json": is_json}
     return field(default=default, metadata=metadata)
@@ -39,7 +39,8 @@ class ModelConfig:
     model: str | None = option(
         None,
         "a Hugging Face folder, a GGUF file, or the hub id of either (REPOSITORY:Q4_K_M names one of several GGUF "
-        "files); without it, the built-in demo model",
+        "files); without it, the built-in demo model; `penstock serve` takes several, each as NAME=MODEL",
+        repeated=True,
     )
     task: str = option(
         "auto",
@@ -48,6 +49,9 @@ class ModelConfig:
         ("auto", "generate", "embed", "score"),
     )
     revision: str | None = option(None, "branch, tag or commit of the model's hub repository; default: its main branch")
+    mmproj: str | None = option(
+        None, "vision file of a GGUF model (llama.cpp's mmproj); default: mmproj*.gguf beside it, if there is one"
+    )
     chat_template: str | None = option(
         None, "file with a Jinja chat template, or the template itself; default: the model's own"
     )

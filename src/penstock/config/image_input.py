@@ -37,6 +37,13 @@ class ImageInput:
     """Side of the square, or longest side, that a picture is resized to, where the processor has one."""
     tile_size: int = 0
     """Side of the tiles that a picture is cut into, where the processor has them."""
+    min_tiles: int = 0
+    """Fewest and most tiles that a picture is cut into, where the processor chooses them by its shape."""
+    max_tiles: int = 0
+    tolerance: float = 0.0
+    """A picture is cut into tiles from so many times the largest area on, where the processor has this limit."""
+    bfloat16: bool = False
+    """Whether pixels become numbers in bfloat16, each step rounded."""
     max_tokens: int = 0
     """Largest number of feature vectors of a picture; 0: as many as the other settings give."""
     begin: tuple[int, ...] = ()

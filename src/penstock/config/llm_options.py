@@ -13,6 +13,8 @@ class LLMOptions(TypedDict, total=False):
     auto: from its folder and architecture"""
     revision: str | None
     """branch, tag or commit of the model's hub repository; default: its main branch"""
+    mmproj: str | None
+    """vision file of a GGUF model (llama.cpp's mmproj); default: mmproj*.gguf beside it, if there is one"""
     chat_template: str | None
     """file with a Jinja chat template, or the template itself; default: the model's own"""
     hf_overrides: str | None

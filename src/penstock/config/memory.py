@@ -87,6 +87,13 @@ class MemoryPlan:
         """Blocks of the main group."""
         return self.groups[0].num_blocks
 
+    @property
+    def num_bytes(self) -> int:
+        """All bytes of the plan, with those of the draft model."""
+        draft = 0 if self.draft is None else self.draft.num_bytes
+        cache = self.kv_cache + self.adapters + self.tower + self.image_features
+        return self.weights + cache + self.workspace + draft
+
     def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
         """The plan with at most this many blocks per group; the number of states does not change."""
         groups = tuple(

@@ -67,6 +67,7 @@ class RankJoin:
     ranks: Ranks
     revision: str | None = None
     hf_overrides: str | None = None
+    mmproj: str | None = None
 
     def encode(self) -> bytes:
         """Encode as one line."""

@@ -119,6 +119,9 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("int4_wide", 4, 32, "uint8", "minimum", "uint8", "float32", 256, x_group=COARSE_GROUP),
         WeightFormat("int6_wide", 6, 16, "int8", super_type="float32", super_columns=256, x_group=COARSE_GROUP),
         WeightFormat("int8_wide", 8, 32, "int8", super_type="float32", super_columns=256, x_group=COARSE_GROUP),
+        # IQ2_XS and IQ2_S; NVFP4, whose rows have the scale of their tensor, too
+        WeightFormat("int8_wide_16", 8, 16, "int8", super_type="float32", super_columns=256, x_group=COARSE_GROUP),
+        WeightFormat("nvfp4", 6, 16, "float16", super_type="float32"),
     )
 }
 """All formats by name."""

@@ -46,6 +46,8 @@ class EngineInfo:
     """JSON object that replaces settings of the model's config.json."""
     image_input: ImageInput | None = None
     """How the model takes images; None: it takes text only."""
+    memory_bytes: int = 0
+    """Bytes of the memory plan."""
 
     @property
     def model_identity(self) -> str:

@@ -8,9 +8,10 @@ fleet calls it with each message, death and new engine, and the replica.
 """
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -21,12 +22,14 @@ from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError
 from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.link import Link
-from penstock.fleet.placement import Capacity
-from penstock.fleet.replica import DEFAULT_RESTARTS, Death, Replica, RestartPolicy, await_ready
+from penstock.fleet.placement import Capacity, ReplicaStatus
+from penstock.fleet.replica import DEFAULT_RESTARTS, Death, OnLoading, Replica, RestartPolicy, await_ready
 from penstock.fleet.request import FleetRequest
 from penstock.fleet.router import ROUTERS
 
 logger = logging.getLogger("penstock.engine")
+
+UNLOADED = "the model is unloaded until it is used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ class FleetOptions:
     """Seconds without a step, while there is work, after which an engine counts as hung; more for large steps."""
     restarts: RestartPolicy = DEFAULT_RESTARTS
     router: str = "prefix"
+    numbers: Iterator[int] | None = None
+    """Numbers of new replicas, which the fleets of several models share; None: from 0."""
+    on_loading: OnLoading | None = None
 
 
 class FleetOwner(Protocol):
@@ -56,7 +62,7 @@ class FleetOwner(Protocol):
         """A replica starts no more requests, and this many continue at other replicas."""
 
     def replica_is_gone(self, replica: Replica) -> None:
-        """A replica was removed; others are left."""
+        """A replica was removed, and others are left; or all are unloaded."""
 
     async def wait_for_departure(self) -> None:
         """Wait until a request has ended or left its replica."""
@@ -65,7 +71,7 @@ class FleetOwner(Protocol):
         """The engine of the last replica cannot be restarted."""
 
 
-State = Literal["up", "restarting", "draining"]
+State = Literal["up", "restarting", "draining", "unloaded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,10 @@ class Fleet:
         self.replicas: dict[int, Replica] = {}
         self._options = options
         self._owner: FleetOwner | None = None
-        self._num_replicas = 0
+        self._numbers = options.numbers or itertools.count()
         self.is_reloading = False
+        self.is_asleep = False
+        """Whether the engines have been ended until `wake`."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, links: Sequence[Link]) -> None:
@@ -107,22 +115,24 @@ class Fleet:
             EngineDeadError: an engine process ended for another reason.
         """
         began = time.monotonic()
-        starting = [asyncio.ensure_future(await_ready(link)) for link in links]
+        infos = await self._all_ready(links)
+        for link, info in zip(links, infos, strict=True):
+            _check_alike(infos[0], info)
+            self._settle(link, info, time.monotonic() - began)
+
+    async def _all_ready(self, links: Sequence[Link]) -> list[EngineInfo]:
+        starting = [asyncio.ensure_future(await_ready(link, self._options.on_loading)) for link in links]
         try:
-            infos = await asyncio.gather(*starting)
+            return await asyncio.gather(*starting)
         except BaseException:
             for start in starting:
                 start.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             raise
-        for link, info in zip(links, infos, strict=True):
-            _check_alike(infos[0], info)
-            self._settle(link, info, time.monotonic() - began)
 
-    def _settle(self, link: Link, info: EngineInfo, seconds: float) -> Replica:
-        """Make a replica for a ready engine, whose start took `seconds`."""
-        status = self.dispatcher.add_replica(self._num_replicas, capacity_of(info))
-        self._num_replicas += 1
+    def _settle(self, link: Link, info: EngineInfo, seconds: float, status: ReplicaStatus | None = None) -> Replica:
+        """Make a replica for a ready engine, whose start took `seconds`, or one with the status that it had before."""
+        status = status or self.dispatcher.add_replica(next(self._numbers), capacity_of(info))
         replica = self.replicas[status.number] = Replica(
             status,
             link,
@@ -132,6 +142,37 @@ class Fleet:
             restarts=self._options.restarts,
         )
         return replica
+
+    async def sleep(self) -> None:
+        """End all engines until `wake`, which starts them again. No request may be open."""
+        assert not self.dispatcher.num_sequences, "a model in use is unloaded"
+        self.is_asleep = True
+        for replica in self.replicas.values():
+            self.owner.replica_is_gone(replica)
+        await asyncio.gather(*(replica.close(UNLOADED) for replica in self.replicas.values()))
+
+    async def wake(self) -> None:
+        """Start the engines that `sleep` ended.
+
+        Raises:
+            ConfigError: options or checkpoint are wrong, or the model on disk is another one now.
+            EngineDeadError: an engine process ended for another reason.
+        """
+        began, links = time.monotonic(), list[Link]()
+        try:
+            for replica in self.replicas.values():
+                links.append(replica.link_again(None, None))
+            infos = await self._all_ready(links)
+            for replica, info in zip(self.replicas.values(), infos, strict=True):
+                _check_alike(replica.info, info)
+        except BaseException:
+            await asyncio.gather(*(link.close(grace=0.0) for link in links))
+            raise
+        self.is_asleep = False
+        for replica, link, info in zip(list(self.replicas.values()), links, infos, strict=True):
+            woken = self._settle(link, info, time.monotonic() - began, replica.status)
+            woken.supervise(self)
+            self.engine_is_up(woken)
 
     def supervise(self, owner: FleetOwner) -> None:
         """Keep all engines running from now on, and call the owner with each event."""
@@ -146,7 +187,9 @@ class Fleet:
 
     @property
     def down(self) -> str | None:
-        """Why no engine is up; None while one is."""
+        """Why no engine is up; None while one is, or while none is needed."""
+        if self.is_asleep:
+            return None
         reasons = [replica.down for replica in self.replicas.values()]
         return None if None in reasons else "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
@@ -175,7 +218,9 @@ class Fleet:
         self.replicas[replica].send(message)
 
     async def health_error(self) -> str | None:
-        """What is wrong with the engines; None if at least one is healthy."""
+        """What is wrong with the engines; None if at least one is healthy, or none is needed."""
+        if self.is_asleep:
+            return None
         reasons = await asyncio.gather(*(replica.health_error() for replica in list(self.replicas.values())))
         if not reasons:
             return "there is no engine any more"
@@ -187,6 +232,8 @@ class Fleet:
         for replica in self.replicas.values():
             info, status = replica.info, replica.status
             state: State = "restarting" if replica.down else "draining" if status.is_draining else "up"
+            if self.is_asleep:
+                state = "unloaded"
             facts = (replica.node, replica.pid, info.model_path, info.arithmetic, status.num_requests, info.role)
             states.append(ReplicaState(replica.number, state, replica.down, *facts))
         return states
@@ -301,6 +348,8 @@ class Fleet:
             self.is_reloading = False
 
     def _replica(self, number: int) -> Replica:
+        if self.is_asleep:
+            raise InvalidRequestError("the model is not loaded: its engines start with the next request for it")
         replica = self.replicas.get(number)
         if replica is None:
             known = ", ".join(map(str, self.replicas))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Protocol
@@ -178,9 +179,9 @@ class Replica:
         in_step = self._link.in_flight.num_tokens() > 0
         return in_step and time.monotonic() - self._unanswered_since <= self._allowed()
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "the server is shutting down") -> None:
         """End the engine process and free all resources."""
-        self.down, self._closing = "the server is shutting down", True
+        self.down, self._closing = reason, True
         if self._overdue is not None:
             self._overdue.cancel()
         while self._task is not None and not self._task.done():
@@ -307,14 +308,18 @@ def restart_patience(first_start: float) -> float:
     return max(10.0, 2 * first_start)
 
 
-async def await_ready(link: Link) -> EngineInfo:
+OnLoading = Callable[[Loading], None]
+"""Called while a starting engine reads its weights."""
+
+
+async def await_ready(link: Link, on_loading: OnLoading | None = None) -> EngineInfo:
     """Wait until a starting engine is ready; returns its facts.
 
     Raises:
         ConfigError: options or checkpoint are wrong.
         EngineDeadError: the engine process ended for another reason.
     """
-    ready = asyncio.ensure_future(_receive_ready(link))
+    ready = asyncio.ensure_future(_receive_ready(link, on_loading))
     exited = asyncio.ensure_future(link.exited())
     try:
         await asyncio.wait({ready, exited}, return_when=asyncio.FIRST_COMPLETED)
@@ -326,9 +331,11 @@ async def await_ready(link: Link) -> EngineInfo:
         exited.cancel()
 
 
-async def _receive_ready(link: Link) -> Ready:
+async def _receive_ready(link: Link, on_loading: OnLoading | None) -> Ready:
     """Wait for `Ready`; logs the `Loading` messages that precede it."""
     while isinstance(message := await link.receive(), Loading):
+        if on_loading is not None:
+            on_loading(message)
         read, total = message.num_bytes >> 20, message.total_bytes >> 20
         logger.info("engine process %d has read %d of %d MiB of weights", link.pid, read, total)
     assert isinstance(message, Ready)

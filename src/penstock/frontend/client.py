@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,9 @@ from penstock.errors import (
     PenstockError,
     QuarantinedError,
 )
-from penstock.fleet.fleet import Fleet, FleetOptions
+from penstock.fleet.fleet import Fleet, FleetOptions, ReplicaState
 from penstock.fleet.link import Link
-from penstock.fleet.replica import DEFAULT_RESTARTS, Death, Replica, RestartPolicy
+from penstock.fleet.replica import DEFAULT_RESTARTS, Death, OnLoading, Replica, RestartPolicy
 from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.grammar_checks import GrammarChecks
 from penstock.frontend.history import History
@@ -78,6 +78,18 @@ class Accepted:
     caller: Caller
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What the engine of one of several models has in common with the others, and its part of that."""
+
+    history: History
+    numbers: Iterator[int]
+    """Numbers of new replicas."""
+    on_loading: OnLoading
+    entries: Sequence[Entry] = ()
+    """Its unfinished requests in the journal, which is open and stays so when this engine is closed."""
+
+
 class AsyncEngine:
     """The engine processes of a server, their successors, and all requests in flight. Made by `start`."""
 
@@ -95,6 +107,7 @@ class AsyncEngine:
         router: str = "prefix",
         default_sampling: Mapping[str, Any] = MappingProxyType({}),
         image_urls: Sequence[str] = (),
+        beside: "Beside | None" = None,
     ) -> "AsyncEngine":
         """Wait until the engines are ready; the tokenizer is loaded meanwhile. Closes everything on failure.
 
@@ -107,33 +120,38 @@ class AsyncEngine:
             router: name of the router that chooses among several engines.
             default_sampling: see `InputProcessor`.
             image_urls: prefixes of URLs from which images may be fetched.
+            beside: what it has in common with the engines of other models; None: it is the only one.
 
         Raises:
             ConfigError: options or checkpoint are wrong.
             EngineDeadError: the engine process ended for another reason.
         """
         links = list(link) if isinstance(link, Sequence) else [link]
-        fleet = Fleet(FleetOptions(step_deadline, restarts, router), config.scheduler.policy)
+        options = FleetOptions(step_deadline, restarts, router)
+        if beside is not None:
+            options = replace(options, numbers=beside.numbers, on_loading=beside.on_loading)
+        fleet, own_journal = Fleet(options, config.scheduler.policy), journal if beside is None else None
         try:
             template = await asyncio.to_thread(read_template, config.model.chat_template)
         except BaseException:
-            await _close_started(links, journal)
+            await _close_started(links, own_journal)
             raise
         loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, config.model, template))
         try:
             await fleet.open(links)
             tokenizer = await asyncio.shield(loading)
             engine = cls(
-                config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling
+                config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling, beside
             )
             engine.images = engine._image_prompts(image_urls)
             await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
-            await _close_started(links, journal)
+            await _close_started(links, own_journal)
             await _close_loaded(loading)
             raise
         fleet.supervise(engine)
+        engine._note_load()
         return engine
 
     def __init__(
@@ -145,15 +163,19 @@ class AsyncEngine:
         journal: Journal | None,
         reconnect_seconds: float,
         default_sampling: Mapping[str, Any],
+        beside: "Beside | None" = None,
     ) -> None:
         if journal is not None and fleet.info.encoder is not None:
-            raise ConfigError("journal is not supported for models that embed or score: leave it out")
+            if beside is None:
+                raise ConfigError("journal is not supported for models that embed or score: leave it out")
+            journal = None  # of the other models
         self.fleet = fleet
         self.info = info = fleet.info
         self.tokenizer = tokenizer
         self._config = config
         self._limits = limits
         self._journal = journal
+        self._beside = beside
         self._refusal: PenstockError | None = None
         self._grammar_checks = GrammarChecks(GrammarValidator(info.model_path, info.vocab_size))
         self._input_processor = InputProcessor(
@@ -172,7 +194,7 @@ class AsyncEngine:
         """Prompts with images; None: the model takes text only."""
         self.given_up = asyncio.Event()
         self._metrics = Metrics()
-        self.history = History(config.scheduler.policy)
+        self.history = History(config.scheduler.policy) if beside is None else beside.history
         self.admission = Admission(limits, fleet.max_num_seqs, lambda request_id: self.open_requests.expire(request_id))
         self._meter = Meter(self._metrics)
         for replica in fleet.replicas.values():
@@ -216,7 +238,7 @@ class AsyncEngine:
     def _image_prompts(self, urls: Sequence[str]) -> "ImagePrompts | None":
         limits, image_input = self._config.images, self.info.image_input
         if image_input is None or self.tokenizer is None:
-            if urls:
+            if urls and self._beside is None:
                 raise ConfigError("image_urls: this model takes text only, so no image is fetched: leave it out")
             return None
         from penstock.frontend.images.prompts import ImagePrompts  # here: few models take images
@@ -231,9 +253,9 @@ class AsyncEngine:
         return None if one is None else one.output_processor
 
     def _take_up_journal(self) -> None:
-        if self._journal is not None:
+        if self._journal is not None and self._beside is None:
             self._journal.start(self._metrics)
-        for entry, output_processor in self._replay.unfinished():
+        for entry, output_processor in self._replay.unfinished(None if self._beside is None else self._beside.entries):
             self._take_up(entry, output_processor)
         self.open_requests.send_due()
 
@@ -262,8 +284,34 @@ class AsyncEngine:
         await self._grammar_checks.close()
         if self.tokenizer is not None:
             await asyncio.to_thread(self.tokenizer.close)
-        if self._journal is not None:
+        if self._journal is not None and self._beside is None:
             await self._journal.close()
+
+    async def sleep(self) -> None:
+        """End the engine processes until `wake`, also those that were given up. No request may be open."""
+        await self.fleet.sleep()
+        self._metrics.model_loaded.set(0)
+        if self.given_up.is_set():
+            self.given_up.clear()
+            self._refusal = None
+
+    async def wake(self) -> None:
+        """Start the engine processes that `sleep` ended. Raises as `Fleet.wake`."""
+        await self.fleet.wake()
+        self._note_load()
+
+    def _note_load(self) -> None:
+        self._metrics.model_loads.add(1)
+        self._metrics.model_loaded.set(1)
+
+    @property
+    def fleets(self) -> list[Fleet]:
+        """Its only fleet."""
+        return [self.fleet]
+
+    def states(self) -> list[ReplicaState]:
+        """State of each engine, for operators."""
+        return self.fleet.states()
 
     def refuse(self, reason: PenstockError) -> None:
         """Refuse new requests from now on, for this reason; open ones continue."""

@@ -129,6 +129,8 @@ class Metrics:
     """All metrics of a server: each one's name, help, and vLLM's names for it."""
 
     model_info: Gauge = _gauge("penstock_model_info", "Always 1; the label is the served model's name.", label="model")
+    model_loaded: Gauge = _gauge("penstock_model_loaded", "1 while the model is loaded, 0 while it is unloaded.")
+    model_loads: Counter = _counter("penstock_model_loads", "Times that the model was loaded.")
     running: Gauge = _gauge("penstock_num_requests_running", "Running sequences.", "num_requests_running")
     waiting: Gauge = _gauge(
         "penstock_num_requests_waiting", "Requests waiting to be scheduled.", "num_requests_waiting"

@@ -20,7 +20,15 @@ from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.batch import BatchKernels, LayOut
-from penstock.kernels.elementwise import ActivateOp, AddRMSNormOp, AddRowsOp, Columns, GateOp, RMSNormOp
+from penstock.kernels.elementwise import (
+    ActivateOp,
+    AddRMSNormOp,
+    AddRowsOp,
+    Columns,
+    GateOp,
+    MixStreamsOp,
+    RMSNormOp,
+)
 from penstock.kernels.elementwise.native import ElementwiseKernels, NormKernels
 from penstock.kernels.experts import NewExperts, Route
 from penstock.kernels.experts.native import MixtureKernels
@@ -32,7 +40,7 @@ from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.memory import NewTensor, Store, constant, new_array, store
 from penstock.kernels.quantize.native import QuantizeKernels
 from penstock.kernels.ranks import Alone, Collective
-from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, StateSpaceScan
+from penstock.kernels.recurrent import CausalConv, GatedDeltaRule, GatedRMSNorm, SelectiveScan, StateSpaceScan
 from penstock.kernels.recurrent.native import RecurrentKernels
 from penstock.kernels.recurrent.states import StateCaches, StateShape
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
@@ -89,6 +97,7 @@ class Ops:
     causal_conv: CausalConv
     gated_delta_rule: GatedDeltaRule
     state_space_scan: StateSpaceScan
+    selective_scan: SelectiveScan
     gated_rms_norm: GatedRMSNorm
     rms_norm: RMSNormOp
     add_rms_norm: AddRMSNormOp
@@ -96,6 +105,12 @@ class Ops:
     """(x [rows, columns], first, weight [size], eps): `rms_norm` of the columns from `first` on, in place."""
     add_rows: AddRowsOp
     gate: GateOp
+    mix_streams: MixStreamsOp
+    match_magnitude: Callable[[AnyArray, AnyArray, float], AnyArray]
+    """(x [rows, columns], like [rows, columns or more], least) -> x, each row scaled to the root mean square of the
+    first columns of `like`, and taken to have a mean square of at least `least`; overwrites `x`."""
+    keep_above: Callable[[AnyArray, float], AnyArray]
+    """(x [rows, columns], deviations) -> max(0, x - mean - deviations * standard deviation), by row; overwrites `x`."""
     head_gates: Callable[[AnyArray, AnyArray, int], AnyArray]
     """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; overwrites `x`.
 
@@ -188,12 +203,16 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,
         state_space_scan=recurrent.state_space_scan,
+        selective_scan=recurrent.selective_scan,
         gated_rms_norm=recurrent.gated_rms_norm,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rms_norm_columns=norm.rms_norm_columns,
         add_rows=elementwise.add_rows,
         gate=elementwise.gate,
+        mix_streams=elementwise.mix_streams,
+        match_magnitude=elementwise.match_magnitude,
+        keep_above=elementwise.keep_above,
         head_gates=elementwise.head_gates,
         route=mixture.route,
         new_experts=mixture.new_experts,

@@ -91,7 +91,7 @@ class AttentionSpec:
     joins_images: bool = False
     """Whether an image's tokens attend to each other, also to later ones."""
     qkv_by_head: bool = False
-    """Whether the fused matrix has each head's query, key and value together, instead of all queries first."""
+    """Whether the fused matrix has each key head with its queries and value, instead of all queries first."""
     output_gate: bool = False
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
     head_gates: bool = False
@@ -250,10 +250,12 @@ class Attention:
 
 def _by_part(spec: AttentionSpec) -> Iterator[RowRun]:
     """Moves of rows from the checkpoint's order, by head, to all queries, keys and values."""
-    size = spec.head_dim
-    for head in range(spec.num_heads):
-        for part in range(3):
-            yield RowRun((3 * head + part) * size, (part * spec.num_heads + head) * size, size)
+    size, share = spec.head_dim, spec.num_heads // spec.num_kv_heads
+    for head in range(spec.num_kv_heads):
+        given = head * (share + 2)
+        yield RowRun(given * size, head * share * size, share * size)
+        for part in range(2):
+            yield RowRun((given + share + part) * size, (spec.num_heads + part * spec.num_kv_heads + head) * size, size)
 
 
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:

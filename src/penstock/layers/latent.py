@@ -61,8 +61,8 @@ class LatentAttentionSpec:
     key_dim: int
     """Elements of a head's key that come from the latent (`qk_nope_head_dim`)."""
     value_dim: int
-    rope: RopeConfig
-    """RoPE on `rope.dim` further elements of queries and keys (`qk_rope_head_dim`)."""
+    rope: RopeConfig | None
+    """RoPE on `rope.dim` further elements of queries and keys (`qk_rope_head_dim`); None: see `unrotated`."""
     scale: float
     query_rank: int | None = None
     """Size of the normalized low-rank input of the query projection (`q_lora_rank`); None: full rank."""
@@ -73,16 +73,23 @@ class LatentAttentionSpec:
     norm_eps: float = 1e-6
     temperature: TemperatureConfig | None = None
     """Position-dependent factor on the queries."""
+    unrotated: int = 0
+    """Without RoPE, the number of those elements."""
     names: LatentNames = field(default_factory=LatentNames)
+
+    @property
+    def rotated(self) -> int:
+        """Elements of a key that all heads share, with RoPE if there is one."""
+        return self.unrotated if self.rope is None else self.rope.dim
 
     @property
     def width(self) -> int:
         """Elements of a token's cache entry."""
-        return self.rope.dim + self.rank
+        return self.rotated + self.rank
 
     @property
     def query_size(self) -> int:
-        return self.num_heads * (self.key_dim + self.rope.dim)
+        return self.num_heads * (self.key_dim + self.rotated)
 
     @property
     def cache(self) -> KVSpec:
@@ -158,14 +165,15 @@ class LatentAttention:
         spec = self._spec
         made = self._queries_and_key(x, step.adapters)
         factors = None if spec.temperature is None else step.temperatures[spec.temperature]
-        query = cache.rope_and_cache(made, self._rope, step.angles[spec.rope], batch, query_factors=factors)
+        angles = None if spec.rope is None else step.angles[spec.rope]
+        query = cache.rope_and_cache(made, self._rope, angles, batch, query_factors=factors)
         return cache.attend(query, self._attention, batch)
 
     def output(self, mixed: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`mixed`, the result of `mix` -> [num_tokens, hidden_size]."""
         spec = self._spec
         values = self._ops.empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
-        firsts = [head * spec.width + spec.rope.dim for head in range(spec.num_heads)]
+        firsts = [head * spec.width + spec.rotated for head in range(spec.num_heads)]
         tables = None if self._heads.lora is None else self._heads.lora.values
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim, tables, adapters)
         return self._output(values, adapters)
@@ -173,7 +181,7 @@ class LatentAttention:
     def _queries_and_key(self, x: AnyArray, adapters: AdapterRows | None) -> AnyArray:
         """[num_tokens, (num_heads + 1) * width]: the heads' queries, then the cache entry."""
         spec, ops = self._spec, self._ops
-        rotated, width, each = spec.rope.dim, spec.width, spec.key_dim + spec.rope.dim
+        rotated, width, each = spec.rotated, spec.width, spec.key_dim + spec.rotated
         narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
         query = self._query(narrow, adapters)
         latent = self._latent(x, adapters)

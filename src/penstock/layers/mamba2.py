@@ -42,6 +42,12 @@ class Mamba2Spec:
     bias: bool = False
     """Whether the projections have biases."""
     conv_bias: bool = True
+    normed: bool = True
+    """Whether the result is normalized; otherwise it only has a gate."""
+    gate_first: bool = True
+    """Whether the gate is applied before the norm."""
+    factors: tuple[float, float, float, float, float] | None = None
+    """Factors on the projected gate, values, inputs, outputs and time steps."""
     prefix: str = "mamba"
     """Prefix of its tensor names, within the layer."""
 
@@ -71,6 +77,8 @@ class Mamba2Spec:
     @property
     def activation_sizes(self) -> ActivationSizes:
         native = self.projected_size + self.conv_size + self.inner_size
+        if self.factors is not None or not self.normed:
+            native += self.inner_size + self.heads
         expanded = 2 * self.heads * self.state_size  # the reference expands inputs and outputs to all heads
         return ActivationSizes(native, 8 * native + 2 * expanded, self.inner_size)
 
@@ -107,18 +115,20 @@ class Mamba2:
             pieces=((inner, *conv, Piece(spec.heads)),),
         )
         # each norm group lies on one rank; otherwise all columns are gathered first
-        self._norm_all = spec.norm_groups % factory.ranks.size != 0
+        self._norm_all = spec.normed and spec.norm_groups % factory.ranks.size != 0
         self._inner = spec.inner_size
         self.output = output_linear(
             "out_proj", spec.inner_size, spec.hidden_size, below, bias=spec.bias, gather_input=not self._norm_all
         )
         bias = below.float32("conv1d.bias", *conv) if spec.conv_bias else None
-        self._conv = ConvWeight(below.taps("conv1d", conv, spec.kernel), bias, "silu")
+        of_values = None if spec.factors is None else spec.factors[1:4]
+        self._conv = ConvWeight(below.taps("conv1d", conv, spec.kernel, of_values), bias, "silu")
         self._gates = Gates(below.float32("A_log", spec.heads), below.float32("dt_bias", spec.heads))
         self._skip = below.float32("D", spec.heads)
-        self._norm = below.tensor(
-            "norm.weight", spec.inner_size, pieces=(Piece(spec.inner_size, whole=self._norm_all),)
-        )
+        self._norm = None
+        if spec.normed:
+            columns = (Piece(spec.inner_size, whole=self._norm_all),)
+            self._norm = below.tensor("norm.weight", spec.inner_size, pieces=columns)
         self._group = spec.inner_size // spec.norm_groups
         self._shape = ScanShape(
             own.heads, own.head_dim, own.groups, own.state_size, own.shortest_step, own.longest_step
@@ -130,11 +140,22 @@ class Mamba2:
         values, memory = cache.parts
         projected = self._input(x, step.adapters)
         xbc = ops.causal_conv(projected, ConvColumns(spec.inner_size), self._conv, values, batch)
-        first_step = spec.inner_size + spec.conv_size
-        seen = ops.state_space_scan(xbc, projected, first_step, self._shape, self._gates, self._skip, memory, batch)
-        gate = projected
-        if self._norm_all and ops.collective.ranks.size > 1:
-            own_gate = ops.empty_rows(projected, (spec.inner_size,), projected.dtype)
-            ops.copy_columns(projected, own_gate, Columns(0, 0, spec.inner_size))
-            seen, gate = (ops.collective.columns(part, self._inner) for part in (seen, own_gate))
-        return ops.gated_rms_norm(seen, gate, 0, self._norm, spec.norm_eps, self._group, gate_first=True)
+        of_gate, *_, of_steps = spec.factors or (1.0,) * 5
+        steps, first_step = projected, spec.inner_size + spec.conv_size
+        if of_steps != 1.0:
+            steps, first_step = self._part(projected, first_step, spec.heads, of_steps), 0
+        seen = ops.state_space_scan(xbc, steps, first_step, self._shape, self._gates, self._skip, memory, batch)
+        gate, divided = projected, self._norm_all and ops.collective.ranks.size > 1
+        if divided or of_gate != 1.0 or self._norm is None:
+            gate = self._part(projected, 0, spec.inner_size, of_gate)
+        if self._norm is None:
+            return ops.gate(gate, seen, 0, "silu")
+        if divided:
+            seen, gate = (ops.collective.columns(part, self._inner) for part in (seen, gate))
+        return ops.gated_rms_norm(seen, gate, 0, self._norm, spec.norm_eps, self._group, gate_first=spec.gate_first)
+
+    def _part(self, projected: AnyArray, first: int, count: int, factor: float) -> AnyArray:
+        """`count` columns of `projected` from `first` on, times `factor`: [num_tokens, count]."""
+        part = self._ops.empty_rows(projected, (count,), projected.dtype)
+        self._ops.copy_columns(projected, part, Columns(first, 0, count))
+        return part if factor == 1.0 else self._ops.activate(part, None, factor=factor)

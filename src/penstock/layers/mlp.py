@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import ActivationSizes
@@ -31,10 +31,13 @@ class GatedMLPSpec:
     down: str = "mlp.down_proj"
     clipped: bool = False
     """Whether the inputs and outputs of the maps are limited; see `ClippedLinear`."""
+    gate_factor: float = 1.0
+    """Factor on the gate, before the activation."""
 
     @property
     def activation_sizes(self) -> ActivationSizes:
-        return ActivationSizes(self.intermediate_size, 3 * self.intermediate_size, self.intermediate_size)
+        columns = self.intermediate_size * (1 if self.gate_factor == 1.0 else 2)
+        return ActivationSizes(columns, 3 * self.intermediate_size, self.intermediate_size)
 
     @property
     def tp_divisor(self) -> int:
@@ -44,7 +47,40 @@ class GatedMLPSpec:
         return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
 
     def build(self, factory: WeightFactory) -> FeedForward:
+        if self.gate_factor != 1.0:
+            return ScaledGatedMLP(self, factory)
         return ClippedGatedMLP(self, factory) if self.clipped else GatedMLP(self, factory)
+
+
+PlainActivation = Activation | Literal["quick_gelu"]
+"""quick_gelu: x * sigmoid(1.702 * x), an approximation of gelu."""
+_QUICK_GELU = 1.702
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMLPSpec:
+    """down(activation(limited(gate(x))) * up(x)), where only gates far above a token's mean are not 0: `limited` is
+    `Ops.keep_above`. See `FeedForwardSpec` for the methods.
+    """
+
+    mlp: GatedMLPSpec
+    deviations: float
+    """How many standard deviations above the mean."""
+
+    @property
+    def activation_sizes(self) -> ActivationSizes:
+        inner = self.mlp.intermediate_size
+        return ActivationSizes(2 * inner, 4 * inner, inner)
+
+    @property
+    def tp_divisor(self) -> int:
+        return 1  # the mean is that of all columns
+
+    def shard(self, tp_size: int) -> SparseMLPSpec:
+        return self
+
+    def build(self, factory: WeightFactory) -> FeedForward:
+        return SparseMLP(self, factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +92,7 @@ class PlainMLPSpec:
     bias: bool = False
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
-    activation: Activation = "relu2"
+    activation: PlainActivation = "relu2"
     xielu: str | None = None
     """Prefix of the parameters of xIELU, which replaces `activation`; None: another activation."""
 
@@ -89,15 +125,44 @@ class GatedMLP:
         return self.down(self.gate_up(x, adapters), adapters)
 
 
+class ScaledGatedMLP:
+    """down(activation(factor * gate(x)) * up(x)). See `FeedForward`."""
+
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=spec.bias) for name in spec.gate_up)
+        self._down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+        self._spec, self._ops = spec, factory.ops
+
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        gate = self._ops.activate(self._gate(x, adapters), None, factor=self._spec.gate_factor)
+        return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._spec.activation), adapters)
+
+
+class SparseMLP:
+    """See `SparseMLPSpec`, and `FeedForward`."""
+
+    def __init__(self, spec: SparseMLPSpec, factory: WeightFactory) -> None:
+        mlp, self._deviations, self._ops = spec.mlp, spec.deviations, factory.ops
+        hidden, inner, self._activation = mlp.hidden_size, mlp.intermediate_size, mlp.activation
+        self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=mlp.bias) for name in mlp.gate_up)
+        self._down = output_linear(mlp.down, inner, hidden, factory, bias=mlp.bias)
+
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        gate = self._ops.keep_above(self._gate(x, adapters), self._deviations)
+        return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._activation), adapters)
+
+
 class PlainMLP:
     """down(activation(up(x))). See `FeedForward`."""
 
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        fused = spec.activation if spec.xielu is None else None
+        fused = None if spec.xielu is not None or spec.activation == "quick_gelu" else spec.activation
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=fused)
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
         self._activate, self._alphas = factory.ops.activate, None
+        self._is_quick_gelu = spec.activation == "quick_gelu"
         if spec.xielu is not None:
             alphas = [factory.float32(f"{spec.xielu}.{name}", Piece(1, whole=True)) for name in ("alpha_p", "alpha_n")]
             self._alphas = (alphas[0], alphas[1])
@@ -106,6 +171,8 @@ class PlainMLP:
         inner = self.up(x, adapters)
         if self._alphas is not None:
             inner = self._activate(inner, "xielu", alphas=self._alphas)
+        elif self._is_quick_gelu:
+            inner = self._activate(inner, "silu", divisor=1 / _QUICK_GELU, factor=1 / _QUICK_GELU)
         return self.down(inner, adapters)
 
 

@@ -18,7 +18,10 @@ class Norm:
     """RMS norm or layer norm of the last axis, by its `NormSpec`. weight [size], bias [size] or None."""
 
     def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
-        self.weight = factory.norm(spec.name, spec.size, spec.offset)
+        if spec.weighted:
+            self.weight = factory.norm(spec.name, spec.size, spec.offset)
+        else:
+            self.weight = factory.constant(np.ones(spec.size, np.float32), factory.dtype)
         dtype = self.weight.dtype
         self.bias = factory.tensor(f"{spec.name}.bias", spec.size, dtype=dtype) if spec.bias else None
         if spec.centred and self.bias is None:

@@ -27,10 +27,13 @@ class PerLayerEmbeddingSpec:
     """The wide embedding plus a projection of the usual one: `size` columns per layer."""
 
     vocab_size: int
+    """Rows of the table; later tokens have that of token 0."""
     hidden_size: int
     size: int
     num_layers: int
     norm_eps: float
+    tokens: int | None = None
+    """Number of the model's tokens; None: `vocab_size`, or fewer."""
     name: str = "model.embed_tokens_per_layer"
     projection: str = "model.per_layer_model_projection"
     norm: str = "model.per_layer_projection_norm"
@@ -75,8 +78,11 @@ class PerLayerEmbedding:
     """Computes the per-layer inputs of all layers from a step's tokens."""
 
     def __init__(self, spec: PerLayerEmbeddingSpec, factory: WeightFactory) -> None:
-        self._lookup = OwnLookup(spec.vocab_size, factory.embedding(spec.name, spec.vocab_size, spec.columns), factory)
-        self._updates = factory.lookup_table(spec.name, spec.vocab_size, spec.columns)
+        rows = max(spec.vocab_size, spec.tokens or 0)
+        self._lookup = OwnLookup(rows, factory.embedding(spec.name, rows, spec.columns), factory)
+        if rows > spec.vocab_size:
+            factory.repeat_first_row(spec.name, spec.vocab_size)
+        self._updates = factory.lookup_table(spec.name, spec.vocab_size, spec.columns, rows)
         self._projection = Linear(
             (spec.projection,), spec.hidden_size, (spec.columns,), factory, bias=False, gather_output=True
         )

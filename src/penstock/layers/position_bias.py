@@ -37,9 +37,12 @@ class PositionBiasSpec:
 def position_bias(spec: PositionBiasSpec, max_positions: int, factory: WeightFactory) -> AnyArray:
     """The bias of each of this rank's heads at each distance; see `AttentionOptions`."""
     own, half = factory.ranks.own(spec.num_heads), max_positions + BIAS_MARGIN
-    made = factory.empty(len(own), 2 * half, dtype=factory.ops.dtype("float32"))
-    factory.add_parameter(spec.name, _Buckets(spec, own, half, partial(factory.ops.store, made)))
-    return made
+    return factory.derived_tensor(
+        f"{spec.name}.weight",
+        (len(own), 2 * half),
+        lambda made: _Buckets(spec, own, half, partial(factory.ops.store, made)),
+        factory.ops.dtype("float32"),
+    )
 
 
 class _Buckets:

@@ -39,6 +39,8 @@ class WeightSizes:
     """Most rows of the updates of a token's experts at one time."""
     num_other_parameters: int = 0
     """Number of weight elements that are not in `matrices`: biases, norms."""
+    num_repeated: int = 0
+    """Number of elements of `matrices` that files lack, as they repeat others."""
 
     @property
     def num_parameters(self) -> int:
@@ -107,7 +109,7 @@ class SizeRecorder(WeightFactory):
         self.sizes.adaptable.append(MatrixSize(f"{self._above}{name}", rows, columns))
         self.sizes.by_head.append(f"{self._above}{name}")
 
-    def lookup_table(self, name: str, rows: int, columns: int) -> None:
+    def lookup_table(self, name: str, rows: int, columns: int, num_ids: int | None = None) -> None:
         self.sizes.embeddings.append(MatrixSize(f"{self._above}{name}", rows, columns, multiplied=False))
 
     def embedding(self, name: str, rows: int, columns: int) -> Any:
@@ -123,8 +125,24 @@ class SizeRecorder(WeightFactory):
         self.sizes.num_other_parameters += own.kept * math.prod(shape[1:])
         return NOTHING
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> Any:
-        return self.tensor(name, 0, kernel, pieces=pieces)
+    def taps(
+        self,
+        name: str | tuple[str, ...],
+        pieces: tuple[Piece, ...],
+        kernel: int,
+        factors: tuple[float, ...] | None = None,
+    ) -> Any:
+        return self.tensor(name if isinstance(name, str) else name[0], 0, kernel, pieces=pieces)
+
+    def repeat_first_row(self, name: str, rows: int) -> None:
+        (table,) = (matrix for matrix in self.sizes.matrices if matrix.name == f"{self._above}{name}")
+        self.sizes.num_repeated += max(0, table.rows - rows) * table.columns
+
+    def reshape(self, name: str, shape: tuple[int, ...]) -> None:
+        return
+
+    def derived_tensor(self, *_: object, **__: object) -> Any:
+        return NOTHING
 
     def empty(self, *shape: int, dtype: object = None) -> Any:
         return NOTHING

@@ -36,6 +36,8 @@ class NormSpec:
     """Whether the norm subtracts the mean first and adds a bias at the end."""
     centred: bool = False
     """Whether the norm subtracts the mean first, even without a bias."""
+    weighted: bool = True
+    """Whether the norm has a weight."""
 
 
 @dataclass(frozen=True, slots=True)

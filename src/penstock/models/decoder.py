@@ -4,77 +4,65 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.layers.altup import StreamEnds
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
 from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
+from penstock.models.altup_layer import AltUpLayer
 from penstock.models.spec import LayerSpec, ModelSpec, SubLayer
+from penstock.models.stream import Residual, Stream
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.kernels.ops import Ops
     from penstock.layers.rope import RopeConfig, TemperatureConfig
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The residual stream as an unfinished sum, total * (residual + after(x)), which is fused with the next norm.
-
-    Without a residual, `x` is the stream itself.
-    """
-
-    x: AnyArray
-    """[num_tokens, hidden_size]"""
-    residual: AnyArray | None = None
-    after: Norm | None = None
-    """None: no norm after the part."""
-    total: AnyArray | None = None
-    """[1] float32; None: 1."""
-
-
-class Residual:
-    """Adds the outputs of a model's parts to the residual stream, scaled by `residual_multiplier`."""
-
-    def __init__(self, factor: float, ops: Ops) -> None:
-        self._factor, self._ops = factor, ops
-
-    def normed(self, stream: Stream, norm: Norm | None) -> tuple[AnyArray, AnyArray]:
-        """Returns (norm(stream), stream), both [num_tokens, hidden_size]; may overwrite the stream's tensors."""
-        if norm is None or stream.residual is None:
-            total = self.added(stream)
-            return (total if norm is None else norm(total)), total
-        return norm.of_sum(stream.x, stream.residual, self._factor, after=stream.after, total=stream.total)
-
-    def added(self, stream: Stream) -> AnyArray:
-        """The stream as one tensor [num_tokens, hidden_size]; may overwrite the stream's tensors."""
-        if stream.residual is None:
-            return stream.x
-        x = stream.x if stream.after is None else stream.after(stream.x)
-        return self._ops.add_rows(x, stream.residual, self._factor, total=stream.total)
-
-
 class SubLayerNorms:
-    """The norms before and after a part of a layer, and the norm of the residual sum; each is optional."""
+    """The norms before and after a part of a layer, the norm of the residual sum, and factors; each is optional."""
 
     def __init__(self, spec: SubLayer[Any], factory: WeightFactory) -> None:
         self.before = None if spec.norm is None else Norm(spec.norm, factory)
         self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
+        self._input_factor, self._output_factor, self._activate = (
+            spec.input_factor,
+            spec.output_factor,
+            factory.ops.activate,
+        )
+
+    def take(self, stream: Stream, adding: Residual, *, beside: bool = False) -> tuple[AnyArray, AnyArray]:
+        """Returns (the part's input, the residual stream); see `Residual.normed`.
+
+        Args:
+            beside: see `LayerSpec`.
+        """
+        if beside:
+            assert self.before is not None
+            assert stream.residual is not None, "the layer before added its mixer's output"
+            taken, residual = self.before(stream.residual), adding.added(stream)
+        else:
+            taken, residual = adding.normed(stream, self.before)
+        if self._input_factor != 1.0:
+            taken = self._activate(taken, None, factor=self._input_factor)
+        return taken, residual
 
     def stream(self, x: AnyArray, residual: AnyArray, adding: Residual) -> Stream:
         """The residual stream after the part with the output `x`."""
+        if self._output_factor != 1.0:
+            x = self._activate(x, None, factor=self._output_factor)
         stream = Stream(x, residual, self.after)
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
@@ -86,12 +74,21 @@ class DecoderLayer:
     only for the tokens whose logits are needed.
     """
 
-    def __init__(self, spec: LayerSpec, factor: float, factory: WeightFactory, *, is_last: bool = False) -> None:
+    def __init__(
+        self,
+        spec: LayerSpec,
+        factor: float,
+        factory: WeightFactory,
+        *,
+        is_last: bool = False,
+        beside: DecoderLayer | None = None,
+    ) -> None:
         """
         Args:
             factor: scales each part's output before it is added to the residual stream.
             is_last: whether this is the last layer, whose `feed_forward` uses precise kernels: only tokens with logits
                 go through it.
+            beside: the layer whose mixer's input this layer's mixer takes; see `LayerSpec`.
         """
         factory = factory.at(spec.name)
         self._residual = Residual(factor, factory.ops)
@@ -99,6 +96,9 @@ class DecoderLayer:
         if spec.mixer is not None:
             self._mixer_norms = SubLayerNorms(spec.mixer, factory)
             self._mixer = spec.mixer.part.build(factory)
+        self._is_beside = beside is not None
+        if beside is not None:
+            self._mixer_norms.before = beside._mixer_norms.before
         if spec.feed_forward is not None:
             self._feed_forward_norms = SubLayerNorms(spec.feed_forward, factory)
             self._feed_forward = spec.feed_forward.part.build(factory.precise() if is_last else factory)
@@ -121,7 +121,7 @@ class DecoderLayer:
             plain = stream.after is None and stream.total is None
             assert plain, "layers without a mixer follow others without a last norm and scale"
             return stream.x, stream.residual
-        taken, residual = self._residual.normed(stream, self._mixer_norms.before)
+        taken, residual = self._mixer_norms.take(stream, self._residual, beside=self._is_beside)
         return self._mixer.mix(taken, step, batch, cache), residual
 
     def feed_forward(
@@ -146,11 +146,11 @@ class DecoderLayer:
             assert residual is not None
             stream = self._mixer_norms.stream(self._mixer.output(mixed, adapters), residual, self._residual)
         if self._feed_forward is not None:
-            taken, residual = self._residual.normed(stream, self._feed_forward_norms.before)
+            taken, residual = self._feed_forward_norms.take(stream, self._residual)
             stream = self._feed_forward_norms.stream(self._feed_forward(taken, adapters), residual, self._residual)
         if self._per_layer is not None:
             assert inputs is not None
-            taken, residual = self._residual.normed(stream, self._per_layer_norms.before)
+            taken, residual = self._per_layer_norms.take(stream, self._residual)
             stream = self._per_layer_norms.stream(self._per_layer(taken, inputs, adapters), residual, self._residual)
         return replace(stream, total=self._scale)
 
@@ -257,12 +257,19 @@ class Decoder:
         """Prepared for the step's positions before `forward`."""
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         last = spec.layers[-1]
-        self.layers = [
-            DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last) for layer in spec.layers
-        ]
+        self._streams = None if last.altup is None else StreamEnds(last.altup, factory)
+        self.layers: list[DecoderLayer | AltUpLayer] = []
+        made: DecoderLayer | None = None
+        for layer in spec.layers:
+            if layer.altup is not None:
+                self.layers.append(AltUpLayer(layer, layer.altup, factory, is_last=layer is last))
+                continue
+            beside = made if layer.beside else None
+            made = DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last, beside=beside)
+            self.layers.append(made)
         self.final_norm = Norm(spec.final_norm, factory)
         self.adapted, self.adapted_heads = factory.adapted, factory.adapted_heads
-        self.lookup_tables = factory.lookup_tables
+        self.adapted_embeddings = factory.adapted_embeddings
         self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
         self.tower: Any = None
         """The `Tower`, once loaded; None: the model takes text only."""
@@ -298,6 +305,7 @@ class Decoder:
         if self._position_table is not None:
             x = self._ops.add_rows(self._position_table(positions), x, 1.0)
         inputs = () if self._per_layer is None else (self._per_layer(token_ids, x, adapters),)
+        x = x if self._streams is None else self._streams.expand(x, adapters)
         step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
@@ -321,7 +329,10 @@ class Decoder:
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""
-        normed, _ = self._residual.normed(self.layers[-1].feed_forward(*hidden, adapters=adapters), self.final_norm)
+        stream = self.layers[-1].feed_forward(*hidden, adapters=adapters)
+        if self._streams is not None:
+            stream = Stream(self._streams.collapse(stream.x, adapters))
+        normed, _ = self._residual.normed(stream, self.final_norm)
         return normed
 
     def compute_logits(

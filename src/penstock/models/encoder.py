@@ -16,8 +16,9 @@ from penstock.layers.encoder_head import Dense, TokenScoreHead, TokenScoreSpec, 
 from penstock.layers.norm import Norm
 from penstock.layers.position_bias import position_bias
 from penstock.layers.spec import NormSpec
-from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
+from penstock.models.decoder import DecoderLayer, PositionTables
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec, TableSpec
+from penstock.models.stream import Residual, Stream
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch

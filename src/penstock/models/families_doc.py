@@ -6,6 +6,7 @@ python -m penstock.models.families_doc > docs/models.md
 import sys
 
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES as GGUF
+from penstock.checkpoint.gguf.mmproj import FAMILIES as VISION
 from penstock.models.architectures import ARCHITECTURES, ENCODERS, FamilyReader, Read
 
 INTRO = """\
@@ -15,8 +16,9 @@ A model is a Hugging Face folder, a [GGUF file](gguf.md) or the hub id of either
 the name to look for is `architectures` in the model's `config.json` ([all of them](#architectures)), or
 `general.architecture` of a GGUF file. Many models share an architecture under other names.
 
-These take images: SmolVLM and Idefics 3, Gemma 3 and 4, Pixtral 12B, Mistral Small 3 and Ministral 3,
-Qwen2.5-VL, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders. Of another multimodal checkpoint only the text model
+These take images: SmolVLM and Idefics 3, Gemma 3 and 4, InternVL 2.5 to 3.5, LFM2-VL, Llama 4, Pixtral 12B, Mistral
+Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders and, but for Llama 4,
+from GGUF files with their [vision files](gguf.md#vision-files). Of another multimodal checkpoint only the text model
 is loaded.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
@@ -101,11 +103,13 @@ def table() -> list[str]:
 def short_table() -> list[str]:
     """The lines of the first table, one row per family."""
     families: dict[str, list[str]] = {}
+    stored = {name for one in GGUF.values() for name in one.families}
+    stored |= {architecture for one in VISION.values() for _, architecture in one.values()}
     for name, read in sorted(ARCHITECTURES.items()):
         families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
     rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]
     for family, names in sorted(families.items()):
-        files = any(name in architecture.families for architecture in GGUF.values() for name in names)
+        files = any(name in stored for name in names)
         rows.append(f"| {family} | {', '.join(f'`{name}`' for name in names)} | {'yes' if files else ''} |")
     return rows
 

@@ -30,7 +30,7 @@ _TRAINING = {
     *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
     *("residual_dropout", "embedding_dropout", "classifier_dropout", "pretraining_tp"),
     *("finetuning_task", "problem_type", "task_specific_params"),
-    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha"),
+    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "embedding_initializer_range"),
 }
 _HOW_TO_RUN = {
     *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
@@ -106,6 +106,22 @@ _LARGEST = {
     "mamba_d_state": 2**16,
     "mamba_d_conv": 16,
     "mamba_expand": 2**8,
+    "mamba_d_ssm": 2**24,
+    "altup_num_inputs": 64,
+    "laurel_rank": 2**20,
+    "mamba_dt_rank": 2**20,
+    "attn_layer_period": 10_000,
+    "attn_layer_offset": 10_000,
+    "expert_layer_period": 10_000,
+    "expert_layer_offset": 10_000,
+    "model_max_length": 2**30,
+    "num_experts_per_token": 2**16,
+    "num_expert_group": 2**16,
+    "linear_num_heads": 2**16,
+    "linear_head_dim": 2**16,
+    "short_conv_kernel_size": 16,
+    "num_kv_heads": 2**16,
+    "ffn_hidden_size": 2**24,
     "shared_expert_intermediate_size": 2**24,
     "type_vocab_size": 2**16,
     "num_labels": 2**16,
@@ -141,6 +157,15 @@ _LARGEST = {
     "scale_factor": 2**6,
     "mm_tokens_per_image": 2**16,
     "window_size": 2**14,
+    "embed_dim": 2**24,
+    "mlp_ratio": 2**8,
+    "num_patches": 2**20,
+    "image_seq_length": 2**16,
+    "downsample_factor": 2**6,
+    "projector_hidden_size": 2**24,
+    "projector_input_dim": 2**24,
+    "projector_output_dim": 2**24,
+    "vision_output_dim": 2**24,
     "pooling_kernel_size": 2**6,
     "position_embedding_size": 2**20,
     "moe_topk": 2**16,
@@ -248,6 +273,10 @@ class HFConfig:
     def has(self, key: str) -> bool:
         """Whether `key` is present and not null."""
         return self._values.get(key) is not None
+
+    def is_list(self, key: str) -> bool:
+        """Whether the value of `key` is a list."""
+        return isinstance(self._values.get(key), list)
 
     def is_null(self, key: str) -> bool:
         """Whether `key` is present and null."""

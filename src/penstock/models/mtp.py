@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
-from penstock.models.decoder import Decoder, DecoderLayer, PositionTables, Residual, Stream
+from penstock.models.decoder import Decoder, DecoderLayer, PositionTables
 from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.stream import Residual, Stream
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch

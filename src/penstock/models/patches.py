@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 if TYPE_CHECKING:
@@ -59,19 +60,22 @@ class PatchGrid(NamedTuple):
 
 def pixel_floats(pixels: ImageInput) -> Floats:
     """[3, 256]: the float of each channel's 8-bit values."""
-    values = np.arange(256, dtype=np.float32) * np.float32(pixels.rescale_factor)
-    mean, std = (np.array(statistic, np.float32)[:, None] for statistic in (pixels.mean, pixels.std))
-    floats: Floats = (values - mean) / std
-    return floats
+    values = _rounded(np.arange(256, dtype=np.float32) * np.float32(pixels.rescale_factor), pixels)
+    mean, std = (_rounded(np.array(one, np.float32)[:, None], pixels) for one in (pixels.mean, pixels.std))
+    return _rounded(_rounded(values - mean, pixels) / std, pixels)
 
 
-def cut_patches(image: Image, grid: PatchGrid, size: int, floats: Floats, columns: int) -> Floats:
-    """[patches, columns]: channels, then rows and columns of pixels, then zeros."""
+def _rounded(values: Floats, pixels: ImageInput) -> Floats:
+    return values.astype(ml_dtypes.bfloat16).astype(np.float32) if pixels.bfloat16 else values
+
+
+def cut_patches(image: Image, grid: PatchGrid, size: int, floats: Floats, columns: int, extra: int = 0) -> Floats:
+    """[patches + extra, columns]: channels, then rows and columns of pixels, then zeros; `extra` rows are zeros."""
     pixels = np.frombuffer(image.pixels, np.uint8).reshape(grid.height, size, grid.width, size, 3)
     cut = pixels.transpose(0, 2, 4, 1, 3)[grid.rows, grid.columns].reshape(len(grid.rows), 3, size**2)
-    made = np.zeros((len(cut), columns), np.float32)
+    made = np.zeros((len(cut) + extra, columns), np.float32)
     for channel in range(3):
-        made[:, channel * size**2 : (channel + 1) * size**2] = floats[channel][cut[:, channel]]
+        made[: len(cut), channel * size**2 : (channel + 1) * size**2] = floats[channel][cut[:, channel]]
     return made
 
 
@@ -96,3 +100,30 @@ def _between(index: Ints, size: int, side: int) -> tuple[Ints, Floats]:
     low = np.floor(steps).astype(np.int64)
     share = steps - low.astype(np.float32)
     return np.stack((low, np.minimum(low + 1, side - 1)), 1), np.stack((1 - share, share), 1)
+
+
+def antialiased(table: Floats, grid: PatchGrid, side: int) -> Floats:
+    """[patches, size]: a table [side * side, size] resampled to the picture's patches, as `torch` does bilinearly with
+    antialiasing: each place is a weighted mean of those within a triangle that is as wide as a patch, at least."""
+    by_row = _weighted(_triangles(side, grid.height), table.reshape(side, -1)).reshape(grid.height, side, -1)
+    by_column = _weighted(_triangles(side, grid.width), by_row.swapaxes(0, 1).reshape(side, -1))
+    return by_column.reshape(grid.width, grid.height, -1)[grid.columns, grid.rows]
+
+
+def _weighted(weights: Floats, values: Floats) -> Floats:
+    """`weights` [any, count] times `values` [count, size], added one after another: the same on each machine."""
+    made = np.zeros((len(weights), values.shape[1]), np.float32)
+    for weight, value in zip(weights.T, values, strict=True):
+        made += weight[:, None] * value
+    return made
+
+
+def _triangles(count: int, wanted: int) -> Floats:
+    """[wanted, count]: the weights of `count` places in each of those that are wanted, on an axis of one length."""
+    step = count / wanted
+    half = max(step, 1.0)
+    centres = (np.arange(wanted) + 0.5) * step
+    distances = np.abs(np.arange(count) + 0.5 - centres[:, None]) / half
+    weights = np.maximum(1 - distances, 0)
+    triangles: Floats = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    return triangles

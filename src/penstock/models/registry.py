@@ -138,7 +138,7 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     stored = sum(file.stat().st_size for file in weight_files(checkpoint.path))
     sizes = model_sizes(spec)
     needed = sum(matrix.rows * matrix.columns * matrix.format.bits // 8 for matrix in stored_matrices(spec, sizes))
-    needed += 2 * sizes.num_other_parameters
+    needed += 2 * (sizes.num_other_parameters - sizes.num_repeated)
     if needed > stored:
         raise CheckpointError(
             f"{checkpoint.config_file} describes a model of {sizes.num_parameters} parameters, at least "
@@ -149,7 +149,7 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 def _check_elements(sizes: WeightSizes, checkpoint: Checkpoint, gguf: GGUFFile) -> None:
     stored = sum(info.size for info in gguf.tensors.values())
-    if sizes.num_parameters > stored:
+    if sizes.num_parameters - sizes.num_repeated > stored:
         raise CheckpointError(
             f"{gguf.path} describes a model of {sizes.num_parameters} parameters, but its tensors have {stored} "
             f"elements: tensors are missing, or one of these sizes is wrong: {_sizes(checkpoint)}"
@@ -357,7 +357,15 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
     if checkpoint.gguf is not None:
         from penstock.models.loading.gguf_weights import gguf_weight_files
 
-        return unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec)
+        parameters = list(parameters)
+        towers: list[WeightFile] = []
+        if checkpoint.vision is not None and spec.tower is not None:
+            from penstock.models.loading.mmproj_weights import mmproj_weights
+
+            towers += mmproj_weights(checkpoint.vision, spec.tower, parameters)
+            of_towers = {name for file in towers for name in file.shapes}
+            parameters = [name for name in parameters if name not in of_towers]
+        return [*unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec), *towers]
     from penstock.models.loading.safetensors_weights import SafetensorsFile
 
     files: list[WeightFile] = [SafetensorsFile(file, spec.names.prefixes) for file in weight_files(checkpoint.path)]

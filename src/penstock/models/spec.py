@@ -13,6 +13,7 @@ from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.config.model_facts import ActivationSizes, DType, LayerFacts
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
+from penstock.layers.altup import AltUpSpec
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.layers.latent import LatentAttentionSpec
@@ -36,6 +37,10 @@ class SubLayer(Generic[PartT]):
     norm: NormSpec | None
     norm_after: NormSpec | None = None
     norm_of_sum: NormSpec | None = None
+    input_factor: float = 1.0
+    """Factor on the part's input, which then has a norm."""
+    output_factor: float = 1.0
+    """Factor on the part's output, before `norm_after`."""
 
     @property
     def norms(self) -> Iterator[NormSpec]:
@@ -62,6 +67,11 @@ class LayerSpec:
     parallel: bool = False
     """Whether the feed-forward part takes the same stream as the mixer, and both outputs are added to it together;
     without a norm of its own it takes the mixer's normalized input."""
+    altup: AltUpSpec | None = None
+    """The residual streams of the model, if there are several."""
+    beside: bool = False
+    """Whether its mixer takes the normalized input of the previous layer's mixer; both outputs are added to the stream.
+    The previous layer has no feed-forward part, and `mixer` here has no norm."""
 
     @property
     def parts(self) -> Iterator[PartSpec]:
@@ -96,6 +106,8 @@ class LayerSpec:
                     activations[1].native + beside, activations[1].reference + beside, activations[1].widest
                 ),
             )
+        if self.altup is not None:
+            activations = (*activations, self.altup.activation_sizes)
         return LayerFacts(cache, activations)
 
 
@@ -189,8 +201,9 @@ class PatchSpec:
     frames: int | None = None
     """Frames of a three-dimensional convolution, whose weights are added, as a still is that many equal frames; None:
     the convolution has two dimensions."""
-    flat: bool = False
-    """Whether the checkpoint has a matrix of pixels with their channels side by side, instead of a convolution."""
+    flat: Literal["pixels", "channels"] | None = None
+    """Order of the columns, where the checkpoint has a matrix instead of a convolution: pixels, with their channels
+    side by side, or channels, each with its pixels. None: it has a convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +214,12 @@ class PatchPositions:
     """Complete name of the tensor."""
     side: int
     """Rows and columns of the grid that was learned."""
-    kind: Literal["nearest", "bilinear", "axes"] = "nearest"
+    kind: Literal["nearest", "bilinear", "antialiased", "axes"] = "nearest"
     """How a picture's patches take vectors from the grid: of the nearest place; resampled bilinearly, corners on
-    corners; or the sum of a vector of the column and one of the row, from tensors [2, side]."""
+    corners, or edges on edges with an antialiasing filter; or the sum of a vector of the column and one of the row,
+    from tensors [2, side]."""
+    class_row: Literal["first", "last"] | None = None
+    """Where the table has one more vector, that of `TowerSpec.class_token`; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +279,16 @@ class TowerSpec:
     layers: tuple[LayerSpec, ...]
     connector: tuple[ConnectorPart, ...]
     positions: PatchPositions | None = None
+    class_token: str | None = None
+    """Complete name of a vector that takes part in the layers after the last patch, without a place; it yields no
+    feature. None: there is none."""
+    layer_scales: tuple[str, str] | None = None
+    """Names, within a layer, of the factors on each element of the outputs of attention and of the feed-forward part;
+    None: there are none."""
     rope: RopeConfig | None = None
     """Rotary embedding of the layers; its angles are those of two axes."""
+    first_place: int = 0
+    """Number of the first row and of the first column in rotary angles."""
     alternating: bool = False
     """Whether even frequencies rotate by the row and odd ones by the column; else half of them by each, the frequencies
     of the half beginning anew."""

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.norm import Norm
 from penstock.layers.portable_math import cosines_and_sines
 from penstock.layers.rotary import rope_frequencies
 from penstock.layers.spec import StepInputs
-from penstock.models.decoder import DecoderLayer, Residual, Stream
+from penstock.models.decoder import DecoderLayer
 from penstock.models.patches import PatchGrid, cut_patches, pixel_floats
 from penstock.models.spec import TowerSpec
+from penstock.models.stream import Residual, Stream
 from penstock.models.tower_parts import Connector, PatchEmbedding, Places
 from penstock.quantization.rows import RowRun
 
@@ -50,10 +52,13 @@ class Tower:
             self._floats = 2 * (self._floats - np.float32(0.5))
         self._patches = PatchEmbedding(spec.patch, spec.hidden_size, factory)
         self._places = Places(spec, factory)
+        self._class = None if spec.class_token is None else factory.tensor(spec.class_token, spec.hidden_size)
         self._first_norm = None if spec.first_norm is None else Norm(spec.first_norm, factory)
         self._layers = [DecoderLayer(layer, 1.0, factory) for layer in spec.layers]
         if spec.by_halves:
             _reorder_heads(spec, factory)
+        if spec.layer_scales is not None:
+            _scale_layers(spec, spec.layer_scales, factory)
         self._residual = Residual(1.0, factory.ops)
         self._last_norm = None if spec.last_norm is None else Norm(spec.last_norm, factory)
         self._connector = Connector(spec.connector, spec, factory)
@@ -65,17 +70,21 @@ class Tower:
         return PatchGrid.of(image.height // size, image.width // size, self.spec.merge, self.spec.window)
 
     def begin(self, image: Image, grid: PatchGrid) -> AnyArray:
-        """The stream before the first layer, [patches, hidden_size]."""
+        """The stream before the first layer, [patches, hidden_size]; with a class token it has one row more."""
         assert self._floats is not None
-        cut = cut_patches(image, grid, self.spec.patch.size, self._floats, self._patches.columns)
+        extra, count = 0 if self._class is None else 1, len(grid.rows)
+        cut = cut_patches(image, grid, self.spec.patch.size, self._floats, self._patches.columns, extra)
         x = self._patches(self._constant(cut, self._dtype))
+        if self._class is not None:
+            self._ops.scatter(self._class.view(1, -1), self._constant(np.array([count])), x)
         places = self._places.of(grid)
         if places is not None:
             x = self._ops.add_rows(places, x, 1.0)
         return x if self._first_norm is None else self._first_norm(x)
 
     def angles(self, grid: PatchGrid) -> AnyArray | None:
-        """Cosines and sines at the patches' places, [patches, 2, dim / 2] float32; None: no rotary embedding."""
+        """Cosines and sines at the places of the stream's rows, [rows, 2, dim / 2] float32; None: no rotary
+        embedding."""
         found = _axial_angles(self.spec, grid)
         return None if found is None else self._constant(found)
 
@@ -107,7 +116,20 @@ class Tower:
 
     def end(self, x: AnyArray, grid: PatchGrid) -> AnyArray:
         """The features [merged patches, size] in reading order, of the last layer's output."""
+        x = x[: len(grid.rows)]  # without the class token
         return self._connector(x if self._last_norm is None else self._last_norm(x), grid)
+
+
+def _scale_layers(spec: TowerSpec, names: tuple[str, str], factory: WeightFactory) -> None:
+    """Load the last maps of attention and MLPs times their factors: see `TowerSpec.layer_scales`."""
+    for layer in spec.layers:
+        assert layer.mixer is not None
+        assert layer.feed_forward is not None
+        attention, mlp = layer.mixer.part, layer.feed_forward.part
+        assert isinstance(attention, AttentionSpec)
+        assert isinstance(mlp, PlainMLPSpec)
+        for matrix, factors in zip((attention.names.output, mlp.down), names, strict=True):
+            factory.at(layer.name).scale_rows(matrix, factors, spec.hidden_size)
 
 
 def _reorder_heads(spec: TowerSpec, factory: WeightFactory) -> None:
@@ -134,7 +156,7 @@ def _halved_rows(heads: int, size: int) -> tuple[RowRun, ...]:
 
 
 def _axial_angles(spec: TowerSpec, grid: PatchGrid) -> NDArray[np.float32] | None:
-    """[patches, 2, dim / 2]: see `TowerSpec.rope`."""
+    """[rows of the stream, 2, dim / 2]: see `TowerSpec.rope`. A class token is not rotated."""
     if spec.rope is None:
         return None
     axes = (grid.columns, grid.rows) if spec.columns_first else (grid.rows, grid.columns)
@@ -144,5 +166,8 @@ def _axial_angles(spec: TowerSpec, grid: PatchGrid) -> NDArray[np.float32] | Non
     else:  # of a rotary embedding with half the dimensions
         frequencies, _ = rope_frequencies(replace(spec.rope, dim=spec.rope.dim // 2))
         parts = [frequencies, frequencies]
-    turned = [place[:, None].astype(np.float32) * part for place, part in zip(axes, parts, strict=True)]
-    return np.stack(cosines_and_sines(np.concatenate(turned, 1)), 1).astype(np.float32)
+    places = [(place + spec.first_place)[:, None].astype(np.float32) for place in axes]
+    angles = np.concatenate([place * part for place, part in zip(places, parts, strict=True)], 1)
+    if spec.class_token is not None:
+        angles = np.concatenate((angles, np.zeros_like(angles[:1])))
+    return np.stack(cosines_and_sines(angles), 1).astype(np.float32)

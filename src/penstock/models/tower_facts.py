@@ -28,7 +28,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     if pixels is None:
         return None
     side = tower.side or pixels.size
-    area = pixels.max_pixels if tower.side is None and pixels.max_pixels else side**2
+    area = max(pixels.max_pixels, pixels.tile_size**2) if tower.side is None and pixels.max_pixels else side**2
     most = max(area // tower.patch.size**2, tower.merge**2)
     if tower.side is None and pixels.max_tokens:
         most = pixels.max_tokens * tower.merge**2
@@ -48,7 +48,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
             max(hidden, *(part.widest for part in activations)),
         ),
         max_tokens=most // tower.merge**2,
-        max_patches=most,
+        max_patches=most if tower.class_token is None else most + 1,
         attends_within=any(isinstance(mixer, AttentionSpec) and mixer.joins_images for mixer in spec.mixers),
         rope_axes=any(rope.axes for rope in spec.ropes),
     )

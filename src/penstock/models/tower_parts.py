@@ -12,13 +12,22 @@ import numpy as np
 from penstock.layers.encoder_head import wide
 from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
-from penstock.models.patches import PatchGrid, bilinear_places, nearest_places
-from penstock.models.spec import ConnectorPart, MergeSpec, PatchSpec, ProjectionSpec, RootMeanSpec, TowerSpec
+from penstock.models.patches import PatchGrid, antialiased, bilinear_places, nearest_places
+from penstock.models.spec import (
+    ConnectorPart,
+    MergeSpec,
+    PatchPositions,
+    PatchSpec,
+    ProjectionSpec,
+    RootMeanSpec,
+    TowerSpec,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.kernels.elementwise import RMSNormOp
+    from penstock.kernels.linear.weight import Weight
     from penstock.kernels.memory import Store
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
@@ -32,7 +41,7 @@ class _ConvertedRows:
     """A checkpoint tensor whose rows are converted to those of a matrix."""
 
     store: Store
-    target: AnyArray
+    target: Weight
     shape: tuple[int, ...]
     convert: Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -46,14 +55,18 @@ class PatchEmbedding:
     def __init__(self, spec: PatchSpec, hidden_size: int, factory: WeightFactory) -> None:
         size = spec.size
         self.columns = -(-3 * size**2 // _VECTOR) * _VECTOR
-        self._weight = factory.weight_of(spec.name, hidden_size, self.columns)
         shape: tuple[int, ...] = (hidden_size, 3, size, size)
         if spec.frames is not None:
             shape = (hidden_size, 3, spec.frames, size, size)
-        if spec.flat:
+        if spec.flat is not None:
             shape = (hidden_size, 3 * size**2)
         convert = partial(_patch_rows, spec=spec, columns=self.columns)
-        factory.add_parameter(spec.name, _ConvertedRows(factory.ops.store, self._weight, shape, convert))
+        self._weight = factory.derived(
+            spec.name,
+            hidden_size,
+            self.columns,
+            lambda weight: _ConvertedRows(factory.ops.store, weight, shape, convert),
+        )
         self._bias = factory.bias((spec.name,), (hidden_size,), self._weight.bias_dtype) if spec.bias else None
         self._dtype = factory.dtype
 
@@ -65,7 +78,7 @@ class PatchEmbedding:
 def _patch_rows(rows: NDArray[Any], spec: PatchSpec, columns: int) -> NDArray[Any]:
     """Rows of a patch embedding as rows over channels, then pixels, then zeros."""
     count = len(rows)
-    if spec.flat:
+    if spec.flat == "pixels":
         rows = rows.reshape(count, spec.size**2, 3).swapaxes(1, 2)
     if spec.frames is not None:
         rows = rows.astype(np.float32).sum(2).astype(rows.dtype)
@@ -81,14 +94,14 @@ class Places:
         self._spec, self._ops, self._constant = spec.positions, factory.ops, factory.constant
         self._dtype, self._table = factory.dtype, None
         if spec.positions is not None:
-            side = spec.positions.side
+            side, extra = spec.positions.side, 0 if spec.positions.class_row is None else 1
             if spec.positions.kind == "axes":
                 self._table = _stacked_rows(spec.positions.name, 2, side, spec.hidden_size, factory)
             else:
-                self._table = factory.tensor(spec.positions.name, side**2, spec.hidden_size)
+                self._table = factory.tensor(spec.positions.name, side**2 + extra, spec.hidden_size)
 
     def of(self, grid: PatchGrid) -> AnyArray | None:
-        """[patches, hidden_size]; None: there are none."""
+        """[patches, hidden_size], and one row more with a class token; None: there are none."""
         if self._spec is None or self._table is None:
             return None
         side = self._spec.side
@@ -96,7 +109,10 @@ class Places:
             by_row, by_column = self._rows(side + grid.rows), self._rows(grid.columns)
             return self._ops.add_rows(by_column, by_row, 1.0)
         if self._spec.kind == "nearest":
-            return self._rows(nearest_places(grid, side))
+            return self._rows(_with_class(nearest_places(grid, side), self._spec))
+        if self._spec.kind == "antialiased":
+            whole = self._ops.on_host(wide(self._table, self._ops))
+            return self._constant(antialiased(whole, grid, side), self._dtype)
         places, weights = bilinear_places(grid, side)
         total = np.zeros((len(places), self._table.shape[1]), np.float32)
         for tap in range(places.shape[1]):
@@ -108,15 +124,24 @@ class Places:
         return self._ops.gather(self._table, self._constant(np.ascontiguousarray(places)))
 
 
+def _with_class(places: NDArray[np.int64], spec: PatchPositions) -> NDArray[np.int64]:
+    """The rows of the table for patches at `places`, and for the class token after them."""
+    if spec.class_row is None:
+        return places
+    is_first = spec.class_row == "first"
+    return np.append(places + is_first, 0 if is_first else spec.side**2)
+
+
 def _stacked_rows(name: str, count: int, rows: int, columns: int, factory: WeightFactory) -> AnyArray:
     """A checkpoint tensor [count, rows, columns] as one of [count * rows, columns]."""
-    target = factory.empty(count * rows, columns)
 
-    def load(first: int, stacked: NDArray[Any]) -> None:
-        factory.ops.store(target, first * rows, stacked.reshape(-1, columns))
+    def parameter(target: AnyArray) -> _TakenRows:
+        def load(first: int, stacked: NDArray[Any]) -> None:
+            factory.ops.store(target, first * rows, stacked.reshape(-1, columns))
 
-    factory.parameters[name] = _TakenRows((count, rows, columns), load)
-    return target
+        return _TakenRows((count, rows, columns), load)
+
+    return factory.derived_tensor(name, (count * rows, columns), parameter)
 
 
 @dataclass(slots=True)
@@ -189,11 +214,16 @@ class _Projection:
 
     def __init__(self, spec: ProjectionSpec, merge: int, factory: WeightFactory) -> None:
         self._ops, self._dtype, self._activation = factory.ops, factory.dtype, spec.activation
+        self._weight: Weight
         if spec.layout == "usual":
             self._weight = factory.matrix(spec.name, spec.out_size, spec.in_size)
-        else:
+        elif spec.layout == "transposed":
             self._weight = factory.weight_of(spec.name, spec.out_size, spec.in_size)
-            _add_reordered(spec, merge, self._weight, factory)
+            factory.parameters[spec.name] = _transposed(spec, self._weight, factory.ops.store)
+        else:
+            self._weight = factory.derived(
+                spec.name, spec.out_size, spec.in_size, partial(_side_by_side_rows, spec, merge, factory.ops.store)
+            )
         self._bias = factory.bias((spec.name,), (spec.out_size,), self._weight.bias_dtype) if spec.bias else None
 
     def __call__(self, x: AnyArray) -> AnyArray:
@@ -201,22 +231,21 @@ class _Projection:
         return x if self._activation is None else self._ops.activate(x, self._activation)
 
 
-def _add_reordered(spec: ProjectionSpec, merge: int, weight: Any, factory: WeightFactory) -> None:
-    store = factory.ops.store
-    if spec.layout == "transposed":
-        gathered: list[NDArray[Any]] = []
+def _transposed(spec: ProjectionSpec, weight: Weight, store: Store) -> _TakenRows:
+    gathered: list[NDArray[Any]] = []
 
-        def load(first: int, rows: NDArray[Any]) -> None:
-            gathered.append(rows.copy())
-            if first + len(rows) == spec.in_size:  # rows are loaded in order
-                store(weight, 0, np.ascontiguousarray(np.concatenate(gathered).T))
-                gathered.clear()
+    def load(first: int, rows: NDArray[Any]) -> None:
+        gathered.append(rows.copy())
+        if first + len(rows) == spec.in_size:  # rows are loaded in order
+            store(weight, 0, np.ascontiguousarray(np.concatenate(gathered).T))
+            gathered.clear()
 
-        factory.parameters[spec.name] = _TakenRows((spec.in_size, spec.out_size), load)
-        return
+    return _TakenRows((spec.in_size, spec.out_size), load)
 
-    def side_by_side(rows: NDArray[Any]) -> NDArray[Any]:
+
+def _side_by_side_rows(spec: ProjectionSpec, merge: int, store: Store, weight: Weight) -> _ConvertedRows:
+    def convert(rows: NDArray[Any]) -> NDArray[Any]:
         by_patch: NDArray[Any] = rows.reshape(len(rows), -1, merge**2).swapaxes(1, 2)
         return by_patch.reshape(len(rows), -1)
 
-    factory.add_parameter(spec.name, _ConvertedRows(store, weight, (spec.out_size, spec.in_size), side_by_side))
+    return _ConvertedRows(store, weight, (spec.out_size, spec.in_size), convert)

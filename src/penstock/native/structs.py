@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "12ff5c23c405ef1f77bcdabca86f67e83560dcd02adab40809d00163b8609b5c"
+HEADERS = "6816d0cec7a67c69047cd8029b26217742ccbfdfb8897ef850c32d35f5f6f3bb"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -325,7 +325,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 15
+    operation = 18
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -337,8 +337,49 @@ class GateArgs(Arguments):
     )
 
 
-class HeadGatesArgs(Arguments):
+class MixStreamsArgs(Arguments):
     operation = 14
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("factors", c_void_p),
+        ("factors_stride", c_int64),
+        ("scale", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("size", c_int64),
+        ("out", c_void_p),
+    )
+
+
+class MatchArgs(Arguments):
+    operation = 15
+    _fields_ = (
+        ("x", c_void_p),
+        ("like", c_void_p),
+        ("like_stride", c_int64),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("least", c_float),
+    )
+
+
+class KeepAboveArgs(Arguments):
+    operation = 16
+    _fields_ = (
+        ("x", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("deviations", c_float),
+    )
+
+
+class HeadGatesArgs(Arguments):
+    operation = 17
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -360,7 +401,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 16
+    operation = 19
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -380,7 +421,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 17
+    operation = 20
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -394,6 +435,7 @@ class DeltaArgs(Arguments):
         ("key_dim", c_int64),
         ("value_dim", c_int64),
         ("in_turn", c_int32),
+        ("by_channel", c_int32),
         ("log_decay", c_void_p),
         ("step_bias", c_void_p),
         ("out", c_void_p),
@@ -401,7 +443,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 18
+    operation = 21
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -423,8 +465,29 @@ class ScanArgs(Arguments):
     )
 
 
+class SelectiveScanArgs(Arguments):
+    operation = 22
+    _fields_ = (
+        ("state", StatePart),
+        ("batch", c_void_p),
+        ("x", c_void_p),
+        ("x_stride", c_int64),
+        ("steps", c_void_p),
+        ("steps_stride", c_int64),
+        ("inputs", c_void_p),
+        ("inputs_stride", c_int64),
+        ("dtype", c_int32),
+        ("channels", c_int64),
+        ("state_size", c_int64),
+        ("log_decay", c_void_p),
+        ("step_bias", c_void_p),
+        ("skip", c_void_p),
+        ("out", c_void_p),
+    )
+
+
 class GatedNormArgs(Arguments):
-    operation = 19
+    operation = 23
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -441,7 +504,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 20
+    operation = 24
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -463,7 +526,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 21
+    operation = 25
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -530,7 +593,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 22
+    operation = 26
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

@@ -18,7 +18,18 @@ from penstock.errors import CheckpointError
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
-from penstock.quantization.rows import Fillable, MapRows, OwnRows, Parameter, PickedRows, Piece, RowRun, own_runs
+from penstock.quantization.rows import (
+    Fillable,
+    MapRows,
+    OwnRows,
+    Parameter,
+    PickedRows,
+    Piece,
+    RowFactors,
+    RowRun,
+    ScaledRows,
+    own_runs,
+)
 
 if TYPE_CHECKING:
     from penstock.kernels.lora import LookupTable, LoraTable
@@ -45,11 +56,11 @@ class TensorParameter:
 class TapsParameter:
     """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
-    def __init__(self, store: Store, target: AnyArray) -> None:
-        """`target` [kernel, channels]."""
+    def __init__(self, store: Store, target: AnyArray, factors: NDArray[np.float32] | None = None) -> None:
+        """`target` [kernel, channels], `factors` [channels] on its values."""
         kernel, channels = target.shape
         self.shape: tuple[int, ...] = (channels, 1, kernel)
-        self._store, self._target = store, target
+        self._store, self._target, self._factors = store, target, factors
         self._gathered: NDArray[np.float32] | None = None
         self._missing = channels
 
@@ -59,8 +70,48 @@ class TapsParameter:
         self._gathered[:, first : first + len(rows)] = rows[:, 0].T
         self._missing -= len(rows)
         if not self._missing:
-            self._store(self._target, 0, self._gathered)
+            made = self._gathered if self._factors is None else self._gathered * self._factors
+            self._store(self._target, 0, made)
             self._gathered = None
+
+
+class TapsPart:
+    """The weights of some of a convolution's channels, which a tensor of their own holds in the checkpoint."""
+
+    def __init__(self, whole: TapsParameter, first: int, channels: int) -> None:
+        self.shape: tuple[int, ...] = (channels, *whole.shape[1:])
+        self._whole, self._first = whole, first
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._whole.load(self._first + first, rows)
+
+
+class ReshapedParameter:
+    """A tensor that the checkpoint stores in another shape, whose first dimension is 1."""
+
+    def __init__(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
+        self.shape, self._parameter = shape, parameter
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._parameter.load(0, rows.reshape(self._parameter.shape))
+
+
+class FirstRepeated:
+    """A tensor whose first row is also that of the rows that the checkpoint lacks at its end."""
+
+    def __init__(self, parameter: Parameter, rows: int) -> None:
+        """
+        Args:
+            rows: in the checkpoint.
+        """
+        self.shape: tuple[int, ...] = (rows, *parameter.shape[1:])
+        self._parameter, self._lacking = parameter, range(rows, parameter.shape[0])
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._parameter.load(first, rows)
+        if first == 0:
+            for row in self._lacking:
+                self._parameter.load(row, rows[:1])
 
 
 class FloatRows:
@@ -158,6 +209,15 @@ class AdaptedHeads:
     value_dim: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdaptedEmbedding:
+    """The destination of an adapter's LoRA matrices for an embedding."""
+
+    table: LookupTable
+    rows: int
+    """Rows that are looked up; those after the checkpoint's are its first one."""
+
+
 class WeightFactory:
     """Allocates a model's weights for a quantization method, and records the checkpoint tensors that fill them.
 
@@ -197,8 +257,8 @@ class WeightFactory:
         """All checkpoint matrices that adapters can target, by name."""
         self.adapted_heads: dict[str, AdaptedHeads] = {}
         """Those that are used head by head, by name."""
-        self.lookup_tables: dict[str, LookupTable] = {}
-        """The tables of all embeddings that adapters can target, by name."""
+        self.adapted_embeddings: dict[str, AdaptedEmbedding] = {}
+        """All embeddings that adapters can target, by name."""
         self._takes_adapters = takes_adapters
         self._method = method
         self._lookup = lookup
@@ -328,12 +388,15 @@ class WeightFactory:
         self.adapted_heads[f"{self._above}{name}"] = adapted
         return adapted
 
-    def lookup_table(self, name: str, rows: int, columns: int) -> LookupTable | None:
-        """Allocate the table of the LoRA updates of an embedding [rows, columns]; None without adapters."""
+    def lookup_table(self, name: str, rows: int, columns: int, num_ids: int | None = None) -> LookupTable | None:
+        """Allocate the table of the LoRA updates of an embedding [rows, columns]; None without adapters.
+
+        `num_ids`: see `AdaptedEmbedding.rows`; None: `rows`.
+        """
         if not self._takes_adapters:
             return None
         table = self.ops.new_lookup_table(columns, self.dtype, self.device)
-        self.lookup_tables[f"{self._above}{name}"] = table
+        self.adapted_embeddings[f"{self._above}{name}"] = AdaptedEmbedding(table, num_ids or rows)
         return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:
@@ -351,6 +414,29 @@ class WeightFactory:
                     raise CheckpointError(f"{key} cannot be read: its blocks of several rows cannot be reordered")
                 self.parameters[key] = PickedRows(parameter, runs)
 
+    def reshape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Load the tensor `name`, allocated before, from this shape, whose first dimension is 1."""
+        full = f"{self._above}{name}"
+        self.parameters[full] = ReshapedParameter(self.parameters[full], shape)
+
+    def repeat_first_row(self, name: str, rows: int) -> None:
+        """Load the matrix `name`, allocated before, from one of `rows` rows; the others become its first one."""
+        for key, parameter in self.parameters.items():
+            if key.startswith(f"{self._above}{name}."):
+                self.parameters[key] = FirstRepeated(parameter, rows)
+
+    def scale_rows(self, name: str, factors: str, count: int) -> None:
+        """Load the checkpoint's matrix `name` of `count` rows and its bias, which were allocated before, times the
+        vector `factors`, a factor a row.
+        """
+        full, scaled = f"{self._above}{name}.", RowFactors(count)
+        self.parameters[f"{self._above}{factors}"] = scaled
+        keys = [key for key in self.parameters if key.startswith(full)]
+        if self.filled.issuperset(keys):
+            self.filled.add(f"{self._above}{factors}")
+        for key in keys:
+            self.parameters[key] = ScaledRows(self.parameters[key], scaled)
+
     def matrix(self, name: str, rows: int, columns: int) -> Weight:
         """Allocate the weight of a single linear layer; it also supports row lookup, as an embedding."""
         (rows_of,) = self._named((name,), (rows,))
@@ -366,6 +452,37 @@ class WeightFactory:
         return self.ops.new_weight(
             rows, columns, format, gated=False, dtype=self.dtype, stored=self._stored, device=self.device
         )
+
+    def derived(self, name: str, rows: int, columns: int, make: Callable[[Weight], Parameter]) -> Weight:
+        """As `weight_of`, of the only weight that is derived from the matrix, filled on a cache hit.
+
+        Args:
+            make: makes the parameter that fills the weight.
+
+        Raises:
+            CheckpointError: the matrix is quantized.
+        """
+        weight, full = self.weight_of(name, rows, columns), f"{self._above}{name}"
+        self.made[full] = weight
+        packed = self._lookup(full)
+        if packed is not None and isinstance(weight, Packable) and weight.adopt(packed):
+            self.filled.add(f"{full}.weight")
+        self.add_parameter(name, make(weight))
+        return weight
+
+    def derived_tensor(
+        self, name: str, shape: tuple[int, ...], make: Callable[[AnyArray], Parameter], dtype: AnyDtype | None = None
+    ) -> AnyArray:
+        """Allocate a tensor that is derived from the checkpoint tensor `name`, filled on a cache hit.
+
+        Args:
+            make: makes the parameter that fills the tensor.
+            dtype: None: the factory's dtype.
+        """
+        full = f"{self._above}{name}"
+        made = self._tensor(full, shape, dtype or self.dtype)
+        self.parameters[full] = make(made)
+        return made
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
         """Load the checkpoint's matrix `name` (without `.weight`) into the caller's own parameter.
@@ -411,9 +528,10 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> AnyArray:
-        """Allocate the concatenated biases of linear layers; names and sizes as in `linear`."""
+        """Allocate the concatenated biases of linear layers, filled on a cache hit; names and sizes as in `linear`."""
         maps = self._named(names, sizes, pieces, whole)
-        made = self.empty(sum(rows.kept for rows in maps), dtype=dtype)
+        filled = [f"{rows.name}.bias" for rows in maps]
+        made = self._tensor("+".join(filled), (sum(rows.kept for rows in maps),), dtype, *filled)
         self._fill_bias(maps, made)
         return made
 
@@ -456,7 +574,7 @@ class WeightFactory:
             pieces: how the rows are sharded; None: every rank has the whole tensor.
         """
         rows = self._rows(name, pieces or (Piece(shape[0], whole=True),))
-        made = self._tensor(name, (rows.kept, *shape[1:]), dtype or self.dtype)
+        made = self._tensor(rows.name, (rows.kept, *shape[1:]), dtype or self.dtype)
         self.parameters[rows.name] = self._of_rows(TensorParameter(self.ops.store, made, offset, factor), rows)
         return made
 
@@ -474,11 +592,37 @@ class WeightFactory:
         total = sum(piece.rows for piece in divided)
         return self.tensor(name, total, dtype=self._float32, factor=factor, pieces=divided)
 
-    def taps(self, name: str, pieces: tuple[Piece, ...], kernel: int) -> AnyArray:
-        """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels."""
-        rows = self._rows(f"{name}.weight", pieces)
-        made = self._tensor(f"{name}.weight", (kernel, rows.kept), self._float32)
-        self.parameters[rows.name] = self._of_rows(TapsParameter(self.ops.store, made), rows)
+    def taps(
+        self,
+        name: str | tuple[str, ...],
+        pieces: tuple[Piece, ...],
+        kernel: int,
+        factors: tuple[float, ...] | None = None,
+    ) -> AnyArray:
+        """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels.
+
+        Args:
+            name: a tuple if the checkpoint has a tensor for each piece.
+            factors: multiplied with on loading, one for each piece.
+        """
+        names = (name,) if isinstance(name, str) else name
+        rows = self._rows(f"{names[0]}.weight", pieces)
+        made = self._tensor(rows.name, (kernel, rows.kept), self._float32)
+        own = None
+        if factors is not None:
+            each = np.repeat(np.array(factors, np.float32), [piece.rows for piece in pieces])
+            own = np.concatenate([each[run.given : run.given + run.rows] for run in rows.runs])
+        whole = TapsParameter(self.ops.store, made, own)
+        if len(names) == 1:
+            self.parameters[rows.name] = self._of_rows(whole, rows)
+            return made
+        first, is_filled = 0, rows.name in self.filled
+        for one, piece in zip(names, pieces, strict=True):
+            part = self._rows(f"{one}.weight", (piece,))
+            self.parameters[part.name] = self._of_rows(TapsPart(whole, first, part.kept), part)
+            if is_filled:
+                self.filled.add(part.name)
+            first += part.kept
         return made
 
     def empty(self, *shape: int, dtype: AnyDtype | None = None) -> AnyArray:
@@ -489,13 +633,17 @@ class WeightFactory:
         """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
         return self.ops.constant(values, dtype, self.device)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype) -> AnyArray:
-        """Allocate the tensor of the parameter `name`, filled on a cache hit."""
-        full = f"{self._above}{name}"
-        made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(full))
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype, *parameters: str) -> AnyArray:
+        """Allocate a tensor, filled on a cache hit.
+
+        Args:
+            name: a unique one.
+            parameters: complete names of those that fill it; (): that of the tensor.
+        """
+        made = self.ops.new_tensor(shape, dtype, self.device, self._lookup(name))
         if made.is_filled:
-            self.filled.add(full)
-        self.made[full] = made
+            self.filled.update(parameters or (name,))
+        self.made[name] = made
         return made.tensor
 
     def _new_weight(

@@ -5,6 +5,7 @@ Types with grids and ternary types are in `gguf_grids`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,19 @@ _TILE_BYTES = 2**17
 """Bytes unpacked at a time: intermediate results stay in memory that was touched before."""
 
 
-def quantized_rows(type: str, rows: Bytes) -> Quantized:
-    """Unpack `rows` uint8 [n, row_bytes] of ggml's type `type` to its format in `GGUF_FORMATS`."""
+def quantized_rows(type: str, rows: Bytes, scale: float = 1.0) -> Quantized:
+    """Unpack rows to the format of their type in `GGUF_FORMATS`.
+
+    Args:
+        type: ggml's name of the type.
+        rows: uint8 [n, row_bytes].
+        scale: that of the tensor, for NVFP4.
+    """
     size, read = _TYPES[type]
     step = max(1, _TILE_BYTES // rows.shape[1])
     tiles = [rows[first : first + step] for first in range(0, len(rows), step)]
-    return joined([read(tile.reshape(len(tile), -1, size)) for tile in tiles])
+    made = joined([read(tile.reshape(len(tile), -1, size)) for tile in tiles])
+    return replace(made, super_scales=np.full((len(rows), 1), scale, np.float32)) if type == "NVFP4" else made
 
 
 def _q8_0(blocks: Bytes) -> Quantized:
@@ -112,6 +120,12 @@ def _mxfp4(blocks: Bytes) -> Quantized:
     return Quantized(_row(_picked(_MXFP4_VALUES, 16, _nibbles(blocks[..., 1:]))), half_scales(blocks[..., 0]))
 
 
+def _nvfp4(blocks: Bytes) -> Quantized:
+    """4 scales of E4M3 without a sign, then 16 columns in 8 bytes each: values of E2M1, as of MXFP4."""
+    values = _nibbles(_cut(blocks[..., 4:], 4, 8))
+    return Quantized(_row(_picked(_MXFP4_VALUES, 32, values)), _row(_E4M3_HALVES[blocks[..., :4]]))
+
+
 def _cut(packed: Bytes, *sizes: int) -> Bytes:
     """[..., bytes] -> [..., *sizes]."""
     return packed.reshape(*packed.shape[:-1], *sizes)
@@ -147,6 +161,19 @@ _FIFTH_BITS = ((np.arange(256)[:, None] >> np.arange(8) & 1) << 4).astype(np.uin
 """The bits of each byte, the lowest first, as bit 4 of eight bytes."""
 
 
+def _e4m3_halves() -> NDArray[np.float16]:
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    halves = np.ldexp(np.where(exponent, mantissa + 8, mantissa), np.maximum(exponent, 1) - 11)
+    halves[0x7F] = 0
+    made: NDArray[np.float16] = halves.astype(np.float16)
+    return made
+
+
+_E4M3_HALVES = _e4m3_halves()
+"""Half of the number that each byte of NVFP4's scales encodes; NaN counts as 0."""
+
+
 def _picked(table: tuple[int, ...], centre: int, nibbles: Bytes) -> Bytes:
     return np.array([value + centre for value in table], np.uint8)[nibbles]
 
@@ -165,9 +192,12 @@ _TYPES: dict[str, tuple[int, Callable[[Bytes], Quantized]]] = {
     "IQ4_NL": (18, _iq4_nl),
     "IQ4_XS": (136, _iq4_xs),
     "MXFP4": (17, _mxfp4),
+    "NVFP4": (36, _nvfp4),
     "IQ1_S": (50, grids.iq1_s),
     "IQ1_M": (56, grids.iq1_m),
     "IQ2_XXS": (66, grids.iq2_xxs),
+    "IQ2_XS": (74, grids.iq2_xs),
+    "IQ2_S": (82, grids.iq2_s),
     "IQ3_XXS": (98, grids.iq3_xxs),
     "IQ3_S": (110, grids.iq3_s),
     "TQ1_0": (54, grids.tq1_0),

@@ -6,6 +6,7 @@ A grid has 4 or 8 columns a point. The package `gguf` has the tables.
     IQ1_S     d (2 s + 1) (g +- 1/8)              g + 1, minus 7 or 9 eighths
     IQ1_M     d (2 s + 1) (g +- 1/8)              8 g +- 1; the sign varies within a group of scales
     IQ2_XXS   d (2 s + 1) / 8 (+- g)              +- g
+    IQ2_XS    d (2 s + 1) / 8 (+- g)              +- g; scales are of 16 columns, also of IQ2_S
     IQ3_XXS   d (2 s + 1) / 4 (+- g)              +- g / 2, as all g are even
     IQ3_S     d (2 s + 1) (+- g)                  (15 +- g) / 2, minus 15 / 2, as all g are odd
     TQ        d t                                 t + 1, minus 1
@@ -56,6 +57,25 @@ def iq2_xxs(blocks: Bytes) -> Quantized:
     signs, scales = _signs_and_scales(parts[..., 4:])
     points = _grid("IQ2_XXS", 1, 128)[parts[..., :4]].reshape(signs.shape)
     return Quantized(_values(_signed(points, signs)), scales, super_scales=_scale(blocks[..., :2], 8))
+
+
+def iq2_xs(blocks: Bytes) -> Quantized:
+    """Float16, 32 words of 9 bits of index and 7 of signs, whose parity is the eighth; 8 bytes of scales."""
+    words = _words(blocks[..., 2:66], np.uint16)
+    points = _grid("IQ2_XS", 1, 128)[words & np.uint16(511)]
+    return _by_16(_signed(points, _masks_of_seven()[words >> np.uint16(9)]), blocks, 66)
+
+
+def iq2_s(blocks: Bytes) -> Quantized:
+    """Float16, 32 lower bytes of indices, 32 of signs, 8 of the indices' upper 2 bits, 8 of scales."""
+    upper = blocks[..., 66:74, None] >> np.array((0, 2, 4, 6), np.uint8) & np.uint8(3)
+    points = _grid("IQ2_S", 1, 128)[_indices(blocks[..., 2:34], upper)]
+    return _by_16(_signed(points, _masks()[blocks[..., 34:66]]), blocks, 74)
+
+
+def _by_16(points: NDArray[np.uint64], blocks: Bytes, scales_at: int) -> Quantized:
+    scales = _nibble_scales(blocks[..., scales_at : scales_at + 8])
+    return Quantized(_values(points), scales, super_scales=_scale(blocks[..., :2], 8))
 
 
 def iq3_xxs(blocks: Bytes) -> Quantized:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from penstock.config.ranks import Ranks
 
@@ -95,6 +97,48 @@ class PickedRows:
     def load(self, first: int, rows: NDArray[Any]) -> None:
         for place, part in _met(self._runs, first, len(rows)):
             self._parameter.load(place, rows[part])
+
+
+class RowFactors:
+    """A checkpoint's vector of factors on the rows of other tensors. See `Parameter`."""
+
+    def __init__(self, count: int) -> None:
+        self.shape: tuple[int, ...] = (count,)
+        self._values, self._missing = np.empty(count, np.float32), count
+        self._waiting: list[Callable[[NDArray[np.float32]], None]] = []
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._values[first : first + len(rows)] = rows
+        self._missing -= len(rows)
+        while not self._missing and self._waiting:
+            self._waiting.pop()(self._values)
+
+    def when_loaded(self, take: Callable[[NDArray[np.float32]], None]) -> None:
+        """Pass the factors to `take`, at once or when all are loaded."""
+        if self._missing:
+            self._waiting.append(take)
+        else:
+            take(self._values)
+
+
+class ScaledRows:
+    """Loads the rows of a floating-point tensor into `parameter`, each times its factor. See `Parameter`.
+
+    Rows wait in memory until the factors are loaded.
+    """
+
+    def __init__(self, parameter: Parameter, factors: RowFactors) -> None:
+        self.shape: tuple[int, ...] = parameter.shape
+        self._parameter, self._factors = parameter, factors
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        rows = rows.copy()  # the file may be unmapped before the factors are loaded
+
+        def scale(factors: NDArray[np.float32]) -> None:
+            own = factors[first : first + len(rows)].reshape(-1, *[1] * (rows.ndim - 1))
+            self._parameter.load(first, (rows.astype(np.float32) * own).astype(rows.dtype))
+
+        self._factors.when_loaded(scale)
 
 
 class Fillable(Protocol):

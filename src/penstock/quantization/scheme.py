@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from penstock.config.recipes import EMBEDDINGS, ROUTERS, Recipe
@@ -71,6 +71,8 @@ class GGUFScheme:
 
     types: Mapping[str, str]
     """ggml's type names, by matrix name."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """Scales of NVFP4 matrices, by name; 1 if left out."""
     format: str = "GGUF"
 
     def format_of(self, name: str) -> WeightFormat:
@@ -88,6 +90,8 @@ GGUF_FORMATS: dict[str, str] = {
     **dict.fromkeys(("IQ1_S", "IQ3_S"), "int4_wide"),
     **dict.fromkeys(("IQ1_M", "IQ3_XXS"), "int6_wide"),
     "IQ2_XXS": "int8_wide",
+    **dict.fromkeys(("IQ2_XS", "IQ2_S"), "int8_wide_16"),
+    "NVFP4": "nvfp4",
     **dict.fromkeys(("TQ1_0", "TQ2_0"), "int4_zero_128"),
 }
 """The kernel format that represents each ggml type without loss."""

@@ -18,10 +18,11 @@ from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.lora import LoraUpdate
 from penstock.kernels.ops import Ops
 from penstock.kernels.reference_ops import over_tensors
-from penstock.models.decoder import DecoderLayer, PositionTables, Residual, Stream
+from penstock.models.decoder import DecoderLayer, PositionTables
 from penstock.models.loading.loader import load_weights
 from penstock.models.registry import open_weights
 from penstock.models.spec import ModelSpec
+from penstock.models.stream import Residual, Stream
 from penstock.quantization.base import FloatRows, Unquantized, WeightFactory
 from penstock.runner.forward import build_batch
 

@@ -15,7 +15,7 @@ from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.kernels.ops import Ops
 from penstock.native.array import AnyArray, dtype_of
-from penstock.quantization.base import AdaptedHeads, AdaptedRows
+from penstock.quantization.base import AdaptedEmbedding, AdaptedHeads, AdaptedRows
 from penstock.quantization.dora import dora_factors
 
 _Table = LoraTable | LookupTable
@@ -33,7 +33,7 @@ class AdaptedModel(Protocol):
     def adapted_heads(self) -> Mapping[str, AdaptedHeads]: ...
 
     @property
-    def lookup_tables(self) -> Mapping[str, LookupTable]: ...
+    def adapted_embeddings(self) -> Mapping[str, AdaptedEmbedding]: ...
 
 
 class LoadedAdapters:
@@ -129,10 +129,9 @@ class LoadedAdapters:
         # copied: a mapped file must not become shorter
         a, b = (np.copy(tensors.read(name)) for name in adapted.stored_names)
         if adapted.part == "embedding":
-            yield (
-                self._model.lookup_tables[adapted.matrix],
-                LoraMap(0, len(b), adapted.scale, *self._constants(adapted, a.T, b.T)),
-            )
+            embedding = self._model.adapted_embeddings[adapted.matrix]
+            of_ids = np.concatenate((a.T, np.repeat(a.T[:1], embedding.rows - a.shape[1], 0)))
+            yield embedding.table, LoraMap(0, len(b), adapted.scale, *self._constants(adapted, of_ids, b.T))
         elif adapted.matrix in self._model.adapted_heads:
             yield from self._head_maps(adapted, self._model.adapted_heads[adapted.matrix], a, b)
         elif adapted.part == "linear":

@@ -35,6 +35,7 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
         "" if settings.backend == "penstock" else f"{settings.backend} {version(settings.backend)}",
         settings.memory.block_size,
         checkpoint_digest(checkpoint.path),
+        b"" if checkpoint.vision is None else checkpoint_digest(checkpoint.vision.file.path),
         checkpoint.hf_overrides or "",
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())

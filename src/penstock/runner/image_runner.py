@@ -105,7 +105,7 @@ class ImageRunner:
 
     def _run_layers(self, encoding: _Encoding, last: int) -> None:
         tower, grid = self._tower, encoding.grid
-        whole, windows = self._lay_out((len(grid.rows),)), self._lay_out(grid.windows)
+        whole, windows = self._lay_out((encoding.x.shape[0],)), self._lay_out(grid.windows)
         tapped = [index + 1 for index, _ in tower.spec.taps if encoding.layers <= index < last]
         for end in sorted({*tapped, last}):
             if self._recorded is not None:

@@ -30,7 +30,8 @@ def main() -> int:
         if join is not None:
             join_engine(join)
         elif launch is not None:
-            run_rank(launch, open_checkpoint(str(launch.model), hf_overrides=launch.hf_overrides), launch.group())
+            checkpoint = open_checkpoint(str(launch.model), hf_overrides=launch.hf_overrides, mmproj=launch.mmproj)
+            run_rank(launch, checkpoint, launch.group())
     except DeviceLostError as error:  # another rank is gone, whose end says why
         log.error("a rank of the engine ends: %s", error)
         return 1

@@ -70,6 +70,8 @@ class RankLaunch:
     """Rendezvous address for torch.distributed."""
     hf_overrides: str | None = None
     """JSON object that replaces settings of the model's config.json."""
+    mmproj: str | None = None
+    """The vision file of a GGUF model."""
 
     @property
     def backend(self) -> str:
@@ -140,6 +142,7 @@ class RankOrder:
             shared=None,
             rendezvous="",
             hf_overrides=checkpoint.hf_overrides,
+            mmproj=checkpoint.mmproj,
         )
 
 
@@ -221,6 +224,7 @@ class RankedRunner:
                 shared=shared,
                 rendezvous="" if self._folder is None else f"file://{self._folder.path}/rendezvous",
                 hf_overrides=checkpoint.hf_overrides,
+                mmproj=checkpoint.mmproj,
             )
             for rank in range(size)
         ]
@@ -244,7 +248,13 @@ class RankedRunner:
             _check_gpus(settings.device, len(own), num_gpus())
         order = RankOrder(replace(settings, rendezvous=None), arithmetic(checkpoint, settings))
         for rank in own[1:]:
-            join = RankJoin(rendezvous, str(checkpoint.path), Ranks(rank, size), hf_overrides=checkpoint.hf_overrides)
+            join = RankJoin(
+                rendezvous,
+                str(checkpoint.path),
+                Ranks(rank, size),
+                hf_overrides=checkpoint.hf_overrides,
+                mmproj=checkpoint.mmproj,
+            )
             self._processes.append(start_child(RANK_PROCESS, join.encode()))
         from penstock.runner.rank_network import PlanSource  # ZeroMQ, for ranks on several nodes alone
 
@@ -423,7 +433,7 @@ def join_engine(join: RankJoin) -> None:
     plans = PlanSink(join.rendezvous)
     order = pickle.loads(plans.share(b""))
     assert isinstance(order, RankOrder)
-    checkpoint = open_checkpoint(join.model, revision=join.revision, hf_overrides=join.hf_overrides)
+    checkpoint = open_checkpoint(join.model, revision=join.revision, hf_overrides=join.hf_overrides, mmproj=join.mmproj)
     launch = order.launch(join, checkpoint)
     from penstock.runner.torch_groups import NetworkGroup
 

@@ -64,7 +64,7 @@ class RequestId:
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_id)
         finally:
-            context.disconnect()
+            context.end()
 
 
 class HeadRequests:
@@ -127,10 +127,11 @@ class AccessLog:
             outputs = [] if context.request_stream is None else context.request_stream.snapshot()
             if context.failure is None:
                 context.failure = _failure_of(status, outputs)
+            engine = self._engine if context.model_use is None else context.model_use.engine
             if context.failure is not None:
-                self._engine.record_failure(context.failure)
+                engine.record_failure(context.failure)
             for label in context.ignored.values():
-                self._engine.record_ignored_field(label)
+                engine.record_ignored_field(label)
             self._log(scope, context, status, time.monotonic() - began, outputs)
             if self._tracer is not None and span is not None:
                 self._tracer.end_span(span, status, context.failure, outputs)

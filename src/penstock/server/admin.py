@@ -1,16 +1,22 @@
 """`/v1/admin`: engines are added, drained and replaced while the server serves. For operators only."""
 
-from fastapi import APIRouter, Request
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Depends, Request
 from typing_extensions import TypedDict
 
 from penstock.config.engine_config import Role
 from penstock.errors import ConfigError, InvalidRequestError, NotPermittedError
-from penstock.fleet.fleet import State
+from penstock.fleet.fleet import Fleet, State
 from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
 from penstock.server.openai_errors import ERRORS
+
+if TYPE_CHECKING:
+    from penstock.server.models import Models
 
 router = APIRouter(
     prefix="/v1/admin", tags=["operation"], responses={"default": ERRORS["default"]}, route_class=BodyRoute
@@ -43,41 +49,57 @@ class ModelChoice(Body):
     """Branch, tag or commit of the model's hub repository; default: the old engines' or, of another model, main."""
 
 
+async def _fleet(request: Request, context: ContextOf) -> AsyncIterator[Fleet]:
+    """The engines of the model that the query names as `model`, which stays loaded meanwhile; default: the first."""
+    check_operator(request, context)
+    models: Models | None = request.app.state.models
+    if models is None:
+        yield request.app.state.serving.engine.fleet
+        return
+    use = await models.served.use(models.find(request.query_params.get("model")).name, context.queue_timeout)
+    try:
+        yield use.engine.fleet
+    finally:
+        use.end()
+
+
+FleetOf = Annotated[Fleet, Depends(_fleet)]
+
+
 @router.get("/engines")
 async def list_engines(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
-    """List the engines: number, state, process, model, and number of requests."""
+    """List the engines: number, state, process, model, and number of requests; of all models, if there are several."""
     check_operator(request, context)
-    return _engines(serving)
+    models: Models | None = request.app.state.models
+    fleets = [serving.engine.fleet] if models is None else [engine.fleet for engine in models.served.engines]
+    return _engines(*fleets)
 
 
 @router.post("/engines")
-async def add_engine(request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+async def add_engine(fleet: FleetOf) -> Engines:
     """Start one more engine like the oldest one. Answers when it is up."""
-    check_operator(request, context)
     try:
-        await serving.engine.fleet.grow()
+        await fleet.grow()
     except ConfigError as error:
         raise InvalidRequestError(f"the engine cannot be started: {error}") from error
-    return _engines(serving)
+    return _engines(fleet)
 
 
 @router.delete("/engines/{place}")
-async def drain_engine(place: int, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+async def drain_engine(place: int, fleet: FleetOf) -> Engines:
     """Drain an engine: its requests move to other engines or finish, then it ends, and the call is answered."""
-    check_operator(request, context)
-    await serving.engine.fleet.retire(place)
-    return _engines(serving)
+    await fleet.retire(place)
+    return _engines(fleet)
 
 
 @router.post("/reload")
-async def reload(body: ModelChoice, request: Request, context: ContextOf, serving: ServingOf) -> Engines:
+async def reload(body: ModelChoice, fleet: FleetOf) -> Engines:
     """Replace each engine by a new one, one after another, without losing a request. Answers when all are replaced."""
-    check_operator(request, context)
     try:
-        await serving.engine.fleet.reload(body.model, body.revision)
+        await fleet.reload(body.model, body.revision)
     except ConfigError as error:
         raise InvalidRequestError(f"the new engine cannot be started: {error}", "model") from error
-    return _engines(serving)
+    return _engines(fleet)
 
 
 def check_operator(request: Request, context: ContextOf) -> None:
@@ -91,8 +113,7 @@ def check_operator(request: Request, context: ContextOf) -> None:
         raise NotPermittedError("changing engines and adapters needs --admin or an operator's API key")
 
 
-def _engines(serving: ServingOf) -> Engines:
-    fleet = serving.engine.fleet
+def _engines(*fleets: Fleet) -> Engines:
     engines: list[EngineAccount] = [
         {
             "place": state.replica,
@@ -105,6 +126,8 @@ def _engines(serving: ServingOf) -> Engines:
             "role": state.role,
             "requests": state.num_requests,
         }
+        for fleet in fleets
         for state in fleet.states()
     ]
-    return {"engines": engines, "queued": fleet.dispatcher.num_queued, "reloading": fleet.is_reloading}
+    queued = sum(fleet.dispatcher.num_queued for fleet in fleets)
+    return {"engines": engines, "queued": queued, "reloading": any(fleet.is_reloading for fleet in fleets)}

@@ -1,5 +1,6 @@
 """The HTTP application: routes of every dialect over one engine."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -8,6 +9,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import ConfigError
 from penstock.frontend.client import AsyncEngine
+from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.server import admin, calls, live, request_account
 from penstock.server.access_log import AccessLog, HeadRequests, RequestId
 from penstock.server.call_context import PUBLIC_PATHS
@@ -16,7 +18,7 @@ from penstock.server.client_paths import ClientPaths
 from penstock.server.config import ServerConfig
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
-from penstock.server.exposition import CONTENT_TYPE, PenstockNames, VllmNames, expose, process_collectors
+from penstock.server.exposition import CONTENT_TYPE, OneOf, PenstockNames, VllmNames, expose, process_collectors
 from penstock.server.health import add_health
 from penstock.server.keys import KeyRing
 from penstock.server.openai import adapters
@@ -25,6 +27,7 @@ from penstock.server.pages import add_docs
 from penstock.server.web_page import add_web_page
 
 if TYPE_CHECKING:
+    from penstock.frontend.served_models import ServedModels
     from penstock.server.tracing import CallTracer
 
 
@@ -43,9 +46,17 @@ class _App(FastAPI):
 
 
 def create_app(
-    engine: AsyncEngine, config: ServerConfig, keys: KeyRing | None = None, tracer: "CallTracer | None" = None
+    engine: AsyncEngine,
+    config: ServerConfig,
+    keys: KeyRing | None = None,
+    tracer: "CallTracer | None" = None,
+    served: "ServedModels | None" = None,
 ) -> FastAPI:
-    """The application of a started engine; without `keys`, there is no authentication."""
+    """The application of a started engine; without `keys`, there is no authentication.
+
+    Args:
+        served: all models, of which the engine is the first; None: it is the only one, and stays loaded.
+    """
     app = _App(
         title="Penstock",
         version=__version__,
@@ -55,11 +66,15 @@ def create_app(
     )
     app.has_keys = bool(keys)
     model_names = config.served_model_names or [engine.info.model_name]
-    for name in model_names:
-        if engine.adapters.find(name) is not None:
-            raise ConfigError(f"an adapter cannot have the model's own name, {name!r}")
     recent_responses = engine.recent_responses(config.max_stored_response_bytes)
-    app.state.serving = Serving(engine, model_names, recent_responses, config.resumable_streams)
+    if served is not None:
+        model_names = [served.first.name]
+    app.state.serving = _serving(engine, model_names, recent_responses, config)
+    app.state.models = None
+    if served is not None:
+        from penstock.server.models import Models
+
+        app.state.models = Models(served, lambda one, name: _serving(one, [name], recent_responses, config))
     app.state.strict_fields = config.strict_fields
     app.state.large_work = engine.large_work
     app.state.body_timeout, app.state.num_uploads = config.call_limits.body_timeout, 0
@@ -70,14 +85,16 @@ def create_app(
     app.include_router(admin.router)
     app.include_router(adapters.router)
     app.state.admin_without_key = config.admin
-    add_health(app, engine, model_names[0])
+    add_health(app, served or engine, model_names[0])
     add_docs(app)
     add_web_page(app)
-    engine.metrics.model_info.set(1, model_names[0])
-    processes = process_collectors(lambda: engine.pids)
+    processes = process_collectors(lambda: engine.pids if served is None else served.pids)
     app.add_middleware(HeadRequests)
     app.add_middleware(
-        CallLimits, keys=keys or KeyRing([]), limits=config.call_limits, takes_images=engine.images is not None
+        CallLimits,
+        keys=keys or KeyRing([]),
+        limits=config.call_limits,
+        takes_images=engine.images is not None or served is not None,
     )
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
@@ -87,13 +104,30 @@ def create_app(
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
-        collectors = [PenstockNames(engine.metrics), *processes]
+        engines = {model_names[0]: engine} if served is None else served.by_name
+        names = [PenstockNames(one.metrics, None if served is None else name) for name, one in engines.items()]
+        collectors = [OneOf(names), *processes]
         if config.metrics_names == "vllm":
-            collectors.append(VllmNames(engine.metrics, model_names[0], engine.info, engine.adapter_use()))
+            every = [VllmNames(one.metrics, name, one.info, one.adapter_use()) for name, one in engines.items()]
+            collectors.append(OneOf(every))
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 
     _check_prefix(app, config.prefix)
     return app
+
+
+def _serving(
+    engine: AsyncEngine, model_names: Sequence[str], recent_responses: RecentResponses, config: ServerConfig
+) -> Serving:
+    """
+    Raises:
+        ConfigError: an adapter has one of the model's names.
+    """
+    for name in model_names:
+        if engine.adapters.find(name) is not None:
+            raise ConfigError(f"an adapter cannot have the model's own name, {name!r}")
+    engine.metrics.model_info.set(1, model_names[0])
+    return Serving(engine, model_names, recent_responses, config.resumable_streams)
 
 
 def _check_prefix(app: FastAPI, prefix: str) -> None:

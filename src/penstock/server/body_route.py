@@ -46,13 +46,13 @@ class CheckedRequest(Request):
         headers["content-type"] = "application/json"
         super().__init__(scope, request.receive)
         self._raw = raw
-        self._checked = checked
+        self.checked = checked
 
     async def body(self) -> bytes:
         return self._raw
 
     async def json(self) -> Any:
-        return json.loads(self._raw) if self._checked is None else self._checked
+        return json.loads(self._raw) if self.checked is None else self.checked
 
 
 class BodyRoute(APIRoute):

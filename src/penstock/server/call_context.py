@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 from starlette.types import Message, Receive, Scope, Send
@@ -17,6 +17,9 @@ from penstock.frontend.request_stream import RequestStream
 from penstock.server.errors import ErrorReply
 from penstock.server.pages import DOCS_PATHS
 from penstock.server.web_page import WEB_PAGE_PATHS
+
+if TYPE_CHECKING:
+    from penstock.frontend.served_models import ModelUse
 
 _KEY = "call_context"
 _LONGEST_HEADER = 1000
@@ -65,12 +68,17 @@ class CallContext:
     """Fields of the body that had no effect, with their metrics labels; the header `penstock-ignored` lists them."""
     failure: str | None = None
     """Why it failed, as a one-word metrics label."""
+    model_use: "ModelUse | None" = None
+    """Keeps the model loaded until the call ends; None: models stay loaded, or the call uses none."""
     refusal: ErrorReply | None = None
     """The reply that its connection sent while the body was arriving."""
 
-    def disconnect(self) -> None:
-        """Drop the functions of the connection, which refer to this context: a cycle would wait for the collector."""
+    def end(self) -> None:
+        """End the use of the model, and drop the functions of the connection, which refer to this context: a cycle
+        would wait for the collector."""
         self.receive, self.send_body = _stay_connected, None
+        if self.model_use is not None:
+            self.model_use.end()
 
     def ignored_header(self) -> str | None:
         """Value of the header that names the ignored fields; None if there are none."""

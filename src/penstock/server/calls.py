@@ -1,16 +1,29 @@
 """`GET /v1/requests/{id}`: the result or progress of a call, for clients that lost the answer. Needs a journal."""
 
-from fastapi import APIRouter
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
 from typing_extensions import TypedDict
 
 from penstock.api.request import FinishReason, RequestOutput
 from penstock.errors import RequestNotFoundError
+from penstock.frontend.client import AsyncEngine
 from penstock.frontend.recovery.journal_rows import Entry
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import ServingOf
 from penstock.server.openai_errors import ERRORS
 
 router = APIRouter(prefix="/v1", tags=["operation"])
+
+
+async def _find_engine(request: Request) -> Callable[[str], Awaitable[AsyncEngine]] | None:
+    models = request.app.state.models
+    return None if models is None else models.served.engine_of_call
+
+
+FindEngine = Annotated[Callable[[str], Awaitable[AsyncEngine]] | None, Depends(_find_engine)]
+"""Finds the engine of a call's model by the call's name; None: there is one model."""
 
 
 class AnswerSoFar(TypedDict):
@@ -37,11 +50,12 @@ class CallSoFar(TypedDict):
 
 
 @router.get("/requests/{name}", responses={404: ERRORS[404], "default": ERRORS["default"]})
-async def look_up(name: str, context: ContextOf, serving: ServingOf) -> CallSoFar:
+async def look_up(name: str, context: ContextOf, serving: ServingOf, find_engine: FindEngine = None) -> CallSoFar:
     """The result or the progress of a call, by the id in its answer or the `x-request-id` that came with it."""
-    found = await serving.engine.look_up(name, context.caller.tenant)
+    engine = serving.engine if find_engine is None else await find_engine(name)
+    found = await engine.look_up(name, context.caller.tenant)
     if not found:
-        hint = "" if serving.engine.journaled else ": the server keeps none without --journal"
+        hint = "" if engine.journaled else ": the server keeps none without --journal"
         raise RequestNotFoundError(f"there is no request {name!r} here{hint}", "id")
     first = found[0][0]
     return {

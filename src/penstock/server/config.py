@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
@@ -119,6 +120,17 @@ class ServerConfig:
     tls_key: str | None = option(None, "PEM file with the private key; default: in the file of tls_cert")
     tls_client_ca: str | None = option(
         None, "PEM file of certificate authorities; clients then need a certificate from one of them"
+    )
+    models_dir: str | None = option(
+        None, "folder of models, each a folder or GGUF file, which are served by their names and loaded when used"
+    )
+    keep_alive: str | None = option(
+        None,
+        "time without requests after which a model is unloaded until the next one for it (30s, 5m, 1h; -1: never); "
+        "default: 5m with several models, never with one",
+    )
+    max_loaded_models: int = option(
+        3, "maximum models in memory at a time; each is given an equal share of max_memory, or more if it needs more"
     )
     engines: int = option(
         1,
@@ -243,12 +255,22 @@ class ServerConfig:
                 raise ConfigError(f"{name} must be at least 0 seconds, not {getattr(self, name):g}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigError(f"otlp_endpoint must be like http://localhost:4318, not {self.otlp_endpoint!r}")
+        self._check_models()
         if not self.step_deadline > 0:
             raise ConfigError(f"step_deadline must be above 0 seconds, not {self.step_deadline:g}")
         if self.max_stored_response_bytes < 0:
             raise ConfigError(f"max_stored_response_bytes must be at least 0, not {self.max_stored_response_bytes}")
         if not self.drain_timeout >= 0:
             raise ConfigError(f"drain_timeout must be at least 0 seconds, not {self.drain_timeout:g}")
+
+    def _check_models(self) -> None:
+        if self.max_loaded_models < 1:
+            raise ConfigError(f"max_loaded_models must be at least 1, not {self.max_loaded_models}")
+        if self.keep_alive is not None:
+            try:
+                seconds_of(self.keep_alive)
+            except ValueError:
+                raise ConfigError(f"keep_alive must be a time such as 5m, or -1, not {self.keep_alive!r}") from None
 
     def _check_uds(self) -> None:
         if self.uds is None:
@@ -309,6 +331,26 @@ class ServerConfig:
         return {
             f.name: getattr(getattr(self, section) if section else self, f.name) for section, f in iter_server_options()
         }
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PART = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(sorted(_UNITS, key=len, reverse=True))})")
+_DURATION = re.compile(rf"-?(?:{_PART.pattern}){{1,8}}")
+
+
+def seconds_of(duration: float | str) -> float:
+    """Parse a duration as Ollama does: seconds, or a text such as 1h30m; below 0: infinite.
+
+    Raises:
+        ValueError: it is not a duration.
+    """
+    if isinstance(duration, str) and _DURATION.fullmatch(duration):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(duration))
+        return math.inf if duration.startswith("-") else seconds
+    seconds = float(duration)
+    if math.isnan(seconds):
+        raise ValueError(duration)
+    return math.inf if seconds < 0 else seconds
 
 
 def _parse_sampling(text: str | None) -> dict[str, Any]:

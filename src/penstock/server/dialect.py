@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
-from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError
+from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError, shown
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.input_processor import ImagePrompt
 from penstock.frontend.output_processor import CompletionDelta
@@ -31,6 +31,7 @@ from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation, format_of
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
+from penstock.server.config import seconds_of
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.streams import Answer, EventStream, Frame, stream_answer
 from penstock.text.content import ImageSource
@@ -72,6 +73,10 @@ class Serving:
         self.recent_responses = recent_responses
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
+
+    def has_name(self, name: str) -> bool:
+        """Whether the model, or an adapter of it, has this name."""
+        return name in self.model_names or self.engine.adapters.find(name) is not None
 
     def add_name(self, name: str, field: str) -> None:
         """Serve the model under one more name, until the server ends.
@@ -148,6 +153,24 @@ class Call:
         """Add fields without effect on this model to the answer's header."""
         self._context.ignored.update((field, field) for field in fields)
 
+    def keep_alive(self, duration: float | str | None) -> None:
+        """Set the time without requests after which the model is unloaded; without effect if it stays loaded.
+
+        Raises:
+            InvalidRequestError: it is not a duration.
+        """
+        if duration is None:
+            return
+        use = self._context.model_use
+        if use is None:
+            self.ignore("keep_alive")
+            return
+        try:
+            use.keep(seconds_of(duration))
+        except ValueError:
+            message = f"keep_alive must be seconds, or a text such as 5m, not {shown(duration)}"
+            raise InvalidRequestError(message, "keep_alive") from None
+
     def choose_model(self, name: str | None) -> None:
         """Select the model of this name, or an adapter of it, which the answers then name; None: the served model.
 
@@ -178,7 +201,7 @@ class Call:
 
     def serves(self, name: str) -> bool:
         """Whether the model, or an adapter of it, has this name."""
-        return name in self.model_names or self.engine.adapters.find(name) is not None
+        return self._serving.has_name(name)
 
     def check_model(self, name: str | None) -> None:
         """
@@ -187,9 +210,7 @@ class Call:
         """
         if name is not None and name not in (*self.model_names, *ANY_MODEL):
             adapters = self.engine.adapters
-            also = f", with the adapters {adapters.describe()}" if len(adapters) else ""
-            names = " or ".join(map(repr, self.model_names))
-            raise ModelNotFoundError(f"the model {name!r} is not served here; {names} is{also}", "model")
+            raise unknown_model(name, self.model_names, f", with the adapters {adapters.describe()}" * bool(adapters))
 
     async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
         """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""
@@ -437,6 +458,12 @@ class Call:
         return await self._open(again, stream=True, begun=origin.arithmetics)
 
 
+def unknown_model(name: str, names: Sequence[str], also: str = "") -> ModelNotFoundError:
+    """The error for a model that is not among those of these names; `also`: what else there is."""
+    known = " or ".join(map(repr, names))
+    return ModelNotFoundError(f"the model {name!r} is not served here; {known} is{also}", "model")
+
+
 def _size_of(output: RequestOutput) -> int:
     """Estimated bytes of an output in an answer's body."""
     size = 0
@@ -450,8 +477,9 @@ def _with_seed(accepted: Accepted, seed: int) -> Accepted:
     return replace(accepted, request=replace(request, params=replace(request.params, seed=seed)))
 
 
-async def _serving(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
+async def _serving(request: Request, context: ContextOf) -> Serving:
+    state = request.app.state
+    serving: Serving = state.serving if state.models is None else await state.models.serving_of(request, context)
     return serving
 
 

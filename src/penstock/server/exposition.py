@@ -23,11 +23,35 @@ Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 class PenstockNames(Collector):
     """Metrics under Penstock's names."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, model: str | None = None) -> None:
+        """
+        Args:
+            model: the label of each sample, if there are several models.
+        """
         self._metrics = metrics
+        self._labels = {} if model is None else {"model": model}
 
     def collect(self) -> Iterable[Family]:
-        return [_family(metric, metric.name, {}) for metric in self._metrics]
+        for metric in self._metrics:
+            has_own = not isinstance(metric, Histogram) and metric.label == "model"
+            yield _family(metric, metric.name, {} if has_own else self._labels)
+
+
+class OneOf(Collector):
+    """Collectors with the same metrics and different labels: one family for each name, as the format requires."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterable[PrometheusMetric]:
+        found: dict[str, PrometheusMetric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                if family.name in found:
+                    found[family.name].samples += family.samples
+                else:
+                    found[family.name] = family
+        return found.values()
 
 
 class VllmNames(Collector):
@@ -103,7 +127,7 @@ def expose(*collectors: Collector) -> bytes:
 
 def _family(metric: Metric, name: str, labels: Mapping[str, str]) -> Family:
     if isinstance(metric, Histogram):
-        bounds = metric.vllm_bounds if labels and metric.vllm_bounds else metric.bounds
+        bounds = metric.vllm_bounds if name.startswith("vllm:") and metric.vllm_bounds else metric.bounds
         edges = [*map(floatToGoString, bounds), "+Inf"]
         histogram = HistogramMetricFamily(name, metric.help, labels=list(labels))
         buckets = list(zip(edges, metric.counts_up_to(bounds), strict=True))

@@ -1,16 +1,19 @@
 """Health checks: progress, whether an outside restart is needed, and readiness for requests."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.fleet.fleet import ReplicaState
+from penstock.fleet.fleet import ReplicaState, State
 from penstock.frontend.client import AsyncEngine
 from penstock.server.ollama.names import is_ollama_client
 from penstock.server.pages import encoder_page, wants_page
 from penstock.server.web_page import web_page
+
+if TYPE_CHECKING:
+    from penstock.frontend.served_models import ServedModels
 
 RETRY_AFTER = "2"
 """Seconds, about the time it takes to replace an engine."""
@@ -21,7 +24,7 @@ Status = Literal["ok", "restarting", "draining", "unhealthy"]
 
 class EngineHealth(TypedDict):
     place: int
-    state: Literal["up", "restarting", "draining"]
+    state: State
     reason: str | None
 
 
@@ -39,11 +42,11 @@ class Health(TypedDict):
 _BAD: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now; `reason` says why."}}
 
 
-def add_health(app: FastAPI, engine: AsyncEngine, model_name: str) -> None:
+def add_health(app: FastAPI, engine: "AsyncEngine | ServedModels", model_name: str) -> None:
     """Add the routes. None reports "ok" while all engines are dead or stuck."""
 
     def answer(status: Status, reason: str | None = None, code: int | None = None) -> Response:
-        return _answer(status, reason, code, engine.fleet.states())
+        return _answer(status, reason, code, engine.states())
 
     @app.get("/", tags=["TGI"], response_model=Health, responses=_BAD)
     async def home(request: Request) -> Response:

@@ -5,10 +5,10 @@ Four events a second, whatever the number of steps: each is encoded once, from r
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.errors import NotPermittedError
@@ -38,27 +38,33 @@ _METRICS = (
     response_class=Response,
     responses={200: {"content": EVENTS}, "default": ERRORS["default"]},
 )
-async def live(context: ContextOf, serving: ServingOf) -> Response:
+async def live(request: Request, context: ContextOf, serving: ServingOf) -> Response:
     """Steps, requests and counters as they change, as server-sent events, until the client leaves or the server drains.
     For operators only."""
     if not context.caller.operator:
         raise NotPermittedError("the live view shows every key's requests: it needs an operator's API key")
-    feed = LiveFeed(serving.engine)
+    models = request.app.state.models
+    feed = LiveFeed(lambda: [serving.engine] if models is None else models.served.engines)
     return EventStream(feed.events(), Frame.SERVER_SENT_EVENTS, feed.stop, {}, context.send_body)
 
 
 class LiveFeed:
     """What changed since the last event, for one reader."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, engines: Callable[[], Sequence[AsyncEngine]]) -> None:
+        """
+        Args:
+            engines: the engine of each model, of which the first has the history of all.
+        """
+        self._engines = engines
+        engine = engines()[0]
         self._is_stopped = False
         self._at = time.monotonic() - FIRST_SECONDS
         self._num_steps = max(0, engine.history.num_steps - MAX_STEPS)
 
     async def events(self) -> AsyncIterator[bytes]:
         """An event now, and one each period."""
-        while not self._is_stopped and self._engine.refusal is None:  # a server that drains refuses requests
+        while not self._is_stopped and self._engines()[0].refusal is None:  # a server that drains refuses requests
             yield event(self.changes())
             await asyncio.sleep(PERIOD)
 
@@ -68,8 +74,9 @@ class LiveFeed:
 
     def changes(self) -> dict[str, Any]:
         """Steps since the last call, requests that are open or ended since then, and all counters."""
-        engine, now = self._engine, time.monotonic()
-        history, metrics, info = engine.history, engine.metrics, engine.info
+        engines, now = self._engines(), time.monotonic()
+        history, info = engines[0].history, engines[0].info
+        metrics = [engine.metrics for engine in engines]
         steps = history.newest_steps(min(MAX_STEPS, history.num_steps - self._num_steps))
         requests = list(self._changed(history.records()))
         self._num_steps, self._at = history.num_steps, now
@@ -77,14 +84,27 @@ class LiveFeed:
             "now": now,
             "steps": steps,
             "requests": requests,
-            "metrics": {name: getattr(metrics, name).values for name in _METRICS},
-            "engines": [{"place": state.replica, "state": state.state} for state in engine.fleet.states()],
+            "metrics": {name: _sums([getattr(one, name).values for one in metrics]) for name in _METRICS},
+            "engines": [
+                {"place": state.replica, "state": state.state} for engine in engines for state in engine.states()
+            ],
             "max_num_seqs": info.max_num_seqs,
             "block_size": info.block_size,
         }
 
     def _changed(self, records: list[RequestRecord]) -> Iterator[RequestRecord]:
-        find = self._engine.open_requests.find
         for record in records:
-            if record.ended >= self._at if record.ended is not None else find(record.request_id) is not None:
+            if record.ended >= self._at if record.ended is not None else self._is_open(record.request_id):
                 yield record
+
+    def _is_open(self, request_id: str) -> bool:
+        return any(engine.open_requests.find(request_id) is not None for engine in self._engines())
+
+
+def _sums(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The values of a metric of all models, by its label."""
+    total: dict[str, float] = {}
+    for one in values:
+        for label, value in one.items():
+            total[label] = total.get(label, 0) + value
+    return total

@@ -15,6 +15,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,8 +32,10 @@ from penstock.server.listener import address_of, bound, is_open_to_others
 from penstock.system.host import importing, shorten_pauses
 
 if TYPE_CHECKING:
-    from penstock.fleet.fleet import Fleet
-    from penstock.frontend.client import AsyncEngine
+    from penstock.fleet.model_broker import ModelBroker
+    from penstock.frontend.client import AsyncEngine, Beside
+    from penstock.frontend.recovery.journal import Journal
+    from penstock.frontend.served_models import ServedModels
     from penstock.server.http import HttpServer
     from penstock.server.keys import KeyRing
     from penstock.server.tracing import CallTracer
@@ -69,8 +72,34 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
         signal.signal(number, stop.on_signal)
     _allow_files(server_config.call_limits.max_connections + OTHER_FILES)
     _check_tls_files(server_config)
+    models = _planned(engine_config, server_config)
+    if models is not None:
+        engine_config = models.configs[0][1]  # of the one that is loaded first
     with bound(server_config) as listener, _launched(engine_config, server_config, stop) as links:
-        return _run(links, engine_config, server_config, listener, stop)
+        return _run(links, engine_config, server_config, listener, stop, models)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Several models, or one that is unloaded when idle."""
+
+    configs: "Sequence[tuple[str, EngineConfig]]"
+    broker: "ModelBroker"
+
+
+def _planned(engine_config: EngineConfig, config: ServerConfig) -> _Planned | None:
+    """The models and the broker of their memory; None for a single model that stays loaded.
+
+    Raises:
+        ConfigError: the options for models contradict each other.
+    """
+    if config.models_dir is None and config.keep_alive is None and "=" not in (engine_config.model.model or ""):
+        return None
+    from penstock.server.model_list import listed_models, serves_several, with_broker
+
+    if not serves_several(engine_config, config):
+        return None
+    return _Planned(*with_broker(listed_models(engine_config, config), config))
 
 
 @contextlib.contextmanager
@@ -79,9 +108,7 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
     cluster, links = None, list[Link]()
     try:
         if config.cluster is None:
-            links += launch_engines(
-                engine_config, config.engines, num_prefill=config.prefill_engines, kv_transfer=config.transfer
-            )
+            links += _launch(engine_config, config)
         else:
             from penstock.fleet.cluster.ray_cluster import RayCluster
 
@@ -97,6 +124,12 @@ def _launched(engine_config: EngineConfig, config: ServerConfig, stop: "_Stop") 
             link.destroy()
         if cluster is not None:
             cluster.close()
+
+
+def _launch(engine_config: EngineConfig, config: ServerConfig) -> Sequence[Link]:
+    return launch_engines(
+        engine_config, config.engines, num_prefill=config.prefill_engines, kv_transfer=config.transfer
+    )
 
 
 def _allow_files(count: int) -> None:
@@ -137,6 +170,7 @@ def _run(
     config: ServerConfig,
     listener: socket.socket,
     stop: "_Stop",
+    models: _Planned | None,
 ) -> int:
     # These imports take most of a second, while the launched engine loads its model.
     with importing():
@@ -150,9 +184,11 @@ def _run(
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
     warnings = list(_access_warnings(engine_config, config, listener, keys))
 
-    def make_server(engine: AsyncEngine) -> HttpServer:
-        app = create_app(engine, config, keys, tracer)
-        announce = functools.partial(_announce, engine, app.state.serving.model_names[0], listener, config, warnings)
+    def make_server(engine: "AsyncEngine | ServedModels") -> HttpServer:
+        first, served = (engine, None) if isinstance(engine, AsyncEngine) else (engine.first.started(), engine)
+        app = create_app(first, config, keys, tracer, served)
+        names = app.state.serving.model_names[:1] if served is None else served.models
+        announce = functools.partial(_announce, first, ",".join(names), listener, config, warnings)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
     with (
@@ -161,18 +197,44 @@ def _run(
     ):
         logger.info("penstock %s: loading %s", __version__, _described(engine_config))
         journal = None if config.journal is None else Journal(Path(config.journal))  # may log damage
-        start = functools.partial(
+        start_engine = functools.partial(
             AsyncEngine.start,
-            engine_config,
-            links,
-            config.step_deadline,
-            config.queue,
-            journal,
+            step_deadline=config.step_deadline,
+            limits=config.queue,
+            journal=journal,
             router=config.router,
             default_sampling=config.sampling_defaults,
             image_urls=config.listed_image_urls,
         )
+        start: Callable[[], Coroutine[Any, Any, AsyncEngine | ServedModels]]
+        if models is None:
+            start = functools.partial(start_engine, engine_config, links)
+        else:
+            start = functools.partial(_start_models, models, start_engine, links, config, journal)
         return asyncio.run(_serve(start, make_server, listener, stop, config))
+
+
+async def _start_models(
+    models: _Planned,
+    start_engine: "Callable[..., Coroutine[Any, Any, AsyncEngine]]",
+    links: Sequence[Link],
+    config: ServerConfig,
+    journal: "Journal | None",
+) -> "ServedModels":
+    """Load the first model, whose engines have been launched; the others are launched when they are used."""
+    from penstock.frontend.served_models import ServedModel, ServedModels
+
+    launched = [links]
+
+    def start(engine_config: EngineConfig, beside: "Beside") -> "Coroutine[Any, Any, AsyncEngine]":
+        own = launched.pop() if launched else _launch(engine_config, config)
+        return start_engine(engine_config, own, beside=beside)
+
+    served = ServedModels(
+        [ServedModel(name, one) for name, one in models.configs], models.broker, start, config.queue, journal
+    )
+    await served.open()
+    return served
 
 
 def _described(config: EngineConfig) -> str:
@@ -235,8 +297,8 @@ def _announce(
 
 
 async def _serve(
-    start: "Callable[[], Coroutine[Any, Any, AsyncEngine]]",
-    make_server: Callable[["AsyncEngine"], "HttpServer"],
+    start: "Callable[[], Coroutine[Any, Any, AsyncEngine | ServedModels]]",
+    make_server: Callable[["AsyncEngine | ServedModels"], "HttpServer"],
     listener: socket.socket,
     stop: "_Stop",
     config: ServerConfig,
@@ -248,7 +310,7 @@ async def _serve(
             return 0
         shorten_pauses()
         try:
-            with _changing_by_signals(engine.fleet), _scaling(engine.fleet, config):
+            with _changing_by_signals(engine), _scaling(engine, config):
                 await _answer_http(engine, make_server(engine), listener, stop, config.drain_timeout)
         finally:
             await engine.close()
@@ -256,7 +318,7 @@ async def _serve(
     return int(engine.given_up.is_set())
 
 
-async def _timed(starting: "Coroutine[Any, Any, AsyncEngine]") -> "AsyncEngine":
+async def _timed(starting: Coroutine[Any, Any, T]) -> T:
     """Start the engines; logs progress and the duration."""
     began = time.monotonic()
 
@@ -275,7 +337,11 @@ async def _timed(starting: "Coroutine[Any, Any, AsyncEngine]") -> "AsyncEngine":
 
 
 async def _answer_http(
-    engine: "AsyncEngine", server: "HttpServer", listener: socket.socket, stop: "_Stop", drain_timeout: float
+    engine: "AsyncEngine | ServedModels",
+    server: "HttpServer",
+    listener: socket.socket,
+    stop: "_Stop",
+    drain_timeout: float,
 ) -> None:
     """Serve until a signal or the loss of all engines; then end every request and close the connections."""
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -323,8 +389,8 @@ def _listening_to_signals(stop: _Stop) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
-    """Handle the signals that replace, add or drain engines."""
+def _changing_by_signals(engine: "AsyncEngine | ServedModels") -> Iterator[None]:
+    """Handle the signals that replace engines, of all loaded models, or add or drain one of the first of them."""
     loop, changes = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def change(work: Coroutine[Any, Any, object]) -> None:
@@ -338,11 +404,19 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
         changes.add(task)
         task.add_done_callback(changes.discard)
 
-    for number, make in (
-        (RELOAD, fleet.reload),
-        (GROW, fleet.grow),
-        (SHRINK, lambda: fleet.retire(max(fleet.replicas))),
-    ):
+    async def reload() -> None:
+        for fleet in engine.fleets:
+            await fleet.reload()
+
+    async def grow() -> None:
+        for fleet in engine.fleets[:1]:
+            await fleet.grow()
+
+    async def shrink() -> None:
+        for fleet in engine.fleets[:1]:
+            await fleet.retire(max(fleet.replicas))
+
+    for number, make in ((RELOAD, reload), (GROW, grow), (SHRINK, shrink)):
         loop.add_signal_handler(number, on_signal, make)
     try:
         yield
@@ -354,7 +428,7 @@ def _changing_by_signals(fleet: "Fleet") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
+def _scaling(engine: "AsyncEngine | ServedModels", config: ServerConfig) -> Iterator[None]:
     """Run the autoscaler, if it is enabled."""
     if config.max_engines is None:
         yield
@@ -362,6 +436,7 @@ def _scaling(fleet: "Fleet", config: ServerConfig) -> Iterator[None]:
     from penstock.fleet.autoscaler import Autoscaler, FleetScaler
 
     autoscaler = Autoscaler(config.engines, config.max_engines, config.upscale_delay, config.downscale_delay)
+    (fleet,) = engine.fleets  # several models do not run in a cluster
     scaling = asyncio.ensure_future(FleetScaler(fleet, autoscaler).run())
     try:
         yield

@@ -42,7 +42,7 @@ _MAX_BYTES = 64 * 2**20
 """Maximum bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Bytes of a tokenizer.json up to which loading it is certain to take at most some 200 MB."""
-_OTHER_FORMS = ("vocab.json", "vocab.txt", "sentencepiece.bpe.model", "spiece.model")
+_OTHER_FORMS = ("vocab.json", "vocab.txt")
 """Files of forms that are not read, or not alone."""
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
@@ -297,7 +297,9 @@ class Tokenizer:
         word None.
         """
         whole = messages if self._recipe is None else self._recipe.conversation(messages)
-        return [{**one, "content": ""} if one.get("content", "") is None else dict(one) for one in whole]
+        return [
+            {**message, "content": ""} if message.get("content", "") is None else dict(message) for message in whole
+        ]
 
     def encode_chat(
         self,

@@ -15,6 +15,7 @@ from penstock.models.registry import read_spec
 from penstock.models.sizes import adaptable
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_random
+from tests.support.families import CASES as FAMILIES
 from tests.support.families import DELTA, LATENTS, MAMBA, NEMOTRON, QWEN_EXPERTS, SHAPE
 from tests.support.needs import needs_native
 
@@ -92,6 +93,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Qwen2Moe",
         QWEN_EXPERTS,
         {"target_modules": ["shared_expert_gate", "gate_proj", "down_proj"]},
+    ),
+    "per-layer embeddings, and maps between streams": (
+        *FAMILIES["gemma3n"],
+        {
+            "target_modules": r".*(_per_layer|per_layer_\w+|linear_left|linear_right|altup_\w*projections\.\d)",
+            "exclude_modules": r".*norm",
+        },
     ),
     "delta nets": ("Qwen3_5", DELTA, {"target_modules": "all-linear"}),
     "delta nets, fused and grouped by key head": (

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.checkpoint import open_checkpoint, resolve_path
 from penstock.checkpoint.gguf.file import Metadata, choose_gguf, open_gguf, parts_of
+from penstock.checkpoint.gguf.mmproj import wanted_files
 from penstock.errors import CheckpointError
 from tests.support.gguf_files import finish, write_gguf
 
@@ -150,6 +151,8 @@ def test_a_file_is_chosen_by_its_name_or_how_that_ends(choice: str, chosen: str)
 def test_the_parts_of_the_chosen_model_belong_together() -> None:
     assert parts_of(NAMES, "m-F16-00001-of-00002.gguf") == NAMES[2:4]
     assert parts_of(NAMES, "m-Q4_K_M.gguf") == ["m-Q4_K_M.gguf"]
+    beside = ["mmproj-F16.gguf", "other/mmproj-F32.gguf"]
+    assert wanted_files([*NAMES, *beside], "m-Q4_K_M.gguf") == ["m-Q4_K_M.gguf", "mmproj-F16.gguf"]
 
 
 @pytest.mark.parametrize("choice", ["Q5_K_M", "4_K_S", ""])

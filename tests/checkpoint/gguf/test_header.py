@@ -65,6 +65,9 @@ def test_what_the_package_writes_is_read_as_it_reads_it(
     finish(writer, path)
     header = read_header(path)
     assert {key: plain(header.metadata[key]) for key in entries} == {key: value for key, (_, value) in entries.items()}
+    for strings in (one for one in header.metadata.values() if isinstance(one, StringArray)):
+        for text in [*strings.decode(), "no such text"]:
+            assert strings.find(text) == (strings.decode().index(text) if text in strings.decode() else None)
     theirs = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     assert header.tensors.keys() == theirs.keys()
     for name, info in header.tensors.items():

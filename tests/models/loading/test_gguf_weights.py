@@ -1,13 +1,16 @@
 """Every family from a GGUF file: `transformers`' logits, and weights that are what the file stores, bit for bit."""
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.checkpoint.gguf.file import open_gguf
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.weight import Weight
 from penstock.kernels.tables import make_ops
@@ -157,7 +160,27 @@ def test_a_quantized_model_computes_what_its_weights_say(tmp_path: Path, family:
     assert (got - exact).abs().mean() < 0.05 * exact.abs().mean()
 
 
-@pytest.mark.parametrize("kind", ["Q8_1", "IQ2_XS", "IQ2_S", "NVFP4", "F64", "I8"])
+def test_an_nvfp4_matrix_is_multiplied_by_the_scale_of_its_tensor(tmp_path: Path) -> None:
+    folder, file = tmp_path / "hf", tmp_path / "model.gguf"
+    write_random(folder, "Llama", **WIDE)
+    scales: dict[str, tuple[str, int]] = {f"blk.0.ffn_up.{kind}": ("F32", 1) for kind in ("scale", "input_scale")}
+    values = write_gguf(file, folder, lambda name: "NVFP4" if "ffn_up" in name else "F16", extra=scales)
+    with file.open("r+b") as opened:
+        opened.seek(open_gguf(file).tensors["blk.0.ffn_up.scale"].first)
+        opened.write(struct.pack("<f", 0.75))
+    values["model.layers.0.mlp.up_proj.weight"] *= np.float32(0.75)
+    save_file({name: torch.from_numpy(array.copy()) for name, array in values.items()}, folder / "model.safetensors")
+    (text,) = texts((40,))
+    got, exact = (Stepper(path, 1, dtype="float32").step({0: text})[0] for path in (file, folder))
+    assert (got - exact).abs().mean() < 0.02 * exact.abs().mean()
+    with file.open("r+b") as opened:
+        opened.seek(open_gguf(file).tensors["blk.0.ffn_up.scale"].first)
+        opened.write(struct.pack("<f", float("nan")))
+    with pytest.raises(CheckpointError, match=r"scale 'blk\.0\.ffn_up\.scale' that is not finite"):
+        Stepper(file, 1)
+
+
+@pytest.mark.parametrize("kind", ["Q8_1", "Q1_0", "F64", "I8"])
 def test_a_type_that_is_not_read_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     write_random(tmp_path / "hf", "Llama", **WIDE)
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", lambda name: kind if "ffn_up" in name else "Q8_0")

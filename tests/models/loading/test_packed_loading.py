@@ -19,6 +19,7 @@ from tests.support.checkpoints import write_tiny_llama
 from tests.support.gguf_files import write_gguf
 from tests.support.needs import needs_native
 from tests.support.stepping import settings_for
+from tests.support.vision import Looker, make
 
 pytestmark = needs_native
 CPU = torch.device("cpu")
@@ -67,6 +68,22 @@ def test_later_starts_read_nothing_and_answer_the_same(
     assert [tokens(tiny_llama, cache, **options) for _ in range(3)] == [plain] * 3
     assert parameters_read(tiny_llama, cache, monkeypatch, **options) == 0
     assert len(list(cache.glob("*.packed"))) == 1
+
+
+@pytest.mark.parametrize("name", ["InternVL", "Mistral 3"])
+def test_later_starts_read_nothing_of_a_vision_tower(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even patches, biases, and scales of layers, which loading converts."""
+    made, cache = make(name, tmp_path / "model"), tmp_path / "cache"
+    assert parameters_read(made.folder, cache, monkeypatch) > 0
+    assert parameters_read(made.folder, cache, monkeypatch) == 0
+    found = []
+    for options in ({"packed_cache": "off"}, {"packed_cache": str(cache)}):
+        looker = Looker(made, make_ops(CPU), **options)
+        looker.encode(made.images[0])
+        found.append(looker.features(made.images[0])[0])
+    assert torch.equal(*found)
 
 
 def test_files_of_gguf_are_kept_too(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

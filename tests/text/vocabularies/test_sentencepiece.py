@@ -1,7 +1,9 @@
 """tokenizer.model, against SentencePiece's algorithm written out."""
 
+import base64
 import json
 import struct
+import zlib
 
 import pytest
 
@@ -19,6 +21,20 @@ PIECES = [
     *((letter, -100.0 - place, NORMAL) for place, letter in enumerate(["▁", *LETTERS])),
 ]
 TEXTS = [*CORPUS[:3], "", " ", " a  hello", "hello hello world\n\nelllo", "<0x41>", "▁hello", "😀\u200d"]
+
+
+CHARSMAP = zlib.decompress(
+    base64.b85decode(
+        "c-ke?WssIt7zW_8JNpMDl@tU6BqbLl6i|sFrBOg&iN&Q;DPfURQX1(FMOtd5l$P#LdVm3GQ0eQ_cjlV=$8*n__slsb#DoxD4<T8~"
+        "5cv|LNsNgOiLZt5V~7s@OPU#|CB7t+6RD;kHK|BT8eZXL(vyyiWFRw{$ik~wI%Fj~*?8msUkGpUCOOGLF5V^&xyeUf-XT8)DL`Qg"
+        "QIsMSBbIk5jxB@|l%^E#^B!d>!v~b(BR-@8<*7tPDn~kbqC!<!h3Zt}V`@-~n$)2-^{7h&>hmd|(1?b7Mq`@NggBbfg66cMC9R1k"
+        "fzN468`{&3j&z_io#;vzy3>s>`GTJGpf|nviazwCFa0A2&j7w=5Ca*)V7_4}!}yjF3}+N0`Hs<yWenpP$3!MDnMq9Hd!{j!8BAvu"
+        "GnvC|<}sHA%x4h``GLhO36Z-Q!cu->Im=kd3Rbg<HT=vv*0O>1{6Z3&*vJ+(^DA4~#&7IkJG<D)9(J>r-`UST4sw9Q9O5WPIL<Ln"
+        "a)Q&G;t$SnmOnYqIWBU6%Ut3Lw_>BhHF=fmkxo)n_)Ff1%(%%NZgY>jJm5Zm^N@e}hsQkPDNlILv;W>+T!>EyF92K(h7S"
+    )
+)
+"""SentencePiece's own, of five rules: A to a, the ligature fi to two letters, a tab and a wide space to a space."""
+LONGEST = max(len(word) for word in WORDS)
 
 
 def varint(value):
@@ -116,7 +132,7 @@ def test_unknown_characters_are_unknown_without_byte_fallback(tmp_path):
         (model_file([*PIECES, ("he", 0.0, NORMAL)]), "several of its"),
         (model_file([*PIECES, ("hem", float("nan"), NORMAL)]), "a score is NaN"),
         (model_file([*PIECES, ("h" * 300, 0.0, NORMAL)]), "beyond the limits"),
-        (model_file(trainer=field(3, 1)), "its model type is unigram, not BPE"),
+        (model_file(trainer=field(3, 3)), "its model type is word, not BPE or unigram"),
         (model_file(normalizer=field(1, "nmt_nfkc") + field(2, b"abcd")), "normalizes texts .by .nmt_nfkc"),
         (model_file(normalizer=field(4, 1)), "remove_extra_whitespaces"),
         (b"", "cannot be converted"),
@@ -125,3 +141,109 @@ def test_unknown_characters_are_unknown_without_byte_fallback(tmp_path):
 def test_damaged_and_unsupported_models_are_refused_by_their_fault(tmp_path, content, message):
     with pytest.raises(CheckpointError, match=message):
         Tokenizer.from_path(write_model(tmp_path, content))
+
+
+# ── unigram models ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+UNIGRAM = field(3, 1)
+SCORED = [
+    (text, -(2.0 + 0.37 * place) if kind == NORMAL else score, kind) for place, (text, score, kind) in enumerate(PIECES)
+]
+NO_BYTES = [one for one in SCORED if one[2] != BYTE]
+FAIRSEQ = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL), *SCORED[3 + 1 + 256 :]]
+FIVE_RULES = field(1, "user_defined") + field(2, CHARSMAP) + field(4, 1)
+
+
+def unigram_file(pieces=NO_BYTES, *, normalizer=FIVE_RULES, byte_fallback=False):
+    return model_file(pieces, byte_fallback=byte_fallback, trainer=UNIGRAM, normalizer=normalizer)
+
+
+def best_path(text, pieces):
+    """SentencePiece's unigram model: the pieces of the highest sum of scores; a run of unknown characters is one."""
+    scores = {text: score for text, score, kind in pieces if kind == NORMAL}
+    scores |= {text: len(text) * max(scores.values()) - 0.1 for text, _, kind in pieces if kind == USER_DEFINED}
+    unknown = min(score for _, score, kind in pieces if kind == NORMAL) - 10
+    best = [(0.0, [])]
+    for end in range(1, len(text) + 1):
+        found = [
+            (best[first][0] + scores[text[first:end]], [*best[first][1], text[first:end]])
+            for first in range(max(0, end - LONGEST), end)
+            if text[first:end] in scores
+        ]
+        if text[end - 1] not in scores:
+            found.append((best[end - 1][0] + unknown, [*best[end - 1][1], None]))
+        best.append(max(found, key=lambda path: path[0]))
+    parts = best[-1][1]
+    return [part for place, part in enumerate(parts) if part is not None or place == 0 or parts[place - 1] is not None]
+
+
+def normalized(text):
+    """By the five rules, without extra spaces, with a space before it."""
+    for old, new in (("A", "a"), ("\ufb01", "fi"), ("\t", " "), ("\u3000", " ")):
+        text = text.replace(old, new)
+    words = [word for word in text.split(" ") if word]
+    return "".join("\u2581" + word for word in words)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model", "spiece.model"])
+def test_a_unigram_model_gives_the_pieces_of_the_highest_score(tmp_path, name):
+    write_model(tmp_path, unigram_file())
+    (tmp_path / "tokenizer.model").rename(tmp_path / name)
+    ours = Tokenizer.from_path(tmp_path)
+    ids = {text: place for place, (text, _, _) in enumerate(NO_BYTES)} | {None: 0}
+    for text in [*TEXTS, "hello<ud>world", "A\ufb01\u3000 hello \t", "\n hello", "你好 hello"]:
+        wanted = [ids[part] for part in best_path(normalized(text), NO_BYTES)]
+        assert ours.encode(text, add_special_tokens=False) == wanted, text
+    assert ours.decode(ours.encode("hello  world", add_special_tokens=False)) == "hello world"
+
+
+def test_a_unigram_model_spells_unknown_characters_in_bytes(tmp_path):
+    ours = Tokenizer.from_path(write_model(tmp_path, unigram_file(SCORED, normalizer=b"", byte_fallback=True)))
+    for text in ("hello  你好", "<0x41>", "😀"):
+        assert ours.decode(ours.encode(text)) == text
+    assert ours.backend.encode("<0x41>", add_special_tokens=False).ids.count(4 + 0x41) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "special"),
+    [
+        ("XLMRobertaTokenizer", ["<s>", "<pad>", "</s>", "<unk>"], 3),
+        ("CamembertTokenizer", ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"], 1),
+    ],
+)
+def test_fairseqs_tokenizers_have_ids_of_their_own(tmp_path, kind, first, special):
+    config = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+    ours = Tokenizer.from_path(write_model(tmp_path, unigram_file(FAIRSEQ), config))
+    texts = [*first, *(text for text, _, _ in FAIRSEQ[special:]), "<mask>"]
+    assert [ours.backend.id_to_token(token) for token in range(len(texts))] == texts
+    ids = [texts.index(part) for part in best_path(normalized("hello world"), FAIRSEQ)]
+    assert ours.encode("hello world") == [texts.index("<s>"), *ids, texts.index("</s>")]
+    ((pair, _),) = ours.encode_texts([("hello world", "<mask>")])
+    end = texts.index("</s>")
+    assert pair == (texts.index("<s>"), *ids, end, end, texts.index("<mask>"), end)
+
+
+def test_t5s_sentinels_follow_the_pieces(tmp_path):
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 2, "eos_token": "</s>"}
+    ours = Tokenizer.from_path(write_model(tmp_path, unigram_file(), config))
+    size = len(NO_BYTES)
+    assert [ours.backend.token_to_id(f"<extra_id_{number}>") for number in (0, 1)] == [size + 1, size]
+    assert ours.encode("hello")[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "config", "message"),
+    [
+        (unigram_file(), {"tokenizer_class": "AlbertTokenizer"}, "of the class 'AlbertTokenizer', whose ids"),
+        (unigram_file(normalizer=field(5, 0)), {}, "it treats spaces in another way"),
+        (unigram_file([*NO_BYTES, ("h" * 300, -9.0, NORMAL)]), {}, "more than 256 characters"),
+        (unigram_file(normalizer=field(2, b"abc")), {}, "have 3 bytes"),
+        (unigram_file(normalizer=field(2, CHARSMAP[:-40])), {}, "have|trie|lead"),
+        (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\xff\x00\x00\x7f" * 256)), {}, "leads outside"),
+        (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\x00\x00\x00\x80" * 256)), {}, "to no text"),
+        (unigram_file(), {"tokenizer_class": "T5Tokenizer", "extra_ids": -1}, "extra_ids"),
+    ],
+)
+def test_damaged_and_unsupported_unigram_models_are_refused_by_their_fault(tmp_path, content, config, message):
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.from_path(write_model(tmp_path, content, config))

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.checkpoint.gguf.gemma3n import read_gemma3n
 from penstock.checkpoint.gguf.gemma4 import read_gemma4
 from penstock.checkpoint.gguf.hybrids import (
+    read_falcon_h1,
     read_granite_hybrid,
+    read_jamba,
     read_lfm2,
     read_lfm2_moe,
     read_nemotron_h,
@@ -14,6 +17,7 @@ from penstock.checkpoint.gguf.hybrids import (
 )
 from penstock.checkpoint.gguf.keys import NULL, Given
 from penstock.checkpoint.gguf.mixtures import (
+    read_bailing_moe_v2,
     read_deepseek2,
     read_dots1,
     read_ernie4_5_moe,
@@ -29,6 +33,7 @@ from penstock.checkpoint.gguf.mixtures import (
     read_qwen2_moe,
     read_qwen3_moe,
 )
+from penstock.checkpoint.gguf.rope import with_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,25 @@ def _read_granite_moe(given: Given) -> dict[str, Any]:
 
 def _read_biases(given: Given) -> dict[str, Any]:
     return {"attention_bias": given.has("attn_q.bias")}
+
+
+def _read_olmo(given: Given) -> dict[str, Any]:
+    clip = given.keys.find("attention.clamp_kqv", float)
+    return {**_read_biases(given), "clip_qkv": clip or None, "rms_norm_eps": None}
+
+
+def _read_stablelm(given: Given) -> dict[str, Any]:
+    return {
+        **_layer_norm_eps(given),
+        "use_qkv_bias": given.has("attn_q.bias"),
+        "qk_layernorm": given.has("attn_q_norm.weight"),
+        "use_parallel_residual": not given.has("ffn_norm.weight"),
+    }
+
+
+def _read_qwen_vl(given: Given) -> dict[str, Any]:
+    given.keys.ignore("n_deepstack_layers")  # the vision file names them
+    return with_sections(given.keys, given.config)
 
 
 def _read_olmo2(given: Given) -> dict[str, Any]:
@@ -256,6 +280,7 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
 ARCHITECTURES = {
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
+    "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),
     "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
     "command-r": Architecture(("CohereForCausalLM",), False, _read_cohere),
     "deepseek2": Architecture(
@@ -272,9 +297,11 @@ ARCHITECTURES = {
     "exaone-moe": Architecture(
         ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
     ),
+    "falcon-h1": Architecture(("FalconH1ForCausalLM",), False, read_falcon_h1),
     "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
+    "gemma3n": Architecture(("Gemma3nForCausalLM",), False, read_gemma3n, sizes_by_layer=True),
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm-dsa": Architecture(("GlmMoeDsaForCausalLM",), False, read_glm_dsa, partial_rope=True, yarn_mscale=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
@@ -294,6 +321,7 @@ ARCHITECTURES = {
     "hunyuan-moe": Architecture(
         ("HunYuanMoEV1ForCausalLM",), False, lambda given: {**_read_biases(given), **read_hunyuan_moe(given)}
     ),
+    "jamba": Architecture(("JambaForCausalLM",), False, read_jamba, sizes_by_layer=True),
     "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
     "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
     "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
@@ -302,6 +330,7 @@ ARCHITECTURES = {
     "nemotron": Architecture(("NemotronForCausalLM",), False, _read_nemotron, partial_rope=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
+    "olmo": Architecture(("OlmoForCausalLM",), True, _read_olmo),
     "olmo2": Architecture(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), False, _read_olmo2),
     "olmoe": Architecture(
         ("OlmoeForCausalLM",), False, lambda given: {**_read_biases(given), **read_experts(given.keys)}
@@ -313,11 +342,19 @@ ARCHITECTURES = {
     "qwen2moe": Architecture(("Qwen2MoeForCausalLM",), False, read_qwen2_moe),
     "qwen3": Architecture(("Qwen3ForCausalLM",), False, _read_biases),
     "qwen3moe": Architecture(("Qwen3MoeForCausalLM",), False, read_qwen3_moe),
+    "qwen2vl": Architecture(("Qwen2ForCausalLM",), False, _read_qwen_vl),
+    "qwen3vl": Architecture(
+        ("Qwen3ForCausalLM",), False, lambda given: {**_read_biases(given), **_read_qwen_vl(given)}
+    ),
+    "qwen3vlmoe": Architecture(
+        ("Qwen3MoeForCausalLM",), False, lambda given: {**read_qwen3_moe(given), **_read_qwen_vl(given)}
+    ),
     "qwen3next": Architecture(("Qwen3NextForCausalLM",), False, read_qwen3_5, partial_rope=True),
     "qwen35": Architecture(("Qwen3_5ForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "qwen35moe": Architecture(("Qwen3_5MoeForCausalLM",), False, read_qwen3_5, partial_rope=True, keys_in_turn=True),
     "seed_oss": Architecture(("SeedOssForCausalLM",), False, _read_seed_oss),
     "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
+    "stablelm": Architecture(("StableLmForCausalLM",), False, _read_stablelm, partial_rope=True),
     "starcoder2": Architecture(("Starcoder2ForCausalLM",), False, _read_starcoder2),
 }
 """By `general.architecture`. Files of Mistral models have `llama`."""

@@ -36,7 +36,9 @@ _POOLINGS: dict[int, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: 
 """Values of `pooling_type` of embedding models; 0: a generative model."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
-_ALWAYS_FLOAT32 = re.compile(r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?)\.weight)")
+_ALWAYS_FLOAT32 = re.compile(
+    r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?|altup_.*_coef)\.weight)"
+)
 """Tensors that llama.cpp's converter always writes as F32."""
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _MOST_HEAD_LAYERS = 64

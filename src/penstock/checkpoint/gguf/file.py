@@ -110,17 +110,20 @@ class GGUFFile:
     """The tensors of all files, by name."""
 
 
-def open_gguf(path: Path) -> GGUFFile:
+def open_gguf(path: Path, types: Sequence[str] = ("model",)) -> GGUFFile:
     """Read the header of a GGUF file and, for a split model, of its other files.
+
+    Args:
+        types: accepted values of `general.type`, which is the last where the file has none.
 
     Raises:
         CheckpointError: a file is missing or damaged, or `path` is not the first file of a split model.
     """
     first = _header(path)
     metadata = Metadata(path, first.metadata)
-    kind = metadata.find("general.type", str) or "model"
-    if kind != "model":
-        raise CheckpointError(f"{path} is not a model: its general.type is {shown(kind)}, not model")
+    kind = metadata.find("general.type", str) or types[-1]
+    if kind not in types:
+        raise CheckpointError(f"{path} is not a {types[0]}: its general.type is {shown(kind)}, not {types[0]}")
     headers = [first, *(_read_part(part, metadata) for part in _other_parts(path, metadata))]
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
@@ -145,7 +148,7 @@ def _header(path: Path) -> Header:
     return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def _read_once(path: Path, *_identity: int) -> Header:
     """Read a header, cached while a model loads: parsing one with a large vocabulary takes 0.1 s."""
     return read_header(path)

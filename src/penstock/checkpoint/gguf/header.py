@@ -17,6 +17,7 @@ import stat
 import struct
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,18 @@ class StringArray:
         """
         content = self._content
         return [content[first + 8 : last].decode() for first, last in pairwise(self._firsts)]
+
+    def find(self, text: str) -> int | None:
+        """The index of a string; None: there is none. It decodes nothing."""
+        wanted = text.encode()
+        stored = len(wanted).to_bytes(8, "little") + wanted
+        place = self._content.find(stored)
+        while place >= 0:
+            index = bisect_left(self._firsts, place)
+            if index < len(self) and self._firsts[index] == place:
+                return index
+            place = self._content.find(stored, place + 1)
+        return None
 
     def pick(self, indices: Iterable[int]) -> dict[int, str]:
         """The strings at `indices`, in ascending order; indices out of range are left out. Raises as `decode` does."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from penstock.checkpoint.gguf.keys import Given
 from penstock.checkpoint.gguf.mixtures import read_experts
+from penstock.checkpoint.gguf.rope import with_sections
 from penstock.errors import CheckpointError
 
 
@@ -37,12 +38,13 @@ def read_lfm2_moe(given: Given) -> dict[str, Any]:
 def read_qwen3_5(given: Given) -> dict[str, Any]:
     """Qwen3-Next and Qwen3.5."""
     keys, experts = given.keys, read_experts(given.keys)
-    keys.ignore("rope.dimension_sections", "full_attention_interval", "attention.recurrent_layers")
+    keys.ignore("full_attention_interval", "attention.recurrent_layers")
     heads = keys.need("ssm.time_step_rank", int)
     inner = keys.need("ssm.inner_size", int)
     if heads < 1 or inner % heads:
         raise keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of ssm.time_step_rank {heads}")
     sizes = {
+        **with_sections(keys, given.config),
         "linear_num_key_heads": keys.need("ssm.group_count", int),
         "linear_num_value_heads": heads,
         "linear_key_head_dim": keys.need("ssm.state_size", int),
@@ -78,14 +80,55 @@ def read_granite_hybrid(given: Given) -> dict[str, Any]:
         or given.config["intermediate_size"],
         "layer_types": _layer_types(given, "linear_attention"),
         "attention_bias": given.has("attn_q.bias"),
+        **_mamba2(given),
+        "mamba_expand": inner // hidden,
+        "position_embedding_type": "nope",
+        "rope_theta": None,
+    }
+
+
+def read_falcon_h1(given: Given) -> dict[str, Any]:
+    """Falcon-H1; the matrices contain its factors."""
+    return {
+        **_mamba2(given),
+        "attention_bias": given.has("attn_q.bias"),
+        "projectors_bias": given.has("ssm_out.bias"),
+        "mamba_d_ssm": given.keys.need("ssm.inner_size", int),
+        "mamba_rms_norm": given.has("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def _mamba2(given: Given) -> dict[str, Any]:
+    keys = given.keys
+    return {
         "mamba_n_heads": keys.need("ssm.time_step_rank", int),
         "mamba_n_groups": keys.need("ssm.group_count", int),
         "mamba_d_state": keys.need("ssm.state_size", int),
         "mamba_d_conv": keys.need("ssm.conv_kernel", int),
+        "mamba_conv_bias": given.has("ssm_conv1d.bias"),
+        "mamba_proj_bias": given.has("ssm_in.bias"),
+    }
+
+
+def read_jamba(given: Given) -> dict[str, Any]:
+    """Jamba; a layer's tensors tell its parts."""
+    keys, experts, hidden = given.keys, read_experts(given.keys), given.config["hidden_size"]
+    inner = keys.need("ssm.inner_size", int)
+    if hidden < 1 or inner % hidden:
+        raise keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of embedding_length {hidden}")
+    sparse = given.layers_with("ffn_gate_inp.weight")
+    return {
+        "num_experts": experts.get("num_local_experts", 1),
+        "num_experts_per_tok": experts.get("num_experts_per_tok"),
+        "layer_types": _layer_types(given, "linear_attention"),
+        "mlp_layer_types": ["sparse" if one else "dense" for one in sparse],
+        "mamba_d_state": keys.need("ssm.state_size", int),
+        "mamba_d_conv": keys.need("ssm.conv_kernel", int),
+        "mamba_dt_rank": keys.need("ssm.time_step_rank", int),
         "mamba_expand": inner // hidden,
         "mamba_conv_bias": given.has("ssm_conv1d.bias"),
         "mamba_proj_bias": given.has("ssm_in.bias"),
-        "position_embedding_type": "nope",
         "rope_theta": None,
     }
 

@@ -56,6 +56,12 @@ class Keys:
         values = self._metadata.numbers(self._prefix + key, "BbHhIiQq")
         return None if values is None else list(values)
 
+    def floats(self, key: str) -> list[float] | None:
+        """The numbers of `key`; None if it is absent."""
+        self._read.add(key)
+        values = self._metadata.numbers(self._prefix + key, "fd")
+        return None if values is None else list(values)
+
     def is_array(self, key: str) -> bool:
         """Whether `key` has one value per layer."""
         return self._metadata.is_array(self._prefix + key)

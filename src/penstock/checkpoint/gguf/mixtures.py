@@ -92,6 +92,26 @@ def read_dots1(given: Given) -> dict[str, Any]:
     }
 
 
+def read_bailing_moe_v2(given: Given) -> dict[str, Any]:
+    """Ling 2 and Ring 2."""
+    given.keys.expect("expert_gating_func", _SIGMOID)
+    given.keys.ignore("expert_shared_feed_forward_length")
+    experts = read_sigmoid_experts(given)
+    return {
+        **experts,
+        "num_nextn_predict_layers": None,
+        "n_routed_experts": None,
+        "num_experts": experts["n_routed_experts"],
+        "n_shared_experts": None,
+        "num_shared_experts": experts["n_shared_experts"],
+        "n_group": experts["n_group"] or 1,
+        "topk_group": experts["topk_group"] or 1,
+        "use_qkv_bias": given.has("attn_qkv.bias"),
+        "use_bias": given.has("attn_output.bias"),
+        "use_qk_norm": given.has("attn_q_norm.weight"),
+    }
+
+
 def read_exaone_moe(given: Given) -> dict[str, Any]:
     """The experts of EXAONE's mixtures."""
     given.keys.expect("expert_gating_func", _SIGMOID)

@@ -12,6 +12,7 @@ from typing import Any
 _LAYER = re.compile(r"\.(\d+)\.")
 _GATE_OR_UP = re.compile(r"(\.experts\.)(gate|up)_proj$")
 _MTP_HEAD = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.norm)")
+_STREAM = re.compile(r"model\.altup_(unembed_)?projections\.(\d+)")
 _EXPERT = re.compile(r"(\.experts)\.\d+\.")
 
 
@@ -35,6 +36,12 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
         if stored is not None:
             found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
     return found
+
+
+def stream_map(name: str) -> tuple[str, int] | None:
+    """The tensor of all further streams' maps (Gemma 3n) that has the map `name`, and its index there; None: none."""
+    found = _STREAM.fullmatch(name)
+    return None if found is None else (f"altup_{'unembd_' if found[1] else ''}proj.weight", int(found[2]))
 
 
 @functools.cache

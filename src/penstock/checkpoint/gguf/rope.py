@@ -85,3 +85,13 @@ def _factors(info: TensorInfo, rotated: int) -> list[float]:
     if not all(0 < factor < math.inf for factor in factors):
         raise CheckpointError(f"{what} must hold finite numbers above 0")
     return factors
+
+
+def with_sections(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The RoPE settings with `mrope_section`, the frequencies of each axis of positions, where the file has them."""
+    sections = (keys.by_layer("rope.dimension_sections") or [])[:3]
+    if len(sections) < 3:
+        return {}
+    scaling = config.get("rope_scaling")
+    name = "rope_parameters" if scaling is None else "rope_scaling"
+    return {name: {**(scaling or {}), "mrope_section": sections}}

@@ -111,7 +111,9 @@ class RankHost:
         self._processes = {
             rank: start_child(
                 RANK_PROCESS,
-                RankJoin(rendezvous, model.model, Ranks(rank, size), model.revision, model.hf_overrides).encode(),
+                RankJoin(
+                    rendezvous, model.model, Ranks(rank, size), model.revision, model.hf_overrides, model.mmproj
+                ).encode(),
             )
             for rank in rendezvous.of_node(node, size)
         }

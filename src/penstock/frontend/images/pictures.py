@@ -132,9 +132,13 @@ def upright_rgb(image: Image.Image, orientation: int) -> Image.Image:
 
 def cut(image: Image.Image, layout: Layout, resample: int) -> list[Image.Image]:
     """Resize a picture and cut it into tiles: row by row, then the whole picture."""
+    given, filter = image, Image.Resampling(resample)
     for height, width in layout.resizings:
         if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling(resample))
+            image = image.resize((width, height), filter)
+    if layout.canvas is not None:
+        resized, image = image, Image.new("RGB", layout.canvas[::-1])
+        image.paste(resized)
     if not layout.rows:
         return [image]
     side = layout.tile_size
@@ -143,7 +147,9 @@ def cut(image: Image.Image, layout: Layout, resample: int) -> list[Image.Image]:
         for row in range(layout.rows)
         for column in range(layout.columns)
     ]
-    return [*tiles, image.resize((side, side), Image.Resampling(resample))]
+    if layout.whole is None:
+        return [*tiles, image.resize((side, side), filter)]
+    return [*tiles, given.resize(layout.whole[::-1], filter)]
 
 
 def _reason(error: Exception) -> str:

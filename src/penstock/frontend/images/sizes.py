@@ -4,6 +4,8 @@ header ──> (height, width) ──layout──> Layout: resizings, then tiles
 """
 
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.config.image_input import GEMMA4_TOKENS, ImageInput
@@ -26,13 +28,18 @@ class Layout:
     """Rows of tiles; the whole picture follows them in a tile's size. 0: it is not cut."""
     columns: int = 0
     tile_size: int = 0
+    whole: Size | None = None
+    """Size to which the given picture is resized to come after its tiles; None: the resized picture, in a tile's."""
+    canvas: Size | None = None
+    """Size that black pixels to the right and below fill after resizing; None: there are none."""
 
     @property
     def sizes(self) -> list[Size]:
         """Sizes of the tiles and of the whole picture, in the order of their tokens."""
         if not self.rows:
-            return [self.resizings[-1]]
-        return [(self.tile_size, self.tile_size)] * (self.rows * self.columns + 1)
+            return [self.canvas or self.resizings[-1]]
+        tile = (self.tile_size, self.tile_size)
+        return [*[tile] * (self.rows * self.columns), self.whole or tile]
 
 
 def grid_of(size: Size, image_input: ImageInput) -> tuple[int, int]:
@@ -53,6 +60,12 @@ def layout_of(height: int, width: int, image_input: ImageInput, is_low: bool = F
         most = min(most, low) if most else low
     if image_input.processor == "idefics3":
         return _idefics3(height, width, image_input, most)
+    if image_input.processor == "internvl":
+        return _internvl(height, width, image_input, most)
+    if image_input.processor == "lfm2_vl":
+        return _lfm2_vl(height, width, image_input, most)
+    if image_input.processor == "llama4":
+        return _llama4(height, width, image_input, most)
     if image_input.processor == "gemma3":
         return Layout(((image_input.size, image_input.size),))
     if image_input.processor == "gemma4":
@@ -66,18 +79,21 @@ def layout_of(height: int, width: int, image_input: ImageInput, is_low: bool = F
 def _qwen2_vl(height: int, width: int, image_input: ImageInput, most: int) -> Size:
     """Multiples of a merged patch's side, with an area within bounds."""
     side = image_input.patch_size * image_input.merge_size
+    return _within(height, width, (round(height / side) * side, round(width / side) * side), image_input, most)
+
+
+def _within(height: int, width: int, rounded: Size, image_input: ImageInput, most: int) -> Size:
+    """`rounded`, which is the picture's size in multiples of a merged patch's side, with an area within bounds."""
+    side = image_input.patch_size * image_input.merge_size
     largest = min(image_input.max_pixels, most * side**2) if most else image_input.max_pixels
     least = min(image_input.min_pixels, largest)
-    h, w = round(height / side) * side, round(width / side) * side
+    h, w = rounded
     if h * w > largest:
         scale = math.sqrt(height * width / largest)
-        return (
-            max(side, math.floor(height / scale / side) * side),
-            max(side, math.floor(width / scale / side) * side),
-        )
-    if h * w < least:
+        h, w = math.floor(height / scale / side) * side, math.floor(width / scale / side) * side
+    elif h * w < least:
         scale = math.sqrt(least / (height * width))
-        return math.ceil(height * scale / side) * side, math.ceil(width * scale / side) * side
+        h, w = math.ceil(height * scale / side) * side, math.ceil(width * scale / side) * side
     return max(side, h), max(side, w)
 
 
@@ -140,3 +156,94 @@ def _idefics3_longest(height: int, width: int, longest: int) -> Size:
     elif h > w and h > _LONGEST_SIDE:
         h, w = _LONGEST_SIDE, int(_LONGEST_SIDE * ratio)
     return max(h, 1), max(w, 1)
+
+
+def _internvl(height: int, width: int, image_input: ImageInput, most: int) -> Layout:
+    """Tiles in the grid whose shape is the closest, then the whole picture; or that alone."""
+    tile = image_input.tile_size
+    tiles = _most_tiles(image_input, most)
+    sizes = range(1, tiles + 1)
+    grids = [(columns, rows) for columns in sizes for rows in sizes if image_input.min_tiles <= columns * rows <= tiles]
+    columns, rows = _closest(height, width, tile, sorted(grids, key=math.prod))
+    if rows * columns == 1:
+        return Layout(((tile, tile),))
+    return Layout(((rows * tile, columns * tile),), rows, columns, tile, whole=(tile, tile))
+
+
+def _most_tiles(image_input: ImageInput, most: int, whole: int | None = None) -> int:
+    """Most tiles of a picture that takes at most `most` tokens, 0 being as many as the processor allows.
+
+    Args:
+        whole: tokens of the whole picture; None: as many as a tile's.
+    """
+    per_tile = math.prod(grid_of((image_input.tile_size, image_input.tile_size), image_input))
+    fitting = (most - (per_tile if whole is None else whole)) // per_tile
+    return max(1, min(image_input.max_tiles, fitting)) if most else image_input.max_tiles
+
+
+def _closest(height: int, width: int, tile: int, grids: Sequence[Size]) -> Size:
+    """Columns and rows of the grid whose shape is the closest to the picture's; (1, 1) if there are none.
+
+    Of several, a later one if the picture has more than half the area of its tiles.
+    """
+    nearest, best = math.inf, (1, 1)
+    for columns, rows in grids:
+        difference = abs(width / height - columns / rows)
+        is_filled = height * width > 0.5 * tile**2 * columns * rows
+        if difference < nearest or (difference == nearest and is_filled):
+            nearest, best = difference, (columns, rows)
+    return best
+
+
+def _lfm2_vl(height: int, width: int, image_input: ImageInput, most: int) -> Layout:
+    """As Qwen2-VL's; a picture that is much larger is also cut into tiles."""
+    side = image_input.patch_size * image_input.merge_size
+    h, w = round(height / side) * side, round(width / side) * side
+    whole = _within(height, width, (max(side, h), max(side, w)), image_input, most)
+    area = max(image_input.patch_size, h) * max(image_input.patch_size, w)
+    tiles = _most_tiles(image_input, most, math.prod(grid_of(whole, image_input)))
+    least = image_input.min_tiles
+    if area <= image_input.max_pixels * image_input.tolerance or tiles < max(2, least):
+        return Layout((whole,))
+    sizes = [range(1, count + 1) for count in range(least, tiles + 1)]
+    # A set, as in `transformers`: its order decides between grids of one size.
+    grids = {(w, h) for one in sizes for w in one for h in one if least <= w * h <= tiles}
+    tile = image_input.tile_size
+    columns, rows = _closest(height, width, tile, sorted(grids, key=math.prod))
+    return Layout(((rows * tile, columns * tile),), rows, columns, tile, whole=whole)
+
+
+def _llama4(height: int, width: int, image_input: ImageInput, most: int) -> Layout:
+    """The smallest canvas of tiles on which the picture need not shrink, or shrinks least; the rest of it is black."""
+    tile = image_input.tile_size
+    canvases = [(h * tile, w * tile) for h, w in _grids_by_shape(_most_tiles(image_input, most))]
+    scales = [_float32(min(h / height, w / width)) for h, w in canvases]
+    scale = min((one for one in scales if one >= 1), default=max(scales))
+    fitting = [canvas for canvas, one in zip(canvases, scales, strict=True) if one == scale]
+    canvas = min(fitting, key=math.prod)
+    most_h, most_w = min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1])
+    by_height, by_width = most_h / height, most_w / width
+    if by_width < by_height:
+        resized = min(math.floor(height * by_width), most_h), most_w
+    else:
+        resized = most_h, min(math.floor(width * by_height), most_w)
+    resized = max(1, resized[0]), max(1, resized[1])
+    rows, columns = canvas[0] // tile, canvas[1] // tile
+    if rows * columns == 1:
+        return Layout((resized,), canvas=canvas)
+    return Layout((resized,), rows, columns, tile, whole=(tile, tile), canvas=canvas)
+
+
+def _grids_by_shape(most: int) -> list[Size]:
+    """Rows and columns of all grids of up to `most` tiles; those of one shape follow one another."""
+    by_shape: dict[float, list[Size]] = {}
+    for count in range(most, 0, -1):
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                by_shape.setdefault(rows / (count // rows), []).append((rows, count // rows))
+    return [grid for grids in by_shape.values() for grid in grids]
+
+
+def _float32(value: float) -> float:
+    """As `transformers` computes: scales of nearly the same size are equal."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])

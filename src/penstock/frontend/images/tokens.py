@@ -20,6 +20,12 @@ from penstock.text.tokenizer import Tokenizer
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
 _ROW_BREAK, _IMAGE_END = "[IMG_BREAK]", "[IMG_END]"
 _AROUND_TILES, _WHOLE = "<fake_token_around_image>", "<global-img>"
+_INTERN_FRAME = ("<img>", "</img>")
+_LFM2_FRAME, _LFM2_WHOLE = ("<|image_start|>", "<|image_end|>"), "<|img_thumbnail|>"
+_LLAMA4_FRAME, _LLAMA4_WHOLE = ("<|image_start|>", "<|image_end|>"), "<|image|>"
+_AFTER_TILE, _AFTER_ROW = "<|tile_x_separator|>", "<|tile_y_separator|>"
+_MARKERS = {"llama4": _LLAMA4_WHOLE}
+"""Texts that chat templates write for an image, of processors whose checkpoints do not name their ids."""
 
 
 @dataclass(slots=True)
@@ -41,7 +47,8 @@ class ImageTokens:
         self._image_input = image_input
         self._tokenizer = tokenizer
         self._placeholder = self._text(image_input.placeholder)
-        self.marker = self._placeholder if image_input.marker is None else self._text(image_input.marker)
+        marker = self._placeholder if image_input.marker is None else self._text(image_input.marker)
+        self.marker = _MARKERS.get(image_input.processor, marker)
         """The text that the chat template writes for an image."""
         begin, end = ("".join(map(self._text, ids)) for ids in (image_input.begin, image_input.end))
         self._in_text = f"{image_input.around}{begin}{self._placeholder}{end}{image_input.around}"
@@ -155,8 +162,14 @@ class ImageTokens:
 
     def _expanded(self, picture: Picture) -> _Expansion:
         made = _Expansion()
-        if self._image_input.processor == "idefics3":
-            self._add_tiles(made, picture)
+        add = {
+            "idefics3": self._add_tiles,
+            "internvl": self._add_intern_tiles,
+            "lfm2_vl": self._add_lfm2_tiles,
+            "llama4": self._add_llama4_tiles,
+        }.get(self._image_input.processor)
+        if add is not None:
+            add(made, picture)
             return made
         (part,) = picture.parts
         rows, columns = grid_of((part.height, part.width), self._image_input)
@@ -179,10 +192,46 @@ class ImageTokens:
             if line_break:
                 made.token_ids += self.piece_ids(line_break)
             made.token_ids += self.piece_ids(_AROUND_TILES + place)
-            made.starts.append(len(made.token_ids))
-            rows, columns = grid_of((part.height, part.width), self._image_input)
-            made.token_ids += [self._image_input.placeholder] * (rows * columns)
+            self._add_part(made, part)
         made.token_ids += self.piece_ids(_AROUND_TILES)
+
+    def _add_part(self, made: _Expansion, part: Part) -> None:
+        made.starts.append(len(made.token_ids))
+        rows, columns = grid_of((part.height, part.width), self._image_input)
+        made.token_ids += [self._image_input.placeholder] * (rows * columns)
+
+    def _add_intern_tiles(self, made: _Expansion, picture: Picture) -> None:
+        """Tiles and the whole picture, one after another."""
+        first, last = map(self._id, _INTERN_FRAME)
+        made.token_ids.append(first)
+        for part in picture.parts:
+            self._add_part(made, part)
+        made.token_ids.append(last)
+
+    def _add_lfm2_tiles(self, made: _Expansion, picture: Picture) -> None:
+        """Tiles row by row, each after its place, and the whole picture; a picture without tiles has no place."""
+        first, last = map(self._id, _LFM2_FRAME)
+        made.token_ids.append(first)
+        for index, part in enumerate(picture.parts):
+            if picture.rows:
+                row, column = divmod(index, picture.columns)
+                is_whole = index == len(picture.parts) - 1
+                place = _LFM2_WHOLE if is_whole else f"<|img_row_{row + 1}_col_{column + 1}|>"
+                made.token_ids.append(self._id(place))
+            self._add_part(made, part)
+        made.token_ids.append(last)
+
+    def _add_llama4_tiles(self, made: _Expansion, picture: Picture) -> None:
+        """Tiles row by row, each before a separator, and the whole picture after its token."""
+        first, last = map(self._id, _LLAMA4_FRAME)
+        made.token_ids.append(first)
+        *tiles, whole = picture.parts
+        for index, part in enumerate(tiles):
+            self._add_part(made, part)
+            made.token_ids.append(self._id(_AFTER_TILE if (index + 1) % picture.columns else _AFTER_ROW))
+        made.token_ids.append(self._id(_LLAMA4_WHOLE))
+        self._add_part(made, whole)
+        made.token_ids.append(last)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -30,11 +30,16 @@ class RequestReplay:
         self._tokenizer = tokenizer
         self._live = live
 
-    def unfinished(self) -> list[tuple[Entry, OutputProcessor]]:
-        """The unfinished requests in order of arrival, with their outputs so far. Called at startup."""
+    def unfinished(self, entries: Sequence[Entry] | None = None) -> list[tuple[Entry, OutputProcessor]]:
+        """The unfinished requests in order of arrival, with their outputs so far. Called at startup.
+
+        Args:
+            entries: those of this model; None: all that the journal has.
+        """
         if self._journal is None:
             return []
-        return [(entry, self._rebuild_unfinished(self._journal, entry)) for entry in self._journal.unfinished()]
+        entries = self._journal.unfinished() if entries is None else entries
+        return [(entry, self._rebuild_unfinished(self._journal, entry)) for entry in entries]
 
     def _rebuild_unfinished(self, journal: Journal, entry: Entry) -> OutputProcessor:
         try:

@@ -67,7 +67,7 @@ class ReferenceCache:
         rotated = [query, *stored[:1]]
         if norms is not None and not norms.last:
             _normalize(rotated, norms)
-        if norms is not None and options.value_norm:
+        if norms is not None and options.value_norm and stored:
             ones = torch.ones(head_dim, dtype=torch.float32, device=qkv.device)
             stored[1] = rms_norm(stored[1], ones, norms.eps)
         if angles is not None:

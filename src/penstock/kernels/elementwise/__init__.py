@@ -97,6 +97,22 @@ class GateOp(Protocol):
         ...
 
 
+class MixStreamsOp(Protocol):
+    """Weighted sums of a token's streams."""
+
+    def __call__(
+        self, x: AnyArray, factors: AnyArray, inputs: int, outputs: int, size: int, *, scale: AnyArray | None = None
+    ) -> AnyArray:
+        """out[o] = scale * sum over i of factors[o, i] * x[i], for each row: [rows, outputs * size].
+
+        Args:
+            x: [rows, inputs * size, or more].
+            factors: [rows, outputs * inputs, or more] float32.
+            scale: [size] float32; None: 1.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class NormWeight:
     """The weight and epsilon of an RMS norm."""

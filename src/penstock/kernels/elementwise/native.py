@@ -21,7 +21,10 @@ from penstock.native.structs import (
     GatherArgs,
     GatherAxesArgs,
     HeadGatesArgs,
+    KeepAboveArgs,
     LimitArgs,
+    MatchArgs,
+    MixStreamsArgs,
     NormArgs,
     ScatterArgs,
 )
@@ -185,6 +188,48 @@ class ElementwiseKernels:
             activation=activation_code(activation),
             columns=x.shape[1],
         )
+        call(self._library, x, arguments)
+        return x
+
+    def mix_streams(
+        self, x: Array, factors: Array, inputs: int, outputs: int, size: int, *, scale: Array | None = None
+    ) -> Array:
+        """See `MixStreamsOp`."""
+        assert inputs * size <= x.shape[1]
+        assert outputs * inputs <= factors.shape[1]
+        out = empty_rows(x, (outputs * size,), x.dtype)
+        arguments = MixStreamsArgs(
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            factors=factors.data_ptr(),
+            factors_stride=factors.stride(0),
+            scale=address(scale),
+            dtype=dtype_code(x.dtype),
+            inputs=inputs,
+            outputs=outputs,
+            size=size,
+            out=out.data_ptr(),
+        )
+        call(self._library, x, arguments)
+        return out
+
+    def match_magnitude(self, x: Array, like: Array, least: float) -> Array:
+        assert x.is_contiguous()
+        assert x.dtype == like.dtype
+        arguments = MatchArgs(
+            x=x.data_ptr(),
+            like=like.data_ptr(),
+            like_stride=like.stride(0),
+            dtype=dtype_code(x.dtype),
+            columns=x.shape[1],
+            least=least,
+        )
+        call(self._library, x, arguments)
+        return x
+
+    def keep_above(self, x: Array, deviations: float) -> Array:
+        assert x.is_contiguous()
+        arguments = KeepAboveArgs(x=x.data_ptr(), dtype=dtype_code(x.dtype), columns=x.shape[1], deviations=deviations)
         call(self._library, x, arguments)
         return x
 

@@ -115,6 +115,31 @@ def apply_activation(x: Tensor, activation: Activation) -> Tensor:
     return F.silu(x)
 
 
+def mix_streams(
+    x: Tensor, factors: Tensor, inputs: int, outputs: int, size: int, *, scale: Tensor | None = None
+) -> Tensor:
+    """See `MixStreamsOp`."""
+    streams = x[:, : inputs * size].float().view(len(x), 1, inputs, size)
+    by_stream = factors[:, : outputs * inputs].view(len(x), outputs, inputs, 1)
+    mixed = (streams * by_stream).sum(2)
+    return (mixed if scale is None else mixed * scale).flatten(1).to(x.dtype)
+
+
+def match_magnitude(x: Tensor, like: Tensor, least: float) -> Tensor:
+    """Scale each row of `x` [rows, columns] to the root mean square of the first columns of `like`; overwrites `x`."""
+    wanted = like[:, : x.shape[1]].float().square().mean(1, keepdim=True).sqrt()
+    found = x.float().square().mean(1, keepdim=True).clamp(min=least).sqrt()
+    return x.copy_(x.float() * (wanted / found))
+
+
+def keep_above(x: Tensor, deviations: float) -> Tensor:
+    """max(0, x - mean - deviations * standard deviation) of each row [rows, columns]; overwrites `x`."""
+    wide = x.float()
+    mean = wide.mean(1, keepdim=True)
+    spread = (wide - mean).square().mean(1, keepdim=True).sqrt()
+    return x.copy_((wide - (mean + deviations * spread)).relu())
+
+
 def head_gates(x: Tensor, query: Tensor, num_heads: int) -> Tensor:
     """Multiply each head of `x` [num_tokens, num_heads * head_dim] by the sigmoid of its gate; may overwrite `x`.
 

@@ -1,4 +1,4 @@
-"""Recurrent mixers, whose state has a fixed size: causal convolution, gated delta rule, state space scan.
+"""Recurrent mixers, whose state has a fixed size: causal convolution, gated delta rule, state space scans.
 
 states      the layers' states in a pool of blocks, with one layout for all versions
 reference   the operations in plain torch
@@ -62,11 +62,13 @@ class DeltaShape:
     value_dim: int
     in_turn: bool = False
     """Whether value head i uses key head i % key_heads; otherwise adjacent value heads share a key head."""
+    by_channel: bool = False
+    """Whether the channels of a value head's keys have time steps of their own; otherwise the head has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The learned parameters of the heads' gates."""
+    """The learned parameters of gates: of heads, or of what the operation names."""
 
     log_decay: AnyArray
     """[heads] float32: a head's decay is exp(-exp(log_decay) * time step)."""
@@ -121,13 +123,16 @@ class GatedDeltaRule(Protocol):
             S = S + k (v - S^T k)^T * sigmoid(rate)
             o = S^T q / sqrt(key_dim)
 
+        With `by_channel` each row of S has a time step and so a decay of its own (Kimi Team, 2025, arXiv:2510.26692).
+
         Returns [num_tokens, value_heads * value_dim].
 
         Args:
             qkv: [num_tokens, any], beginning with queries and keys (key_heads * key_dim columns each) and values
                 (value_heads * value_dim).
             projected: [num_tokens, any], with rates and then time steps (`value_heads` columns each) from column
-                `first_gate` on.
+                `first_gate` on; `by_channel`: value_heads * key_dim time steps.
+            gates: with `by_channel`, `step_bias` is [value_heads * key_dim].
             state: the matrix states S of `value_heads` heads, key_dim x value_dim each.
         """
         ...
@@ -161,6 +166,39 @@ class StateSpaceScan(Protocol):
             projected: [num_tokens, any], with one time step per head from column `first_step` on.
             skip: [heads] float32.
             state: the matrix states S of `heads` heads, state_size x head_dim each.
+        """
+        ...
+
+
+class SelectiveScan(Protocol):
+    def __call__(
+        self,
+        x: AnyArray,
+        steps: AnyArray,
+        projected: AnyArray,
+        first_input: int,
+        gates: Gates,
+        skip: AnyArray,
+        state: StatePart,
+        batch: Batch,
+    ) -> AnyArray:
+        """The selective scan of Mamba (Gu and Dao, 2023, arXiv:2312.00752).
+
+        For each channel, with a vector S:
+
+            t = softplus(step + step_bias)
+            S = exp(-exp(log_decay) * t) * S + B (t * x)
+            y = S^T C + skip * x
+
+        Returns [num_tokens, channels].
+
+        Args:
+            x, steps: [num_tokens, any], beginning with values and with time steps (`channels` columns).
+            projected: [num_tokens, any], with inputs B and outputs C (state_size columns each) from column
+                `first_input` on.
+            gates: `log_decay` is [channels, state_size], `step_bias` [channels].
+            skip: [channels] float32.
+            state: one matrix state, state_size x channels.
         """
         ...
 

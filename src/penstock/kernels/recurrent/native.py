@@ -1,4 +1,4 @@
-"""Recurrent operations by the native kernels: causal convolution, gated delta rule, state space scan, gated norm."""
+"""Recurrent operations by the native kernels: causal convolution, gated delta rule, state space scans, gated norm."""
 
 import numpy as np
 
@@ -81,6 +81,7 @@ class RecurrentKernels:
             key_dim=shape.key_dim,
             value_dim=shape.value_dim,
             in_turn=shape.in_turn,
+            by_channel=shape.by_channel,
             log_decay=gates.log_decay.data_ptr(),
             step_bias=gates.step_bias.data_ptr(),
             out=out.data_ptr(),
@@ -123,6 +124,42 @@ class RecurrentKernels:
             out=out.data_ptr(),
         )
         call(self._library, xbc, arguments)
+        return out
+
+    def selective_scan(
+        self,
+        x: Array,
+        steps: Array,
+        projected: Array,
+        first_input: int,
+        gates: Gates,
+        skip: Array,
+        state: StatePart,
+        batch: Batch,
+    ) -> Array:
+        channels, size = gates.log_decay.shape
+        if size > _MOST_ROWS:
+            raise NoNativeKernelError(f"a selective scan with states of {size}")
+        assert x.dtype == steps.dtype == projected.dtype
+        out = empty_rows(x, (channels,), x.dtype)
+        arguments = structs.SelectiveScanArgs(
+            state=_state(state),
+            batch=batch.handle,
+            x=x.data_ptr(),
+            x_stride=x.stride(0),
+            steps=steps.data_ptr(),
+            steps_stride=steps.stride(0),
+            inputs=projected.data_ptr() + first_input * projected.dtype.itemsize,
+            inputs_stride=projected.stride(0),
+            dtype=dtype_code(x.dtype),
+            channels=channels,
+            state_size=size,
+            log_decay=gates.log_decay.data_ptr(),
+            step_bias=gates.step_bias.data_ptr(),
+            skip=skip.data_ptr(),
+            out=out.data_ptr(),
+        )
+        call(self._library, x, arguments)
         return out
 
     def gated_rms_norm(

@@ -1,4 +1,4 @@
-"""Recurrent operations in plain torch: causal convolution, gated delta rule, state space scan, gated norm.
+"""Recurrent operations in plain torch: causal convolution, gated delta rule, state space scans, gated norm.
 
 Everything is computed in float32 and rounded once, to the dtype of the activations. Sigmoid, SiLU and softplus are
 composed of `exp` and `log1p`, whose results do not depend on an element's place in a tensor; those of torch's own
@@ -116,13 +116,15 @@ def gated_delta_rule(
     query, key, value = _columns(qkv, keys, keys, heads * shape.value_dim)
     query, key = (_of_value_heads(_unit(_by_head(part, shape.key_heads)), shape) for part in (query, key))
     query, value = query * shape.key_dim**-0.5, _by_head(value, heads)
-    rate, step = _columns(projected[:, first_gate:], heads, heads)
-    rate, decay = _sigmoid(rate), torch.exp(_log_decay(_softplus(step + gates.step_bias), gates))
+    steps = heads * shape.key_dim if shape.by_channel else heads
+    rate, step = _columns(projected[:, first_gate:], heads, steps)
+    step = _by_head(_softplus(step + gates.step_bias), heads)  # [rows, heads, key_dim or 1]
+    rate, decay = _sigmoid(rate), torch.exp(-gates.log_decay.exp()[:, None] * step)
     out = torch.empty_like(value)
     for run in batch.derived(plan_runs, state.block_size):
         memory = _matrices(_before(state, run), shape.value_dim)
         for row in range(run.rows.start, run.rows.stop):
-            memory = memory * decay[row, :, None, None]
+            memory = memory * decay[row, :, :, None]
             known = (memory * key[row, :, :, None]).sum(1)
             delta = (value[row] - known) * rate[row, :, None]
             memory = memory + key[row, :, :, None] * delta[:, None]
@@ -165,6 +167,32 @@ def state_space_scan(
             out[row] += (memory * outputs[row, :, :, None]).sum(1)
         _store_matrices(state.memory[run.target], memory)
     return out.flatten(1).to(xbc.dtype)
+
+
+def selective_scan(
+    x: Tensor,
+    steps: Tensor,
+    projected: Tensor,
+    first_input: int,
+    gates: Gates,
+    skip: Tensor,
+    state: StatePart,
+    batch: Batch,
+) -> Tensor:
+    """See `SelectiveScan`."""
+    channels, size = gates.log_decay.shape
+    inputs, outputs = _columns(projected[:, first_input:], size, size)
+    (wide,), (step,) = _columns(x, channels), _columns(steps, channels)
+    step = _softplus(step + gates.step_bias)
+    speed, scaled = gates.log_decay.exp().T, wide * step
+    out = wide * skip
+    for run in batch.derived(plan_runs, state.block_size):
+        memory = _matrices(_before(state, run), channels)[0]
+        for row in range(run.rows.start, run.rows.stop):
+            memory = memory * torch.exp(-speed * step[row]) + inputs[row, :, None] * scaled[row]
+            out[row] += (memory * outputs[row, :, None]).sum(0)
+        _store_matrices(state.memory[run.target], memory[None])
+    return out.to(x.dtype)
 
 
 def gated_rms_norm(

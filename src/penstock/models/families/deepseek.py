@@ -1,4 +1,4 @@
-"""DeepSeek V2, V3 and V3.2, GLM 4.7 Flash and GLM 5: multi-head latent attention, experts after the first layers.
+"""DeepSeek V2 to V3.2, GLM 4.7 Flash and 5, Youtu: multi-head latent attention, experts after the first layers.
 
 q = Wq n, or Wqb norm(Wqa n)                    n = norm(x); each head: a plain part and one with RoPE
 c, r = Wkva n; c = norm(c)                      what the cache keeps: a latent, and a key part with RoPE for all
@@ -83,7 +83,8 @@ def _indexed(config: HFConfig, dense: Dense, groups: tuple[int, int], key_dim: i
     config.expect("rope_interleave", True)
     config.ignore("index_n_heads", "index_head_dim", "indexer_rope_interleave")  # of the indexer
     config.layer_kinds(dense.num_layers, ("indexed_attention",), [])
-    sparse = sparse_layers(config, dense.num_layers, config.size("first_k_dense_replace", 3, least=0))
+    first = config.size("first_k_dense_replace", 3, least=0)
+    sparse = sparse_layers(config, dense.num_layers, lambda index: index >= first)
     model = _with_sigmoids(config, dense, sparse, num_experts=256, groups=groups, scaling=2.5, key_dim=key_dim)
     most = config.size("index_topk", 2048)
     ignored = (*model.names.ignored, r".*\.self_attn\.indexer\..*", r"blk\.\d+\.indexer\..*")
@@ -96,8 +97,16 @@ def _indexed(config: HFConfig, dense: Dense, groups: tuple[int, int], key_dim: i
 def glm4_moe_lite_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4MoeLiteForCausalLM`: DeepSeek V3, with the layers that have experts listed in `mlp_layer_types`."""
     dense = _dense(config, max_position=202752, norm_eps=1e-5)
-    sparse = sparse_layers(config, dense.num_layers, first=1)
+    sparse = sparse_layers(config, dense.num_layers, lambda index: index >= 1)
     return _with_sigmoids(config, dense, sparse, 64, groups=(1, 1), scaling=1.8)
+
+
+def youtu_spec(config: HFConfig) -> ModelSpec:
+    """Read a `YoutuForCausalLM`: DeepSeek V3's attention, with an MLP in each layer."""
+    dense = _dense(config, max_position=131072)
+    dense = replace(dense, model=replace(dense.model, tie_embeddings=config.get("tie_word_embeddings", True)))
+    attention = _attention(config, dense, paired=config.get("rope_interleave", True))
+    return replace(dense.model, layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)))
 
 
 def _dense(config: HFConfig, max_position: int, norm_eps: float = 1e-6) -> Dense:

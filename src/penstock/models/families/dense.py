@@ -62,12 +62,14 @@ def read_dense(
     tied: bool = False,
     activation: Activation | None = "silu",
     reads_rope: bool = True,
+    reads_mlp: bool = True,
 ) -> Dense:
     """Read sizes, norm epsilon, RoPE and tying of embeddings.
 
     The arguments are the family's defaults for absent keys. Where they are None, `head_dim` is hidden_size / num_heads,
     `num_kv_heads` is `num_heads`, and other keys are required; with the `activation` None, the family reads it itself.
-    Without `reads_rope`, the attention has no RoPE yet. `norm_offset` and `norm_bias` are those of `Dense`.
+    Without `reads_rope`, the attention has no RoPE yet; without `reads_mlp`, the MLP has the given size. `norm_offset`
+    and `norm_bias` are those of `Dense`.
 
     Raises:
         CheckpointError: a key is missing, has the wrong type or an unsupported value.
@@ -100,7 +102,7 @@ def read_dense(
         final_norm=NormSpec("model.norm", hidden_size, norm_eps, norm_offset, bias=norm_bias),
         tie_embeddings=config.get("tie_word_embeddings", tied),
     )
-    inner = config.size("intermediate_size", intermediate_size)
+    inner = config.size("intermediate_size", intermediate_size) if reads_mlp else intermediate_size or hidden_size
     mlp = GatedMLPSpec(hidden_size, inner, activation=activation or "silu")
     num_layers = config.size("num_hidden_layers", num_layers)
     return Dense(num_layers, norm_eps, attention, mlp, model, norm_offset, norm_bias)

@@ -30,7 +30,8 @@ def exaone_moe_spec(config: HFConfig) -> ModelSpec:
         scaling=2.5,
     )
     mixture = replace(mixture, names=MixtureNames(correction="mlp.e_score_correction_bias"))
-    sparse = sparse_layers(config, dense.num_layers, config.size("first_k_dense_replace", 1, least=0))
+    first = config.size("first_k_dense_replace", 1, least=0)
+    sparse = sparse_layers(config, dense.num_layers, lambda index: index >= first)
     attentions = exaone_attentions(config, dense)
     layers = tuple(
         dense.layer(index, attention, mixture if has else None)

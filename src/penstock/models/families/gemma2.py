@@ -1,10 +1,10 @@
-"""Gemma 2: norms before and after each part, soft caps on scores and logits; a sliding window in every other layer.
+"""Gemma 2, VaultGemma: norms before and after each part, soft caps, a sliding window in every other layer.
 
 x = sqrt(hidden_size) * embedding
 x += norm(attention(norm(x)))                   norms multiply by 1 + weight; scores = 50 * tanh(scores / 50);
 x += norm(mlp(norm(x)))                         every other layer over `sliding_window` keys; gelu for silu
 
-logits = 30 * tanh(W norm(x) / 30)
+logits = 30 * tanh(W norm(x) / 30)                     VaultGemma: no norms after the parts
 """
 
 from dataclasses import replace
@@ -27,6 +27,22 @@ def gemma2_spec(config: HFConfig) -> ModelSpec:
         gemma_layer(dense, index, replace(attention, window=layer_window)) for index, layer_window in enumerate(windows)
     )
     return replace(dense.model, layers=layers)
+
+
+def vault_gemma_spec(config: HFConfig) -> ModelSpec:
+    """Read a `VaultGemmaForCausalLM`: Gemma 2 without norms after the parts."""
+    model = gemma2_spec(config)
+    return replace(model, layers=tuple(map(_without_norms_after, model.layers)))
+
+
+def _without_norms_after(layer: LayerSpec) -> LayerSpec:
+    assert layer.mixer is not None
+    assert layer.feed_forward is not None
+    return replace(
+        layer,
+        mixer=replace(layer.mixer, norm_after=None),
+        feed_forward=replace(layer.feed_forward, norm_after=None),
+    )
 
 
 def read_gemma(

@@ -113,12 +113,12 @@ def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:
             names=replace(names, qkv=names.qkv[:2]) if without_values else names,
         )
         if index >= first_shared:
-            attention = replace(attention, shared=_shared(config, found[: max(first_shared, 0)], attention))
+            attention = replace(attention, shared=shared_layer(config, found[: max(first_shared, 0)], attention))
         found.append(attention)
     return found
 
 
-def _shared(config: HFConfig, own: list[AttentionSpec], attention: AttentionSpec) -> int:
+def shared_layer(config: HFConfig, own: list[AttentionSpec], attention: AttentionSpec) -> int:
     """Index of the last layer of the same kind as `attention` among those with their own KV cache."""
     for index in range(len(own) - 1, -1, -1):
         if own[index].window == attention.window:

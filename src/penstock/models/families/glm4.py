@@ -1,26 +1,28 @@
-"""GLM-4 (dense, 0414): norms before and after each part; interleaved RoPE on the first half of each head.
+"""GLM-4 (dense): norms before each part, 0414 also after it; interleaved RoPE on the first half of each head.
 
 x += norm(attention(norm(x)))     RoPE turns elements 2 i and 2 i + 1 of a head's first half together
-x += norm(mlp(norm(x)))
+x += norm(mlp(norm(x)))           GLM-4-9B: x += attention(norm(x)); x += mlp(norm(x))
 """
 
 from dataclasses import replace
 
-from penstock.models.families.dense import read_dense
+from penstock.models.families.dense import Dense, read_dense
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import LayerSpec, ModelSpec
 
 
+def glm_spec(config: HFConfig) -> ModelSpec:
+    """Read a `GlmForCausalLM`."""
+    dense = _dense(config)
+    return replace(dense.model, layers=tuple(map(dense.layer, range(dense.num_layers))))
+
+
 def glm4_spec(config: HFConfig) -> ModelSpec:
     """Read a `Glm4ForCausalLM`."""
-    dense = read_dense(
-        config, max_position=131072, head_dim=128, num_kv_heads=2, norm_eps=1.5625e-7, partial_rotary=0.5
-    )
-    attention = replace(dense.attention, qkv_bias=config.get("attention_bias", True), interleaved_rope=True)
-    mlp = replace(dense.mlp, gate_up=("mlp.gate_up_proj",))
+    dense = _dense(config)
 
     def layer(index: int) -> LayerSpec:
-        spec = dense.layer(index, attention, mlp)
+        spec = dense.layer(index)
         assert spec.mixer is not None
         assert spec.feed_forward is not None
         return replace(
@@ -30,3 +32,14 @@ def glm4_spec(config: HFConfig) -> ModelSpec:
         )
 
     return replace(dense.model, layers=tuple(layer(index) for index in range(dense.num_layers)))
+
+
+def _dense(config: HFConfig) -> Dense:
+    dense = read_dense(
+        config, max_position=131072, head_dim=128, num_kv_heads=2, norm_eps=1.5625e-7, partial_rotary=0.5
+    )
+    return replace(
+        dense,
+        attention=replace(dense.attention, qkv_bias=config.get("attention_bias", True), interleaved_rope=True),
+        mlp=replace(dense.mlp, gate_up=("mlp.gate_up_proj",)),
+    )

@@ -1,6 +1,6 @@
-"""GLM 4.5 to 4.7: RoPE on half of each head, sigmoid routing with a correction bias, a shared expert.
+"""GLM 4.5 to 4.7, Solar Open: sigmoid routing with a correction bias, a shared expert, RoPE on half of each head.
 
-x += attention(norm(x))                         RoPE on half of each head; q and k may have norms
+x += attention(norm(x))                         RoPE on half of each head, Solar: on all; q and k may have norms
 n = norm(x)
 s = sigmoid(Wr n)                               the experts are chosen by s + correction, in the best groups
 x += scaling * (sum of s[e] / sum(s) * mlp_e(n)) + shared_mlp(n)         the first layers: mlp(n)
@@ -35,6 +35,30 @@ def glm4_moe_spec(config: HFConfig) -> ModelSpec:
     names = replace(dense.model.names, ignored=(*dense.model.names.ignored, *mtp_tensors))
     head = nextn_head(dense.layer(dense.num_layers, attention, mixture), dense.model.hidden_size, dense.norm_eps)
     return replace(dense.model, layers=layers, names=names, mtp=head if num_mtp_layers else None)
+
+
+def solar_open_spec(config: HFConfig) -> ModelSpec:
+    """Read a `SolarOpenForCausalLM`: experts in all layers."""
+    dense = read_dense(
+        config,
+        max_position=131072,
+        head_dim=128,
+        num_kv_heads=8,
+        norm_eps=1e-5,
+        theta=1_000_000.0,
+        reads_mlp=False,
+    )
+    attention = replace(dense.attention, qkv_bias=config.get("attention_bias", False))
+    mixture = sigmoid_mixture(
+        config,
+        dense.model.hidden_size,
+        experts=("n_routed_experts", 128),
+        top_k=8,
+        shared=("n_shared_experts", 1),
+        inner=1280,
+    )
+    layers = tuple(dense.layer(index, attention, mixture) for index in range(dense.num_layers))
+    return replace(dense.model, layers=layers)
 
 
 def _attention(config: HFConfig, dense: Dense) -> AttentionSpec:

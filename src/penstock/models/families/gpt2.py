@@ -1,7 +1,7 @@
-"""GPT-2 and DistilGPT-2: learned positions instead of RoPE, layer norms, biases throughout, MLPs without gates.
+"""GPT-2, DistilGPT-2, StarCoder: learned positions instead of RoPE, layer norms, biases, MLPs without gates.
 
 x = embedding + position embedding
-x += attention(norm(x))                         Wq, Wk and Wv are one matrix; matrices are stored transposed
+x += attention(norm(x))                         Wq, Wk and Wv are one matrix; GPT-2's matrices are stored transposed
 x += Wd gelu(Wu norm(x) + bu) + bd
 """
 
@@ -21,6 +21,29 @@ _SUMMARY = ("summary_type", "summary_use_proj", "summary_activation", "summary_p
 
 def gpt2_spec(config: HFConfig) -> ModelSpec:
     """Read a `GPT2LMHeadModel`."""
+    return _spec(config, "gelu_new", transposed=r".*\.(c_attn|c_proj|c_fc)\.weight")
+
+
+def gpt_bigcode_spec(config: HFConfig) -> ModelSpec:
+    """Read a `GPTBigCodeForCausalLM` (StarCoder, SantaCoder): all heads share one head of keys and values."""
+    config.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "pad_key_length")
+    config.ignore(
+        "num_key_value_heads", "pre_allocate_kv_cache", "max_sequence_length", "max_batch_size", "validate_runner_input"
+    )
+    model = _spec(config, "gelu_pytorch_tanh", transposed=None)
+    shared = config.get("multi_query", True)
+
+    def with_keys(layer: LayerSpec) -> LayerSpec:
+        assert layer.mixer is not None
+        attention = layer.mixer.part
+        assert isinstance(attention, AttentionSpec)
+        attention = replace(attention, num_kv_heads=1) if shared else replace(attention, qkv_by_head=True)
+        return replace(layer, mixer=replace(layer.mixer, part=attention))
+
+    return replace(model, layers=tuple(map(with_keys, model.layers)))
+
+
+def _spec(config: HFConfig, activation: str, transposed: str | None) -> ModelSpec:
     config.ignore(*_SUMMARY, "n_ctx", "reorder_and_upcast_attn")
     config.expect("add_cross_attention", False)
     config.expect("is_encoder_decoder", False)
@@ -33,7 +56,7 @@ def gpt2_spec(config: HFConfig) -> ModelSpec:
         bias=True,
         up="mlp.c_fc",
         down="mlp.c_proj",
-        activation=read_activation(config, "activation_function", "gelu_new"),
+        activation=read_activation(config, "activation_function", activation),
     )
     norms = [NormSpec(name, hidden, eps, bias=True) for name in ("ln_1", "ln_2", "transformer.ln_f")]
     num_layers = config.size("n_layer", 12)
@@ -53,7 +76,7 @@ def gpt2_spec(config: HFConfig) -> ModelSpec:
             "transformer.wte",
             ignored=(r".*\.attn\.(bias|masked_bias)",),  # causal masks
             prefixes=tuple((name, f"transformer.{name}") for name in ("wte.", "wpe.", "h.", "ln_f.")),
-            transposed=r".*\.(c_attn|c_proj|c_fc)\.weight",
+            transposed=transposed,
         ),
     )
 

@@ -77,11 +77,12 @@ def _mixers(config: HFConfig, dense: Dense) -> list[MixerSpec]:
     return [kinds[_LEGACY.get(kind, kind)] for kind in named]
 
 
-def read_mamba(config: HFConfig, dense: Dense) -> Mamba2Spec:
-    """Mamba 2 as Granite and Bamba have it."""
+def read_mamba(config: HFConfig, dense: Dense, inner: int | None = None) -> Mamba2Spec:
+    """Mamba 2 as Granite, Bamba and Falcon-H1 have it, with `inner` columns of values; None: by `mamba_expand`."""
     hidden, heads = dense.model.hidden_size, config.size("mamba_n_heads", 128)
     groups = config.size("mamba_n_groups", 1)
-    inner = config.size("mamba_expand", 2) * hidden
+    expanded = config.size("mamba_expand", 2) * hidden
+    inner = expanded if inner is None else inner
     if inner % heads or heads % groups:
         raise config.unsupported("mamba_n_heads", heads, (f"a divisor of {inner} that {groups} groups share evenly",))
     config.expect("mamba_d_head", "auto", inner // heads)

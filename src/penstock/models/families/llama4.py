@@ -1,12 +1,11 @@
-"""Llama 4 (text): chunked attention in three of four layers, full attention without RoPE in the others.
+"""Llama 4: chunked attention in three of four layers, full attention without RoPE in the others; it takes images.
 
     x += attention(norm(x))                         q and k: rope, then a norm without weights; over chunks of keys
     n = norm(x)                                     every fourth layer: all keys, no RoPE, q scaled by position
     s, e = max(sigmoid(Wr n))
     x += mlp_e(s * n) + shared_mlp(n)               or mlp(n)
 
-Layers without RoPE scale their queries by position. Routing weights multiply the experts' inputs. The vision tower of
-multimodal checkpoints is skipped.
+Layers without RoPE scale their queries by position. Routing weights multiply the experts' inputs.
 """
 
 from dataclasses import replace
@@ -20,6 +19,8 @@ from penstock.layers.spec import FeedForwardSpec
 from penstock.models.families.dense import Dense, read_dense
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.mixtures import read_routing
+from penstock.models.families.towers.llama4_vision import llama4_vision_tower
+from penstock.models.families.towers.reading import read_tower
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
 
@@ -39,8 +40,9 @@ def llama4_spec(config: HFConfig) -> ModelSpec:
         dense.layer(index, attention, part)
         for index, (attention, part) in enumerate(zip(_attentions(text, dense), parts, strict=True))
     )
+    tower = read_tower(config, lambda vision: llama4_vision_tower(vision, dense.model.hidden_size))
     names = multimodal_names("vision_model", "multi_modal_projector")
-    return replace(dense.model, layers=tuple(layers), names=names)
+    return replace(dense.model, layers=tuple(layers), names=names, tower=tower)
 
 
 def _attentions(config: HFConfig, dense: Dense) -> list[AttentionSpec]:

@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo and Small: Llama with an independent head size; the oldest models have a sliding window.
+"""Mistral 7B, Nemo and Small, Ministral 8B: Llama with a head size of its own; some models have sliding windows.
 
 x += attention(norm(x))      Llama's, over the last `sliding_window` keys where the config has one
 x += mlp(norm(x))
@@ -16,3 +16,12 @@ def mistral_spec(config: HFConfig) -> ModelSpec:
     dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
     attention = replace(dense.attention, window=config.find_size("sliding_window", absent=4096))
     return replace(dense.model, layers=tuple(dense.layer(index, attention) for index in range(dense.num_layers)))
+
+
+def ministral_spec(config: HFConfig) -> ModelSpec:
+    """Read a `MinistralForCausalLM`, in which some layers have windows, by `layer_types`."""
+    dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
+    window = config.find_size("sliding_window", absent=4096)
+    windows = config.layer_windows(dense.num_layers, window, lambda index: window is not None)
+    layers = (dense.layer(index, replace(dense.attention, window=one)) for index, one in enumerate(windows))
+    return replace(dense.model, layers=tuple(layers))

@@ -1,5 +1,6 @@
 """Reads the `config.json` keys that mixtures of experts share."""
 
+from collections.abc import Callable
 from typing import Any
 
 from penstock.config.feed_forward import MAX_EXPERTS, Routing
@@ -53,12 +54,13 @@ def sigmoid_mixture(
     inner: int,
     renormalize: bool = True,
     scaling: float = 1.0,
+    groups: tuple[int, int] = (1, 1),
 ) -> MixtureSpec:
     """Read DeepSeek V3's mixture of experts: sigmoid routing with a correction bias, in groups, and a shared expert.
 
     Args:
         experts, shared: keys of the numbers of experts and of shared experts, with their defaults; None: required.
-        top_k, inner, renormalize, scaling: the family's defaults.
+        top_k, inner, renormalize, scaling, groups: the family's defaults; the last, of all groups and of the best.
 
     Raises:
         CheckpointError: as `read_routing`.
@@ -71,8 +73,8 @@ def sigmoid_mixture(
         renormalize=config.get("norm_topk_prob", renormalize),
         epsilon=1e-20,
         scaling=config.positive("routed_scaling_factor", scaling),
-        groups=config.size("n_group", 1),
-        top_groups=config.size("topk_group", 1),
+        groups=config.size("n_group", groups[0]),
+        top_groups=config.size("topk_group", groups[1]),
         group_tops=2,
     )
     inner = config.size("moe_intermediate_size", inner)
@@ -95,13 +97,13 @@ def shared_experts(hidden_size: int, intermediate_size: int) -> GatedMLPSpec:
     )
 
 
-def sparse_layers(config: HFConfig, num_layers: int, first: int) -> list[bool]:
-    """Whether each layer has experts: by `mlp_layer_types`, or else the layers from `first` on.
+def sparse_layers(config: HFConfig, num_layers: int, usual: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer has experts: by `mlp_layer_types`, or else by `usual` of its index.
 
     Raises:
         CheckpointError: `mlp_layer_types` does not name a known kind for each layer.
     """
-    kinds = config.get("mlp_layer_types", ["dense" if index < first else "sparse" for index in range(num_layers)])
+    kinds = config.get("mlp_layer_types", ["sparse" if usual(index) else "dense" for index in range(num_layers)])
     if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:
         raise CheckpointError(
             f"mlp_layer_types in {config.file} must name dense or sparse for each of the {num_layers} layers"

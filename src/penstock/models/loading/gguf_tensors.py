@@ -1,6 +1,6 @@
 """Parameters that GGUF files store in another form: which tensors they are computed from, and how.
 
-A_log                   ssm_a [heads, 1]             -exp(A_log)
+A_log                   ssm_a [heads, 1]             -exp(A_log); Mamba: [channels, state_size]
 D, norm.weight          ssm_d [heads, 1], ssm_norm [groups, size]
 conv1d.weight           ssm_conv1d [channels, taps]
 norms by 1 + weight     1 + weight
@@ -11,11 +11,13 @@ dt_bias, sinks, ..      under other names
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.header import TensorInfo
+from penstock.checkpoint.gguf.names import stream_map
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.latent import LatentAttentionSpec
@@ -31,6 +33,8 @@ _NAMED_OTHERWISE = {
     "e_score_correction_bias": "exp_probs_b.bias",
     "expert_bias": "exp_probs_b.bias",
     "layer_scalar": "layer_output_scale.weight",
+    "pre_ff_layernorm.weight": "ffn_norm",  # of Falcon-H1, whose files name it so
+    "correct_output_scale": "altup_correct_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
@@ -59,6 +63,9 @@ def made_tensors(
     offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
     for name in parameters:
         stem, _, leaf = name.rpartition(".")
+        if (of_stream := stream_map(stem)) is not None and (stacked := tensors.get(of_stream[0])) is not None:
+            found[name] = MadeTensor((stacked,), stacked.shape[1:], itemgetter(of_stream[1]))
+            continue
         end = leaf if leaf in _NAMED_OTHERWISE else ".".join(name.split(".")[-2:])
         info = tensors.get(
             _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
@@ -66,7 +73,10 @@ def made_tensors(
         if info is None:
             continue
         if end in _NAMED_OTHERWISE:
-            found[name] = _flat(info, _log_of_negative if leaf == "A_log" else np.ravel)
+            is_matrix = leaf == "A_log" and len(info.shape) == 2 and info.shape[1] > 1
+            shape = info.shape if is_matrix else (info.size,)
+            made = _log_of_negative if leaf == "A_log" else np.asarray
+            found[name] = MadeTensor((info,), shape, _in_shape(made, shape))
         elif name in offsets:
             found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))
         elif stem.endswith((".conv1d", ".conv.conv")) and len(info.shape) == 2:
@@ -81,13 +91,17 @@ def _block_of(name: str) -> str:
     return "" if layer is None else f"blk.{layer[1]}."
 
 
+def _in_shape(make: Callable[[Floats], Floats], shape: tuple[int, ...]) -> Callable[[Floats], Floats]:
+    return lambda stored: make(stored).reshape(shape)
+
+
 def _flat(info: TensorInfo, make: Callable[[Floats], Floats]) -> MadeTensor:
     return MadeTensor((info,), (info.size,), make)
 
 
 def _log_of_negative(decay: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):  # infinite and NaN, as for the checkpoint's own parameter
-        return np.log(-decay.astype(np.float64)).astype(np.float32).ravel()  # the same with every version of numpy
+        return np.log(-decay.astype(np.float64)).astype(np.float32)  # the same with every version of numpy
 
 
 def _less(offset: float) -> Callable[[Floats], Floats]:

@@ -17,6 +17,7 @@ from penstock.checkpoint.gguf.names import stored_names, with_gate_up, without_e
 from penstock.checkpoint.gguf.rope import IN_CONFIG
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
+from penstock.models.loading.gguf_scheme import scales_of_nvfp4
 from penstock.models.loading.gguf_tensors import MadeTensor, made_tensors
 from penstock.models.loading.loader import OpenWeights
 from penstock.models.spec import ModelSpec
@@ -60,7 +61,7 @@ def _content(path: Path) -> "NDArray[np.uint8]":
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _whole(info: TensorInfo) -> "NDArray[np.float32]":
+def whole_tensor(info: TensorInfo) -> "NDArray[np.float32]":
     """A whole tensor as float32, dequantized by the package `gguf`."""
     from gguf import GGMLQuantizationType, quants  # imported lazily
 
@@ -90,7 +91,7 @@ class _Mapped:
     def read(self, name: str, first: int, last: int) -> "NDArray[Any]":
         """Rows of a quantized type as stored: uint8 [last - first, bytes of a row]."""
         if (made := self._made.get(name)) is not None:
-            return np.ascontiguousarray(made.make(*map(_whole, made.stored))[first:last])
+            return np.ascontiguousarray(made.make(*map(whole_tensor, made.stored))[first:last])
         info = self._tensors[name]
         dtype = _FLOATS.get(info.type.name)
         if dtype is None and len(info.shape) == 1:
@@ -124,7 +125,7 @@ def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]
     named = stored_names(architecture, {without_expert(name.rpartition(".")[0]) for name in parameters})
     ours = {stored: with_gate_up(name) if "gate_up" in stored else name for name, stored in named.items()}
     made = made_tensors(spec, parameters, named, file.tensors)
-    used = IN_CONFIG | {info.name for each in made.values() for info in each.stored}
+    used = IN_CONFIG | {info.name for each in made.values() for info in each.stored} | scales_of_nvfp4(file)
     by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
     for name, info in file.tensors.items():
         if name not in used:

@@ -111,9 +111,12 @@ def _load_file(
     unexpected = [name for name in names if name not in parameters]
     if unexpected:
         raise CheckpointError(f"{file.path} holds {_some(unexpected)}, which this architecture does not have")
-    vectors = {name: parameters[name] for name in names if len(parameters[name].shape) == 1}
-    rows = {name: _OneRow(vector) for name, vector in vectors.items() if file.shapes[name] == (1, *vector.shape)}
-    parameters = parameters | rows
+    wrapped = {
+        name: _Wrapped(parameters[name], file.shapes[name])
+        for name in names
+        if _has_leading_axes(file.shapes[name], parameters[name].shape)
+    }
+    parameters = parameters | wrapped
     for name in names:
         if file.shapes[name] != parameters[name].shape:
             wanted = list(parameters[name].shape)
@@ -131,15 +134,20 @@ def _load_file(
     return names
 
 
-class _OneRow:
-    """A vector that the checkpoint stores as a matrix of one row. See `Parameter`."""
+def _has_leading_axes(stored: tuple[int, ...], needed: tuple[int, ...]) -> bool:
+    extra = len(stored) - len(needed)
+    return extra > 0 and stored == (*[1] * extra, *needed)
 
-    def __init__(self, vector: Parameter) -> None:
-        self.shape: tuple[int, ...] = (1, *vector.shape)
-        self._vector = vector
+
+class _Wrapped:
+    """A tensor that the checkpoint stores with leading axes of size 1, as a vector in a matrix. See `Parameter`."""
+
+    def __init__(self, parameter: Parameter, stored: tuple[int, ...]) -> None:
+        self.shape = stored
+        self._parameter = parameter
 
     def load(self, first: int, rows: NDArray[Any]) -> None:
-        self._vector.load(0, rows[0])
+        self._parameter.load(0, rows.reshape(self._parameter.shape))
 
 
 def _check_equal(name: str, file: WeightFile, other: WeightFile) -> None:

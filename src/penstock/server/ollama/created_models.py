@@ -19,9 +19,9 @@ _MOST_READ = 256
 """Models whose files are not read again."""
 
 
-def listed_created(served: str) -> list[ListedModel]:
-    """The created models but the one at the path `served`. Reads files."""
-    others = (model for model in created_models() if not Path(served).is_relative_to(model.path))
+def listed_created(*served: str) -> list[ListedModel]:
+    """The created models but those at the paths `served`. Reads files."""
+    others = (model for model in created_models() if not any(Path(path).is_relative_to(model.path) for path in served))
     return [entry for model in others if (entry := _listed(model)) is not None]
 
 
@@ -30,7 +30,7 @@ def _listed(model: CreatedModel) -> ListedModel | None:
     try:
         checkpoint = open_checkpoint(str(model.path))
         summary = summarize(checkpoint)
-        able = _capabilities(checkpoint)
+        able = capabilities_of(checkpoint)
     except (ConfigError, OSError):  # such as a base that was deleted since
         return None
     return {
@@ -59,7 +59,7 @@ def shown_created(name: str, folder: Path) -> ShownModel:
         "template": recipe.template or "",
         "details": details(summary, _parent(checkpoint)),
         "model_info": model_info(summary, name, {"context_length": context}),
-        "capabilities": _capabilities(checkpoint),
+        "capabilities": capabilities_of(checkpoint),
         "modified_at": summary.modified.isoformat(),
     }
     return with_recipe(shown, recipe)
@@ -74,7 +74,9 @@ def with_recipe(shown: ShownModel, recipe: Recipe | None) -> ShownModel:
         if recipe.license:
             shown["license"] = "\n".join(recipe.license)
         if recipe.messages:
-            shown["messages"] = [{"role": one["role"], "content": one["content"]} for one in recipe.messages]
+            shown["messages"] = [
+                {"role": message["role"], "content": message["content"]} for message in recipe.messages
+            ]
     return shown
 
 
@@ -88,7 +90,7 @@ def parameter_lines(recipe: Recipe) -> list[tuple[str, str]]:
     found = []
     for name, value in recipe.parameters.items():
         values: list[Any] = value if isinstance(value, list) else [value]
-        found += [(name, json.dumps(one) if isinstance(one, str) else str(one)) for one in values]
+        found += [(name, json.dumps(item) if isinstance(item, str) else str(item)) for item in values]
     return found
 
 
@@ -96,7 +98,7 @@ def _parent(checkpoint: Checkpoint) -> str:
     return tagged(checkpoint.recipe.base) if checkpoint.recipe is not None and checkpoint.recipe.base else ""
 
 
-def _capabilities(checkpoint: Checkpoint) -> list[str]:
+def capabilities_of(checkpoint: Checkpoint) -> list[str]:
     if checkpoint.gguf is not None and pooling_of(checkpoint.gguf) is not None:
         return ["embedding"]
     return ["completion", "tools"] if has_chat_template(checkpoint.path) else ["completion"]

@@ -114,7 +114,7 @@ def _recipe(body: CreateBody, base: Checkpoint | None) -> Recipe:
     for field in ("template", "system"):
         check_text(getattr(body, field) or "", field)
     given = body.parameters.model_dump(exclude_none=True) if body.parameters is not None else {}
-    messages = [{"role": one.role, "content": check_text(one.content, "messages")} for one in body.messages]
+    messages = [{"role": message.role, "content": check_text(message.content, "messages")} for message in body.messages]
     return Recipe(
         base=body.source or "",
         template=body.template or old.template,

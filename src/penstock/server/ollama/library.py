@@ -1,8 +1,10 @@
 """Ollama's routes about models: the served model, its names and its adapters, and created models."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import __version__
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.created import copy_created, find_created, recipe_of, remove_created
 from penstock.checkpoint.summary import ModelSummary, summary_of
-from penstock.errors import AdapterError, ConfigError, InvalidRequestError, ModelNotFoundError
+from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, ServingOf
-from penstock.server.ollama.created_models import listed_created, modelfile, shown_created, with_recipe
+from penstock.server.dialect import Call, CallOf, Serving, ServingOf
+from penstock.server.listed import Listed, ListedOf
+from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_created, with_recipe
 from penstock.server.ollama.errors import ERRORS
 from penstock.server.ollama.infill import infill_marks
 from penstock.server.ollama.model_facts import details, model_info, parameters_text
@@ -27,6 +31,7 @@ from penstock.server.ollama.schema import (
     CopyBody,
     ListedModel,
     ListedModels,
+    LoadedModel,
     LoadedModels,
     ModelDetails,
     NameBody,
@@ -41,7 +46,9 @@ from penstock.server.streams import JSON_LINES, Frame, json_line
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
 
 _NEVER = "2318-01-01T00:00:00Z"
-"""When the model is unloaded: a time that every client can compute with."""
+"""When a model that stays loaded is unloaded: a time that every client can compute with."""
+_LONGEST = 100 * 365 * 86_400.0
+"""Seconds that count as never."""
 PROGRESS: dict[int | str, dict[str, Any]] = {200: {"model": Progress, "content": JSON_LINES}, **ERRORS}
 _DONE: dict[int | str, dict[str, Any]] = {200: {"description": "It is done.", "content": {}}, **ERRORS}
 
@@ -53,56 +60,88 @@ async def version() -> Version:
 
 
 @router.get("/tags", responses=ERRORS)
-async def list_models(call: CallOf) -> ListedModels:
-    """The served model by each of its names, its adapters, and models that were created, which other servers serve."""
-    summary, capabilities = await _summary(call), _capabilities(call)
-    created = await asyncio.to_thread(listed_created, call.engine.info.model_path)
-    served: list[ListedModel] = [
-        {
-            "name": tagged(name),
-            "model": tagged(name),
-            "modified_at": summary.modified.isoformat(),
-            "size": summary.num_bytes,
-            "digest": summary.digest,
-            "details": about,
-            "capabilities": capabilities,
-        }
-        for name, about in _served(call, summary)
-    ]
-    names = {one["name"] for one in served}
-    return {"models": [*served, *(one for one in created if one["name"] not in names)]}
-
-
-@router.get("/ps", responses=ERRORS)
-async def list_loaded(call: CallOf) -> LoadedModels:
-    """The served model by each of its names, and its adapters: they are always loaded."""
-    summary, info = await _summary(call), call.engine.info
-    return {
-        "models": [
+async def list_models(listed: ListedOf) -> ListedModels:
+    """The served models by each of their names, their adapters, and models that were created, which other servers
+    serve."""
+    served: list[ListedModel] = []
+    for model in listed:
+        summary = await asyncio.to_thread(_summary_of, model)
+        if model.serving is None:
+            capabilities = await asyncio.to_thread(_unloaded_capabilities, model.path)
+        else:
+            capabilities = _capabilities(model.serving)
+        served += (
             {
                 "name": tagged(name),
                 "model": tagged(name),
+                "modified_at": summary.modified.isoformat(),
                 "size": summary.num_bytes,
                 "digest": summary.digest,
                 "details": about,
-                "expires_at": _NEVER,
-                "size_vram": 0 if info.device == "cpu" else summary.num_bytes,
+                "capabilities": capabilities,
+            }
+            for name, about in _served(model, summary)
+        )
+    created = await asyncio.to_thread(listed_created, *(model.path for model in listed))
+    names = {model["name"] for model in served}
+    return {"models": [*served, *(model for model in created if model["name"] not in names)]}
+
+
+@router.get("/ps", responses=ERRORS)
+async def list_loaded(listed: ListedOf) -> LoadedModels:
+    """The loaded models by each of their names, and their adapters."""
+    models: list[LoadedModel] = []
+    for model in listed:
+        if model.serving is None or model.status.state != "loaded":
+            continue
+        summary, info = await asyncio.to_thread(_summary_of, model), model.serving.engine.info
+        size, expires = model.status.num_bytes or summary.num_bytes, _expiry(model.status.expires_in)
+        models += (
+            {
+                "name": tagged(name),
+                "model": tagged(name),
+                "size": size,
+                "digest": summary.digest,
+                "details": about,
+                "expires_at": expires,
+                "size_vram": 0 if info.device == "cpu" else size,
                 "context_length": info.max_model_len,
             }
-            for name, about in _served(call, summary)
-        ]
-    }
+            for name, about in _served(model, summary)
+        )
+    return {"models": models}
 
 
-def _served(call: Call, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
-    for name in call.model_names:
+def _expiry(seconds: float) -> str:
+    if seconds > _LONGEST:
+        return _NEVER
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat()
+
+
+def _served(model: Listed, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
+    for name in (model.name,) if model.serving is None else model.serving.model_names:
         yield name, details(summary)
-    for adapter in call.engine.adapters:
-        yield adapter.name, details(summary, tagged(call.model_names[0]))
+    for adapter in () if model.serving is None else model.serving.engine.adapters:
+        yield adapter.name, details(summary, tagged(model.name))
+
+
+def _summary_of(model: Listed) -> ModelSummary:
+    if model.serving is not None:
+        info = model.serving.engine.info
+        return summary_of(info.model_path, info.hf_overrides)
+    return summary_of(model.path) if os.path.exists(model.path) else ModelSummary()  # of a hub id nothing is downloaded
+
+
+def _unloaded_capabilities(path: str) -> list[str]:
+    """What a model that was never loaded can do, by its files; [] if they are not on this machine."""
+    try:
+        return capabilities_of(open_checkpoint(path)) if os.path.exists(path) else []
+    except CheckpointError:
+        return []
 
 
 @router.post("/show", responses=ERRORS)
-async def show(body: ShowBody, call: CallOf) -> ShownModel:
+async def show(body: ShowBody, call: CallOf, serving: ServingOf) -> ShownModel:
     """The model's sizes, chat template, default options and capabilities."""
     asked = body.model or body.name
     if asked is not None and not call.serves(served_name(call, asked)) and (folder := find_created(asked)) is not None:
@@ -121,7 +160,7 @@ async def show(body: ShowBody, call: CallOf) -> ShownModel:
         "template": template,
         "details": details(summary, parent),
         "model_info": model_info(summary, info.model_name, sizes),
-        "capabilities": _capabilities(call),
+        "capabilities": _capabilities(serving),
         "modified_at": summary.modified.isoformat(),
     }
     return with_recipe(shown, recipe_of(Path(info.model_path)))
@@ -137,24 +176,25 @@ async def _summary(call: Call) -> ModelSummary:
     return await asyncio.to_thread(summary_of, info.model_path, info.hf_overrides)
 
 
-def _capabilities(call: Call) -> list[str]:
-    encoder, tokenizer = call.engine.info.encoder, call.engine.tokenizer
+def _capabilities(serving: Serving) -> list[str]:
+    engine = serving.engine
+    encoder, tokenizer = engine.info.encoder, engine.tokenizer
     if encoder is not None:
         return ["embedding"] if encoder.task == "embed" else []
     has_template = tokenizer is not None and tokenizer.has_chat_template
     able = {
         "completion": True,
         "tools": has_template,
-        "vision": call.engine.images is not None,
+        "vision": engine.images is not None,
         "insert": tokenizer is not None and infill_marks(tokenizer) is not None,
-        "thinking": has_template and call.chat_format.reasons,
+        "thinking": has_template and serving.chat_format.reasons,
     }
     return [name for name, is_able in able.items() if is_able]
 
 
 @router.post("/pull", response_class=Response, responses=PROGRESS)
 async def pull(body: PullBody, call: CallOf) -> Response:
-    """Succeeds for what is served; another model needs a server of its own."""
+    """Succeeds for what is served; another model must be added to the server's options."""
     name = given_name(body)
     if not call.serves(served_name(call, name)):
         raise ModelNotFoundError(

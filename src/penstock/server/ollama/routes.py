@@ -95,8 +95,7 @@ def _begin(body: GenerationBody, call: Call) -> str:
     """Select the model of a call; returns the name that the answer repeats."""
     model = choose_model(call, body.model)
     check_generates(call.engine.info)
-    if body.keep_alive is not None:
-        call.ignore("keep_alive")
+    call.keep_alive(body.keep_alive)
     return model
 
 
@@ -105,7 +104,7 @@ def _params(body: GenerationBody, call: Call) -> SamplingParams:
 
 
 def _loaded(body: GenerationBody, model: str, content: dict[str, Any]) -> Response:
-    """The answer to a call without a prompt, by which clients load a model, or unload it (which has no effect)."""
+    """The answer to a call without a prompt, by which clients load a model, or unload it."""
     unload = body.keep_alive == 0 or (isinstance(body.keep_alive, str) and _NOTHING.fullmatch(body.keep_alive))
     reason = "unload" if unload else "load"
     line = {"model": model, "created_at": now(), **content, "done": True, "done_reason": reason}
@@ -142,6 +141,7 @@ async def _prompt(
 async def embed(body: EmbedBody, call: CallOf) -> Response:
     """Embed texts. The vectors are normalized."""
     received, model = time.monotonic(), choose_model(call, body.model)
+    call.keep_alive(body.keep_alive)
     texts = call.engine.texts
     texts.check_task("embed")
     config = texts.config
@@ -171,6 +171,7 @@ async def embed(body: EmbedBody, call: CallOf) -> Response:
 async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
     """Embed a text, as Ollama did before `/api/embed`: the vector is normalized if the model says so."""
     choose_model(call, body.model)
+    call.keep_alive(body.keep_alive)
     texts = call.engine.texts
     texts.check_task("embed")
     (encoded,) = await encode_inputs(call, [body.prompt], texts.prompt(None), None, param="prompt")

@@ -1,6 +1,6 @@
 """Ollama's wire format: schemas of bodies and answers."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
@@ -11,6 +11,13 @@ from penstock.server.body import Body, HistoryItem, Many, Neutral
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _LEVELS = Literal["low", "medium", "high", "max"]
+KeepAlive = Annotated[
+    float | str | None,
+    Field(
+        description="Time without requests after which the model is unloaded, in seconds or as `5m`; below 0: never. "
+        "Without effect on a server whose model stays loaded."
+    ),
+]
 
 
 class Options(Body):
@@ -72,7 +79,7 @@ class GenerationBody(Body):
         None, description="`json`: any JSON object; a JSON schema: JSON that validates against it."
     )
     options: Options | None = Field(None, description="See below.")
-    keep_alive: float | str | None = Field(None, description="Without effect: the model stays loaded.")
+    keep_alive: KeepAlive = None
     think: bool | _LEVELS | None = Field(
         None,
         description="Whether a model that can reason does so, and how much; default: as its chat template says. True "
@@ -160,11 +167,12 @@ class EmbedBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["Hello", "Good morning"]}]})
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"options"})
 
     model: str | None = Field(None, description="Default: the served model.")
     input: str | Many[str] = Field(description="At most 2,048 texts.")
     truncate: bool = Field(False, description="Truncate texts that are too long at their end; default: refuse them.")
+    keep_alive: KeepAlive = None
     dimensions: int | None = Field(
         None, ge=1, description="Keep this many elements of the vectors, for models trained for that."
     )
@@ -173,10 +181,11 @@ class EmbedBody(Body):
 class EmbeddingsBody(Body):
     """The body of `POST /api/embeddings`."""
 
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"options"})
 
     model: str | None = Field(None, description="Default: the served model.")
     prompt: str
+    keep_alive: KeepAlive = None
 
 
 class NameBody(Body):

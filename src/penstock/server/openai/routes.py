@@ -1,18 +1,19 @@
 """OpenAI's dialect: chat completions, completions and models."""
 
 import asyncio
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from functools import partial
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from penstock.api.request import Adapter
 from penstock.errors import InvalidRequestError
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.server.body_route import BodyRoute
 from penstock.server.conversations import accept_conversation
-from penstock.server.dialect import Call, CallOf
+from penstock.server.dialect import ANY_MODEL, CallOf, unknown_model
+from penstock.server.listed import Listed, ListedOf
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
     chat_param_names,
@@ -33,42 +34,48 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 
 
 @router.get("/models")
-async def list_models(call: CallOf) -> ModelList:
-    """The names of the model that is served, and its adapters."""
-    cards = [_card(call, name) for name in call.model_names]
-    cards += (_adapter_card(call, adapter) for adapter in call.engine.adapters)
+async def list_models(listed: ListedOf) -> ModelList:
+    """The names of the models that are served, their states, and their adapters."""
+    cards = [card for one in listed for card in _cards(one)]
     first, last = cards[0]["id"], cards[-1]["id"]
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
 
 @router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
-async def retrieve_model(name: str, call: CallOf) -> ModelCard:
+async def retrieve_model(name: str, listed: ListedOf) -> ModelCard:
     """The model of this name, or the adapter."""
-    adapter = call.engine.adapters.find(name)
-    if adapter is not None:
-        return _adapter_card(call, adapter)
-    call.choose_model(name)
-    return _card(call, call.model_name)
+    cards = [card for one in listed for card in _cards(one)]
+    found = [card for card in cards if card["id"] == name] or (cards[:1] if name in ANY_MODEL else [])
+    if not found:
+        raise unknown_model(name, [one.name for one in listed])
+    return found[0]
 
 
-def _adapter_card(call: Call, adapter: Adapter) -> ModelCard:
-    base = _card(call, call.model_name)
-    return {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
+def _cards(one: Listed) -> Iterator[ModelCard]:
+    names = (one.name,) if one.serving is None else one.serving.model_names
+    for name in names:
+        yield _card(one, name)
+    for adapter in () if one.serving is None else one.serving.engine.adapters:
+        base = _card(one, names[0])
+        yield {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
 
 
-def _card(call: Call, name: str) -> ModelCard:
+def _card(one: Listed, name: str) -> ModelCard:
+    info = None if one.serving is None else one.serving.engine.info
+    status = one.status
     return {
         "id": name,
         "object": "model",
-        "created": call.created,
+        "created": one.created,
         "owned_by": "penstock",
-        "max_model_len": call.engine.info.max_model_len,
+        "max_model_len": None if info is None else info.max_model_len,
         "type": "model",
         "display_name": name,
-        "root": call.engine.info.model_path,
+        "root": one.path,
         "parent": None,
-        "capabilities": _capabilities(call.engine),
-        "created_at": datetime.fromtimestamp(call.created, timezone.utc).isoformat().replace("+00:00", "Z"),
+        "capabilities": [] if one.serving is None else _capabilities(one.serving.engine),
+        "created_at": datetime.fromtimestamp(one.created, timezone.utc).isoformat().replace("+00:00", "Z"),
+        "status": {"value": status.state, "progress": round(status.progress, 3), "error": status.error},
     }
 
 

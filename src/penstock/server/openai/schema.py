@@ -427,7 +427,8 @@ class ModelCard(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int
+    max_model_len: int | None
+    """None until the model is loaded for the first time."""
     type: Literal["model"]
     display_name: str
     created_at: str
@@ -436,7 +437,19 @@ class ModelCard(TypedDict):
     parent: str | None
     """As in vLLM: the base model of an adapter."""
     capabilities: list[str]
-    """As in Ollama: `completion`, `embedding` or `rerank`, and `vision` if it takes images."""
+    """As in Ollama: `completion`, `embedding` or `rerank`, and `vision` if it takes images; none until the model is
+    loaded for the first time."""
+    status: "ModelStatus"
+
+
+class ModelStatus(TypedDict):
+    """A model's state; `value` as in llama.cpp's router."""
+
+    value: Literal["unloaded", "loading", "loaded", "unloading"]
+    progress: float
+    """Share of the weights that have been read, 0 to 1."""
+    error: str | None
+    """Why it could not be loaded last time."""
 
 
 class ModelList(TypedDict):

@@ -14,7 +14,7 @@ _FORMS: tuple[tuple[tuple[str, ...], Callable[[Folder], Converted]], ...] = (
     ((TEKKEN,), convert_tekken),
     ((QWEN,), convert_qwen),
     ((KIMI,), convert_kimi),
-    ((SENTENCEPIECE,), convert_sentencepiece),
+    *(((name,), convert_sentencepiece) for name in SENTENCEPIECE),
 )
 """Files of each form with its converter; of several the first counts."""
 

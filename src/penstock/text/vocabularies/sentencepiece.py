@@ -1,4 +1,4 @@
-"""Converts tokenizer.model, a SentencePiece model of BPE: those of Llama 2, Mistral, Gemma and their kin."""
+"""Converts models of SentencePiece: of BPE, as of Llama 2, Mistral, Gemma and their kin, or a unigram model."""
 
 from pathlib import Path
 
@@ -8,20 +8,25 @@ from penstock.checkpoint.gguf.tokenizer import mark_spaces, merges_by_score
 from penstock.checkpoint.gguf.vocabulary import CONTROL, UNKNOWN, USER_DEFINED
 from penstock.errors import CheckpointError, shown
 from penstock.text.vocabularies.form import Converted, Folder, add_special, with_added_tokens
-from penstock.text.vocabularies.sentencepiece_proto import BPE, SentencePieceModel, read_sentencepiece
+from penstock.text.vocabularies.sentencepiece_proto import BPE, UNIGRAM, SentencePieceModel, read_sentencepiece
+from penstock.text.vocabularies.unigram import convert_unigram
 
-SENTENCEPIECE = "tokenizer.model"
+SENTENCEPIECE = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+"""Names of its files; a folder has one."""
 _MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
 def convert_sentencepiece(folder: Folder) -> Converted:
-    """Convert tokenizer.model.
+    """Convert the file of a model.
 
     Raises:
-        CheckpointError: the file is too large or damaged, or the model is not BPE or normalizes texts.
+        CheckpointError: the file is too large or damaged, or the model is of another kind, or normalizes texts and is
+            BPE.
     """
-    file = folder.path / SENTENCEPIECE
+    file = next(folder.path / name for name in SENTENCEPIECE if (folder.path / name).exists())
     model = read_sentencepiece(file)
+    if model.model_type == UNIGRAM:
+        return convert_unigram(folder, model, file)
     _check_supported(model, file)
     pieces = {text: token for token, text in enumerate(model.texts)}
     if len(pieces) < len(model.texts):
@@ -49,8 +54,10 @@ def convert_sentencepiece(folder: Folder) -> Converted:
 def _check_supported(model: SentencePieceModel, file: Path) -> None:
     wrong = []
     if model.model_type != BPE:
-        wrong.append(f"its model type is {_MODEL_TYPES.get(model.model_type, shown(model.model_type))}, not BPE")
-    if model.has_charsmap:
+        wrong.append(
+            f"its model type is {_MODEL_TYPES.get(model.model_type, shown(model.model_type))}, not BPE or unigram"
+        )
+    if model.charsmap:
         wrong.append(f"it normalizes texts (by {shown(model.normalization)})")
     if model.remove_extra_whitespaces or not model.escape_whitespaces or model.whitespace_as_suffix:
         wrong.append("it treats spaces otherwise than Llama's and Gemma's (remove_extra_whitespaces and others)")

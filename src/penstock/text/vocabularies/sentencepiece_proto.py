@@ -1,4 +1,4 @@
-"""Reads tokenizer.model, a protobuf of SentencePiece, within bounds and without its library."""
+"""Reads a model of SentencePiece, a protobuf, within bounds and without its library."""
 
 import struct
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from penstock.errors import CheckpointError
 from penstock.text.vocabularies.form import MAX_TOKENS
 
 _MAX_BYTES = 32 * 2**20
-"""Maximum bytes of tokenizer.model; the largest in use have 5 MB."""
+"""Maximum bytes of a model; the largest in use have 5 MB."""
 _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
 _FLOAT = struct.Struct("<f")
 UNIGRAM, BPE = 1, 2
@@ -30,7 +30,8 @@ class SentencePieceModel:
     """Pieces of bos_token, eos_token, unk_token and pad_token."""
     normalization: str
     """Name of the normalization rules, such as identity or nmt_nfkc."""
-    has_charsmap: bool
+    charsmap: bytes
+    """The normalization rules, compiled; empty: none."""
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
     escape_whitespaces: bool
@@ -38,7 +39,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(file: Path) -> SentencePieceModel:
-    """Read tokenizer.model.
+    """Read the file of a model.
 
     Raises:
         CheckpointError: the file is too large or damaged.
@@ -77,7 +78,7 @@ def _model(content: bytes) -> SentencePieceModel:
         byte_fallback=bool(_number(trainer.get(35, 0))),
         special=_special(trainer, texts),
         normalization=_bytes(normalizer.get(1, b"")).decode(),
-        has_charsmap=bool(_bytes(normalizer.get(2, b""))),
+        charsmap=_bytes(normalizer.get(2, b"")),
         add_dummy_prefix=bool(_number(normalizer.get(3, 1))),
         remove_extra_whitespaces=bool(_number(normalizer.get(4, 1))),
         escape_whitespaces=bool(_number(normalizer.get(5, 1))),

@@ -92,7 +92,7 @@ def convert_vocab_json(folder: Folder) -> Converted:
             backend.normalizer = normalizer
     backend.decoder = decoders.ByteLevel()
     if family.is_roberta:
-        backend.post_processor = _roberta_pairs(vocabulary, file)
+        backend.post_processor = roberta_pairs(vocabulary, file)
     special = {name: text for name, text in family.special.items() if text in vocabulary}
     return Converted(backend, special)
 
@@ -137,7 +137,12 @@ def _read_merges(file: Path) -> list[tuple[str, str]]:
     return merges
 
 
-def _roberta_pairs(vocabulary: Mapping[str, int], file: Path) -> processors.TemplateProcessing:
+def roberta_pairs(vocabulary: Mapping[str, int], file: Path) -> processors.TemplateProcessing:
+    """The post-processor that puts <s> and </s> around texts.
+
+    Raises:
+        CheckpointError: the vocabulary lacks them.
+    """
     missing = [text for text in ("<s>", "</s>") if text not in vocabulary]
     if missing:
         raise CheckpointError(f"{file} lacks {', '.join(missing)}, which RoBERTa's tokenizer puts around texts")

@@ -49,7 +49,9 @@ def gemma4_vision_tower(vision: HFConfig, text_size: int, stand_in: int | None) 
     standardized = vision.get("standardize", False)
     vision.ignore("default_output_length", "max_position_embeddings")
     names = [f"vision_tower.std_{name}" if standardized else None for name in ("bias", "scale")]
-    patch = PatchSpec("vision_tower.patch_embedder.input_proj", vision.size("patch_size", 16), bias=False, flat=True)
+    patch = PatchSpec(
+        "vision_tower.patch_embedder.input_proj", vision.size("patch_size", 16), bias=False, flat="pixels"
+    )
     return TowerSpec(
         hidden_size=hidden,
         patch=patch,

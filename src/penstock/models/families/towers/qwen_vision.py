@@ -1,11 +1,11 @@
-"""The vision towers of Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
-x = patches + resampled places                  Qwen2.5-VL: without places
+x = patches + resampled places                  Qwen2-VL and 2.5: without places
 x += attention(norm(x)); x += mlp(norm(x))      rotary angles by row and column
 features = W2 gelu(W1 [norm(x) of 2 x 2 patches])
 
-Qwen2.5-VL has RMS norms, gated MLPs, and windows in most layers. Qwen3-VL has taps (DeepStack). A still is two equal
-frames.
+Qwen2-VL has layer norms and plain MLPs. Qwen2.5-VL has RMS norms, gated MLPs, and windows in most layers. Qwen3-VL has
+taps (DeepStack). A still is two equal frames.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config.feed_forward import Activation
 from penstock.layers.attention import AttentionNames, AttentionSpec
-from penstock.layers.mlp import GatedMLPSpec, PlainMLPSpec
+from penstock.layers.mlp import GatedMLPSpec, PlainActivation, PlainMLPSpec
 from penstock.layers.rope import RopeConfig
 from penstock.layers.spec import NormSpec
 from penstock.models.families.towers.reading import check_divided, read_activation, read_axial_theta, tower_layers
@@ -22,6 +22,7 @@ from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ConnectorPart, MergeSpec, PatchPositions, PatchSpec, ProjectionSpec, TowerSpec
 
 _ACTIVATIONS: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
+_PLAIN_ACTIVATIONS: dict[str, PlainActivation] = {**_ACTIVATIONS, "quick_gelu": "quick_gelu"}
 _EPS = 1e-6
 
 
@@ -76,6 +77,39 @@ def qwen3_vision_tower(vision: HFConfig, text_size: int, *, taps: tuple[int, ...
     )
 
 
+def qwen2_vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
+    """Read the tower of Qwen2-VL; the arguments are those of `qwen3_vision_tower`.
+
+    Raises:
+        CheckpointError: a setting is not supported.
+    """
+    hidden, attention, patch, merge = _read(vision, patch_size=14, size="embed_dim", default=1280)
+    vision.expect("hidden_size", text_size)
+    mlp = PlainMLPSpec(
+        hidden,
+        hidden * vision.size("mlp_ratio", 4),
+        bias=True,
+        up="mlp.fc1",
+        down="mlp.fc2",
+        activation=read_activation(vision, _PLAIN_ACTIVATIONS, "quick_gelu"),
+    )
+    wide = hidden * merge**2
+    norms = (_layer_norm("norm1", hidden), _layer_norm("norm2", hidden))
+    return TowerSpec(
+        hidden_size=hidden,
+        patch=patch,
+        merge=merge,
+        layers=tower_layers("visual.blocks", vision.size("depth", 32), attention, mlp, norms),
+        connector=(
+            _layer_norm("visual.merger.ln_q", hidden),
+            MergeSpec(),
+            ProjectionSpec("visual.merger.mlp.0", wide, wide, bias=True, activation="gelu"),
+            ProjectionSpec("visual.merger.mlp.2", wide, text_size, bias=True),
+        ),
+        rope=attention.rope,
+    )
+
+
 def qwen2_5_vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
     """Read the tower of Qwen2.5-VL; the arguments are those of `qwen3_vision_tower`.
 
@@ -116,11 +150,18 @@ def qwen2_5_vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
     )
 
 
-def _read(vision: HFConfig, patch_size: int) -> tuple[int, AttentionSpec, PatchSpec, int]:
-    """The hidden size, the attention, the patch embedding without a bias, and the patches merged along an axis."""
+def _read(
+    vision: HFConfig, patch_size: int, size: str = "hidden_size", default: int = 1152
+) -> tuple[int, AttentionSpec, PatchSpec, int]:
+    """The hidden size, the attention, the patch embedding without a bias, and the patches merged along an axis.
+
+    Args:
+        patch_size: default of the setting of this name.
+        size, default: name and default of the hidden size.
+    """
     for key in ("in_channels", "in_chans"):
         vision.expect(key, 3)
-    hidden, heads = vision.size("hidden_size", 1152), vision.size("num_heads", 16)
+    hidden, heads = vision.size(size, default), vision.size("num_heads", 16)
     check_divided(vision, hidden, 4 * heads, "parts of heads")
     rope = RopeConfig(hidden // heads, read_axial_theta(vision))
     frames = vision.size("temporal_patch_size", 2)

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from penstock.config.feed_forward import Activation
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.mlp import PlainActivation
 from penstock.layers.spec import FeedForwardSpec, NormSpec
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import LayerSpec, ModelSpec, SubLayer, TowerSpec
+
+_MOST_MERGED = 64
+ActivationT = TypeVar("ActivationT", bound=PlainActivation)
 
 
 def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> TowerSpec | None:
@@ -31,7 +34,7 @@ def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> Tower
     return tower
 
 
-def read_activation(config: HFConfig, known: Mapping[str, Activation], default: str) -> Activation:
+def read_activation(config: HFConfig, known: Mapping[str, ActivationT], default: str) -> ActivationT:
     """The activation `hidden_act`.
 
     Raises:
@@ -41,6 +44,31 @@ def read_activation(config: HFConfig, known: Mapping[str, Activation], default: 
     if name not in known:
         raise config.unsupported("hidden_act", name, tuple(known))
     return known[name]
+
+
+def read_merge(config: HFConfig, key: str) -> int:
+    """The patches merged along an axis, whose reciprocal is the setting `key`; a half by default.
+
+    Raises:
+        CheckpointError: it is no reciprocal of an integer.
+    """
+    ratio = config.positive(key, 0.5)
+    merge = round(1 / ratio) if ratio >= 1 / _MOST_MERGED else 0
+    if merge * ratio != 1:
+        raise config.unsupported(key, ratio, ("reciprocals of integers",))
+    return merge
+
+
+def read_side(config: HFConfig, key: str, default: int) -> int:
+    """A height that equals the width: a size, or a list of both.
+
+    Raises:
+        CheckpointError: they differ, or are no sizes.
+    """
+    given = config.get(key, [default] * 2) if config.is_list(key) else [config.size(key, default)] * 2
+    if len(given) != 2 or given[0] != given[1]:
+        raise config.unsupported(key, given, ("squares",))
+    return config.section({key: given[0]}).size(key)
 
 
 def check_divided(config: HFConfig, total: int, parts: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""SigLIP (Zhai et al., 2023, arXiv:2303.15343): the tower of SmolVLM, Idefics 3 and Gemma 3.
+"""SigLIP (Zhai et al., 2023, arXiv:2303.15343): the tower of SmolVLM, Idefics 3, Gemma 3 and LFM2-VL.
 
 x = patches + learned places
 x += attention(norm(x)); x += mlp(norm(x))      each patch sees all; layer norms; biases everywhere
@@ -39,14 +39,41 @@ def siglip_tower(
     Raises:
         CheckpointError: a setting is not supported.
     """
+    side = vision.size("image_size", 224)
+    if merge is None:
+        assert features is not None
+        merge = max(1, side // vision.size("patch_size", patch_size) // max(1, math.isqrt(features)))
+    tower = _siglip(vision, name, hidden_size, num_heads, patch_size, merge)
+    check_divided(vision, side, tower.patch.size * merge, "merged patches of a side")
+    positions = PatchPositions(f"{name}.embeddings.position_embedding.weight", side // tower.patch.size)
+    return replace(tower, positions=positions, side=side)
+
+
+def siglip2_tower(vision: HFConfig, name: str, merge: int) -> TowerSpec:
+    """Read a SigLIP 2 tower for pictures of any shape (NaFlex; Tschannen et al., 2025, arXiv:2502.14786).
+
+    The arguments are those of `siglip_tower`.
+
+    Raises:
+        CheckpointError: a setting is not supported.
+    """
+    tower = _siglip(vision, name, 768, 12, 16, merge)
+    places = vision.size("num_patches", 256)
+    if math.isqrt(places) ** 2 != places:
+        raise vision.unsupported("num_patches", places, ("squares",))
+    table = f"{name}.embeddings.position_embedding.weight"
+    return replace(
+        tower,
+        patch=replace(tower.patch, flat="pixels"),
+        positions=PatchPositions(table, math.isqrt(places), "antialiased"),
+    )
+
+
+def _siglip(vision: HFConfig, name: str, hidden_size: int, num_heads: int, patch_size: int, merge: int) -> TowerSpec:
+    """The tower without positions; arguments as those of `siglip_tower`."""
     vision.expect("num_channels", 3)
     hidden, heads = vision.size("hidden_size", hidden_size), vision.size("num_attention_heads", num_heads)
     check_divided(vision, hidden, heads, "heads")
-    patch, side = vision.size("patch_size", patch_size), vision.size("image_size", 224)
-    if merge is None:
-        assert features is not None
-        merge = max(1, side // patch // max(1, math.isqrt(features)))
-    check_divided(vision, side, patch * merge, "merged patches of a side")
     vision.ignore("vision_use_head", "max_image_size", "size")
     eps = vision.positive("layer_norm_eps", 1e-6)
     attention = AttentionSpec(
@@ -76,11 +103,9 @@ def siglip_tower(
     norms = (norm("layer_norm1"), norm("layer_norm2"))
     return TowerSpec(
         hidden_size=hidden,
-        patch=PatchSpec(f"{name}.embeddings.patch_embedding", patch, bias=True),
+        patch=PatchSpec(f"{name}.embeddings.patch_embedding", vision.size("patch_size", patch_size), bias=True),
         merge=merge,
         layers=tower_layers(f"{name}.encoder.layers", vision.size("num_hidden_layers", 12), attention, mlp, norms),
         connector=(),
-        positions=PatchPositions(f"{name}.embeddings.position_embedding.weight", side // patch),
         last_norm=norm(f"{name}.post_layernorm"),
-        side=side,
     )

@@ -1,0 +1,137 @@
+"""Several models, each an engine that runs a rule: what happens when one cannot be loaded, or is lost."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from penstock.api.sampling_params import SamplingParams
+from penstock.config.engine_config import EngineConfig
+from penstock.errors import EngineDeadError, EngineError, OverloadedError, QueueTimeoutError, ShuttingDownError
+from penstock.fleet.link import EngineLink
+from penstock.fleet.model_broker import ModelBroker
+from penstock.fleet.replica import RestartPolicy
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.limits import QueueLimits
+from penstock.frontend.served_models import ServedModel, ServedModels
+from tests.engine.rule_core import RULE_CORE, SLOW
+
+
+def serve(folders, talk, *, max_loaded=1, limits=None):
+    """Run `talk(models)` with a model of each of these folders, loaded as they are used."""
+
+    limits = limits or QueueLimits()
+
+    async def start(config, beside):
+        restarts = RestartPolicy(first_pause=0.0, max_failed_starts=1)
+        link = EngineLink(config, RULE_CORE)
+        return await AsyncEngine.start(config, link, limits=limits, restarts=restarts, beside=beside)
+
+    async def run():
+        broker = ModelBroker(100, max_loaded, 60.0)
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+            broker.add_model(folder.name, 10)
+        models = ServedModels(
+            [ServedModel(one.name, EngineConfig.from_options(model=str(one))) for one in folders], broker, start, limits
+        )
+        await models.open()
+        try:
+            await asyncio.wait_for(talk(models), 60)
+        finally:
+            await models.close()
+
+    asyncio.run(run())
+
+
+async def answer(engine, request_id, num_tokens=3, prompt=5):
+    accepted = engine.accept_request([prompt], SamplingParams(max_tokens=num_tokens), request_id=request_id)
+    with engine.open([accepted], stream=False) as request_stream:
+        (output,) = await request_stream.results()
+    return output.outputs[0].token_ids
+
+
+def test_a_model_that_cannot_be_loaded_fails_who_waits_and_is_tried_again(tmp_path):
+    bad, good = tmp_path / "bad", tmp_path / "good"
+
+    async def talk(models):
+        (bad / "out-of-order").touch()
+        waiting = [asyncio.ensure_future(models.use("bad", None)) for _ in range(2)]
+        await asyncio.wait(waiting)
+        for use in waiting:
+            assert isinstance(use.exception(), EngineError)
+            assert "'bad' cannot be loaded" in str(use.exception())
+        assert models.status("bad").error == "RuntimeError: the core fell over"
+        assert await models.health_error() is None
+        (bad / "out-of-order").unlink()
+        use = await models.use("bad", None)
+        assert await answer(use.engine, "a") == [6, 7, 8]
+        assert models.status("bad").error is None
+        use.end()
+
+    serve([good, bad], talk)
+
+
+def test_a_model_whose_engine_cannot_be_kept_alive_is_loaded_again_when_it_is_used(tmp_path):
+    first, other = tmp_path / "first", tmp_path / "other"
+
+    async def talk(models):
+        use = await models.use("other", None)
+        lost = asyncio.ensure_future(answer(use.engine, "lost", num_tokens=400, prompt=SLOW))
+        await asyncio.sleep(0.05)
+        (other / "out-of-order").touch()
+        os.kill(use.engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError):
+            await lost
+        while models.status("other").state != "unloaded":
+            await asyncio.sleep(0.01)
+        use.end()  # late: its model is gone
+        assert "cannot be started again" in models.status("other").error
+        assert await answer((await models.use("first", None)).engine, "b") == [6, 7, 8]
+        (other / "out-of-order").unlink()
+        again = await models.use("other", None)
+        assert again.engine is use.engine
+        assert await answer(again.engine, "c") == [6, 7, 8]
+
+    serve([first, other], talk, max_loaded=2)
+
+
+def test_engines_of_all_models_have_numbers_of_their_own_and_keep_them(tmp_path):
+    async def talk(models):
+        for name in ("b", "a", "b"):
+            (await models.use(name, None)).end()
+        assert [state.replica for state in models.states()] == [0, 1]
+        assert [state.state for state in models.states()] == ["unloaded", "up"]
+
+    serve([tmp_path / "a", tmp_path / "b"], talk)
+
+
+def test_who_waits_for_a_model_leaves_when_time_is_up_and_no_more_wait_than_may_queue(tmp_path):
+    async def talk(models):
+        use = await models.use("a", None)
+        with pytest.raises(QueueTimeoutError):
+            await models.use("b", 0.01)
+        waiting = asyncio.ensure_future(models.use("b", None))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await models.use("b", None)
+        use.end()
+        (await waiting).end()
+
+    serve([tmp_path / "a", tmp_path / "b"], talk, limits=replace(QueueLimits(), max_queued=1))
+
+
+def test_a_server_that_shuts_down_lets_nobody_wait_for_a_model(tmp_path):
+    async def talk(models):
+        await models.use("a", None)
+        waiting = asyncio.ensure_future(models.use("b", None))
+        await asyncio.sleep(0)
+        models.refuse(ShuttingDownError("the end", 5.0))
+        with pytest.raises(ShuttingDownError):
+            await waiting
+        with pytest.raises(ShuttingDownError):
+            await models.use("a", None)
+
+    serve([tmp_path / "a", tmp_path / "b"], talk)

@@ -1,0 +1,109 @@
+"""Models that see from GGUF files and their vision files: the answers of their folders."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.gguf import mmproj
+from penstock.checkpoint.image_input import read_image_input
+from penstock.errors import CheckpointError, ConfigError
+from penstock.kernels.reference_ops import reference_ops
+from penstock.models.registry import read_spec
+from tests.support.gguf_files import finish
+from tests.support.gguf_vision import write_with_vision
+from tests.support.vision import FAMILIES, PLACEHOLDER, Looker, Seen, make
+
+NAMES = ["Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen3.5", "Gemma 3", "Idefics 3", "Pixtral", "Mistral 3", "LFM2-VL"]
+
+
+def logits(seen: Seen) -> torch.Tensor:
+    looker = Looker(seen, reference_ops())
+    for image in seen.images:
+        looker.encode(image)
+    return looker.step(seen.tokens)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "InternVL"])
+def test_a_gguf_file_with_its_vision_file_beside_it_answers_as_the_folder_does(name: str, tmp_path: Path) -> None:
+    made = make(name, tmp_path / "folder")
+    (tmp_path / "model").mkdir()
+    model = tmp_path / "model" / "text-F32.gguf"
+    write_with_vision(made.folder, model)
+    torch.testing.assert_close(logits(replace(made, folder=model)), logits(made), atol=1e-5, rtol=0)
+
+
+def test_gemma_4_attends_to_images_causally_if_it_is_an_e_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would attend to them from both sides, which files do not say."""
+    family = FAMILIES["Gemma 4"]
+    text = {**family.config["text_config"], "use_bidirectional_attention": None}
+    causal = replace(family, config={**family.config, "text_config": text}, joined=False)
+    monkeypatch.setitem(FAMILIES, "Gemma 4", causal)
+    made, model = make("Gemma 4", tmp_path / "folder"), tmp_path / "text.gguf"
+    write_with_vision(made.folder, model)
+    torch.testing.assert_close(logits(replace(made, folder=model)), logits(made), atol=1e-5, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smolvlm")
+    model = folder / "text-F32.gguf"
+    write_with_vision(make("Idefics 3", folder / "folder").folder, model, "tower.gguf")
+    return model
+
+
+def test_a_vision_file_of_any_name_is_given_as_an_option(smolvlm: Path) -> None:
+    alone = open_checkpoint(str(smolvlm))
+    assert alone.vision is None
+    assert read_image_input(alone) is None
+    both = open_checkpoint(str(smolvlm), mmproj=str(smolvlm.parent / "tower.gguf"))
+    taken = read_image_input(both)
+    assert taken is not None
+    assert (taken.processor, taken.placeholder, taken.tile_size, taken.size) == ("idefics3", PLACEHOLDER, 32, 64)
+    assert read_spec(both).tower is not None
+
+
+def test_a_vision_file_that_does_not_fit_is_refused(smolvlm: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a vision file"):
+        open_checkpoint(str(smolvlm), mmproj=str(smolvlm))
+    with pytest.raises(ConfigError, match="mmproj is the vision file of a GGUF model"):
+        open_checkpoint(str(smolvlm.parent / "folder"), mmproj=str(smolvlm.parent / "tower.gguf"))
+    made = make("Gemma 3", tmp_path / "gemma")
+    write_with_vision(made.folder, tmp_path / "gemma.gguf")
+    with pytest.raises(CheckpointError, match="for text models of Gemma3ForCausalLM, not LlamaForCausalLM"):
+        open_checkpoint(str(smolvlm), mmproj=str(tmp_path / "mmproj-F32.gguf"))
+
+
+def test_beside_a_vision_file_of_an_unknown_kind_the_model_takes_text_only_and_says_so_once(
+    smolvlm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / smolvlm.name
+    model.write_bytes(smolvlm.read_bytes())
+    writer = GGUFWriter(None, "clip", use_temp_file=False)
+    writer.add_clip_projector_type("resampler")
+    finish(writer, tmp_path / "mmproj.gguf")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert open_checkpoint(str(model)).vision is None
+    (note,) = [record.message for record in caplog.records if "takes text only" in record.message]
+    assert "resampler" in note
+
+
+def test_of_several_vision_files_one_in_16_bits_is_taken() -> None:
+    names = ["m-Q4_K_M.gguf", "mmproj-Q8_0.gguf", "mmproj-m-BF16.gguf", "mmproj-m-f16.gguf"]
+    assert mmproj.choose_mmproj(names) == "mmproj-m-f16.gguf"
+    assert mmproj.choose_mmproj(names[:3]) == "mmproj-m-BF16.gguf"
+    assert mmproj.choose_mmproj(names[:1]) is None
+
+
+def test_a_tensor_that_the_tower_lacks_is_refused(tmp_path: Path) -> None:
+    made, model = make("Idefics 3", tmp_path / "folder"), tmp_path / "text.gguf"
+    write_with_vision(made.folder, model, extra={"v.blk.0.attn_sinks.weight": torch.ones(4)})
+    with pytest.raises(CheckpointError, match=r"v\.blk\.0\.attn_sinks"):
+        Looker(replace(made, folder=model), reference_ops())

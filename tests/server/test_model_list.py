@@ -1,0 +1,80 @@
+"""The models that options name, and what each reserves."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
+from penstock.config.engine_config import EngineConfig
+from penstock.errors import ConfigError
+from penstock.server.config import ServerConfig, seconds_of
+from penstock.server.model_list import listed_models, serves_several, with_broker
+
+
+def listed(model: str | None = None, **options: object) -> list[tuple[str, str | None]]:
+    config = ServerConfig.from_options(**options)
+    return [(name, one.model.model) for name, one in listed_models(EngineConfig.from_options(model=model), config)]
+
+
+def test_named_models_keep_their_order() -> None:
+    assert listed("b=/x/y, a=org/repo:Q4_K_M") == [("b", "/x/y"), ("a", "org/repo:Q4_K_M")]
+
+
+def test_a_folder_of_models_is_served_by_the_names_of_its_folders_and_files(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text("{}")
+    (tmp_path / "notes").mkdir()
+    for name in ("tiny.gguf", "large-00001-of-00002.gguf", "large-00002-of-00002.gguf", "mmproj-tiny.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    names = [name for name, _ in listed(None, models_dir=str(tmp_path))]
+    assert names == ["large", "llama", "tiny"]
+    assert listed("org/repo", models_dir=str(tmp_path))[0] == ("org/repo", "org/repo")
+
+
+def test_a_path_with_an_equals_sign_is_one_model(tmp_path: Path) -> None:
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    assert not serves_several(EngineConfig.from_options(model=str(odd)), ServerConfig())
+    assert serves_several(EngineConfig.from_options(model="a=b"), ServerConfig())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("a=x,a=y", {}, "two models have the name 'a'"),
+        ("a=x,y", {}, "each must be NAME=MODEL"),
+        ("a=x,b=y", {"served_model_name": "c"}, "served_model_name names a single model"),
+        ("a=x,b=y", {"cluster": "auto"}, "cluster is not supported with several models"),
+        (None, {"models_dir": "/nowhere"}, "models_dir /nowhere cannot be read"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    model: str | None, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        listed(model, **options)
+
+
+def test_adapters_belong_to_the_first_model() -> None:
+    config = EngineConfig.from_options(model="a=x,b=y", adapter="l=/l")
+    first, second = (one for _, one in listed_models(config, ServerConfig()))
+    assert first.adapters.paths == {"l": "/l"}
+    assert second.adapters.paths == {}
+
+
+def test_each_model_plans_its_memory_within_what_it_reserves() -> None:
+    config = EngineConfig.from_options(model=f"a={DEMO_FOLDER},b=org/repo", max_memory="1GiB")
+    server = ServerConfig.from_options(engines=2)
+    planned, broker = with_broker(listed_models(config, server), server)
+    assert [one.cache.max_memory for _, one in planned] == [2**28, 2**28]
+    assert [one.needed for one in broker.models.values()] == [2**29, 2**29]
+    assert broker.models["a"].keep_alive == 300.0
+
+
+def test_durations_are_those_of_ollama() -> None:
+    assert seconds_of("1h30m") == 5400.0
+    assert seconds_of("0") == seconds_of(0) == seconds_of("0s") == 0.0
+    assert seconds_of(-1) == seconds_of("-1m") == float("inf")
+    for wrong in ("soon", "5 m", "nan", "", "1x"):
+        with pytest.raises(ValueError, match=r"could not convert|nan"):
+            seconds_of(wrong)
