@@ -67,7 +67,7 @@ void activate(const ActivateArgs& args) {
                 write_row(args.x, args.dtype, i, elements - i, y);
             }
         },
-        args.rows * args.columns * 4);
+        args.rows * args.columns * (args.activation == kNoActivation ? 1 : 4));  // products alone are cheap
 }
 
 void limit(const LimitArgs& args) {

@@ -24,6 +24,7 @@ WITHOUT_EFFECT: dict[str, set[str]] = {
     },
     "Gemma3n": {"altup_coef_clip"},
     "GPTJ": {"intermediate_size", "num_key_value_heads"},  # which are not its own
+    "HYV3": {"enable_moe_fp32_combine"},
     "Jamba": {"use_mamba_kernels", "use_mambapy", "use_associative_scan"},
     "KimiLinear": {"head_dim", "n_routed_experts"},  # which its code does not read
     "SolarOpen": {"intermediate_size"},  # which is not its own

@@ -13,10 +13,12 @@ from penstock.checkpoint import created
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.text.tokenizer import Tokenizer
 from tests.server.running import running_server
+from tests.support.adapters import write_adapter
 from tests.support.gguf_files import write_gguf
 
 HELLO = [{"role": "user", "content": "Hello"}]
 SHORT = {"num_predict": 6}
+PEFT = dict.fromkeys(("adapter_config.json", "adapter_model.safetensors"), "")
 MARIO = "You are Mario."
 TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
 GO = "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}"
@@ -25,6 +27,7 @@ GO = "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}"
 @pytest.fixture(scope="module")
 def url(tiny_llama):
     flags = ("--served-model-name", "tiny", "--threads", "1", "--admin", "--max-num-seqs", "4")
+    flags += ("--adapter-memory", "1MiB")
     with running_server("--model", str(tiny_llama), *flags) as running:
         yield running.url
 
@@ -90,6 +93,19 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
         client.delete("wario")
 
 
+def test_an_adapter_is_served_by_its_name_until_it_is_deleted(client, tiny_llama, tmp_path):
+    folder = write_adapter(tmp_path / "adapter", tiny_llama)
+    digests = {name: client.create_blob(folder / name) for name in PEFT}
+    client.create("tuned", from_="tiny", adapters=digests)
+    plain, tuned = (client.chat(name, HELLO, options=SHORT | {"temperature": 0}) for name in ("tiny", "tuned"))
+    assert tuned.message.content != plain.message.content
+    created.delete_unused_blobs()
+    blobs = [created.blob_path(digest.removeprefix("sha256:")) for digest in digests.values()]
+    assert all(blob.is_file() for blob in blobs)
+    client.delete("tuned")
+    assert not any(blob.exists() for blob in blobs)
+
+
 def test_the_served_model_gets_settings_of_its_own(client, tiny_llama):
     client.create(
         "terse", from_="tiny", system="Be terse.", parameters={"temperature": 0.5, "top_k": -1, "stop": "END"}
@@ -124,7 +140,9 @@ def test_what_cannot_be_created_is_refused_by_name(client, url, file, tmp_path):
         ({"model": "x", "files": wrong, "template": GO}, "not Ollama's Go templates"),
         ({"model": "x", "files": wrong, "parameters": {"seed": 1}}, "parameters.seed is not supported"),
         ({"model": "x", "files": wrong, "parameters": {"temprature": 1}}, "did you mean 'temperature'"),
-        ({"model": "x", "files": wrong, "adapters": {"a": digest}}, "adapters is not supported"),
+        ({"model": "x", "files": wrong, "adapters": {"a": digest}}, "an adapter is added to the served model"),
+        ({"model": "x", "from": "tiny", "adapters": {"a.gguf": digest}}, "GGUF adapters are not supported"),
+        ({"model": "x", "from": "tiny", "adapters": PEFT | dict.fromkeys(PEFT, digest)}, "adapter_config.json"),
         ({"model": "x", "files": wrong, "quantize": "q4_0"}, "quantize is not supported"),
         ({"model": "tiny", "files": wrong}, "is served here under this name"),
         ({"model": "..", "files": wrong}, "a letter or digit first"),

@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from penstock.cli import main
+from penstock.cli.http import open_path
+from penstock.cli.top.sample import Samples
 from tests.server.running import RunningServer
 from tests.support.terminal import Terminal
 
@@ -28,6 +30,19 @@ def test_top_prints_a_servers_load_once_and_leaves_no_failed_calls(
     assert lines[0].startswith(f"tiny at {server.url}, up ")
     assert any(line.startswith("requests 0 running, 0 waiting") for line in lines)
     assert any(line.startswith("0 up 0 0 0%") for line in lines)
+
+
+def test_top_lists_the_open_requests(server: RunningServer) -> None:
+    samples = Samples(server.url, None)
+    body = {"prompt": "x", "max_tokens": 400, "n": 4, "ignore_eos": True, "stream": True, "seed": 1}
+    with open_path(server.url, "/v1/completions", body) as answer:
+        assert answer.readline()
+        samples.take()
+    assert samples.requests is not None
+    (request,) = samples.requests
+    assert request["prompt_tokens"] == 1
+    assert request["first_token"] > request["arrival"]
+    assert request["age"] > 0
 
 
 def test_top_watches_a_server_until_q(server: RunningServer) -> None:

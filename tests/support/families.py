@@ -802,6 +802,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-j": ("GPTJ", TWO | {"rotary_dim": 8}),
     "glm": ("Glm", TWO | {"head_dim": 16}),
     "helium": ("Helium", TWO | {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    "hunyuan 3": (
+        "HYV3",
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "attention_bias": True,
+        }
+        | {"num_shared_experts": 2, "mlp_bias": True, **TWO},
+    ),
     "hyperclova x": ("HyperCLOVAX", TWO | GRANITE | {"logits_scaling": 0.3}),
     "jais2": ("Jais2", TWO),
     "ministral": (

@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[str, str, Kind]] = {
     ),
     "Gemma3ForConditionalGeneration": ("gemma3", "<image_soft_token>", ("gemma3", _add_gemma3, norms_plus_one)),
     "Gemma4ForConditionalGeneration": ("gemma4v", "<|image|>", FAMILIES["Gemma4ForCausalLM"]),
+    "Llama4ForConditionalGeneration": ("llama4", "<|patch|>", FAMILIES["Llama4ForCausalLM"]),
     "Idefics3ForConditionalGeneration": ("idefics3", "<image>", _LLAMA),
     "LlavaForConditionalGeneration": ("pixtral", "[IMG]", _LLAMA),
     "Mistral3ForConditionalGeneration": ("pixtral", "[IMG]", _LLAMA),
@@ -59,7 +60,10 @@ KINDS: dict[str, tuple[str, str, Kind]] = {
 
 
 def write_with_vision(
-    folder: Path, path: Path, mmproj: str = "mmproj-F32.gguf", extra: Mapping[str, Tensor] = {}
+    folder: Path,
+    path: Path,
+    mmproj: str = "mmproj-F32.gguf",
+    extra: Mapping[str, Tensor] = {},
 ) -> None:
     """Write the text model of the checkpoint in `folder` to `path`, and its tower beside it as `mmproj`.
 
@@ -108,7 +112,8 @@ def _write_tower(path: Path, folder: Path, projector: str, config: Any, tensors:
     writer.add_vision_feed_forward_length(vision.get("intermediate_size", vision["hidden_size"]))
     writer.add_vision_block_count(vision.get("depth", vision.get("num_hidden_layers")))
     writer.add_vision_head_count(vision.get("num_heads", vision.get("num_attention_heads")))
-    writer.add_vision_attention_layernorm_eps(1e-5 if projector == "pixtral" else vision.get("layer_norm_eps", 1e-6))
+    eps = 1e-5 if projector in ("pixtral", "llama4") else vision.get("layer_norm_eps", 1e-6)
+    writer.add_vision_attention_layernorm_eps(eps)
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     writer.add_vision_image_mean(processor["image_mean"])
     writer.add_vision_image_std(processor["image_std"])
@@ -149,8 +154,9 @@ def _add_settings(writer: GGUFWriter, projector: str, config: Any, vision: Any) 
             writer.add_vision_spatial_merge_size(config["spatial_merge_size"])
     if projector == "lfm2":
         writer.add_vision_projector_scale_factor(config["downsample_factor"])
-    if projector == "internvl":
-        writer.add_vision_projector_scale_factor(int(1 / config["downsample_ratio"]))
+    if projector in ("internvl", "llama4"):
+        ratio = config["downsample_ratio"] if projector == "internvl" else vision["pixel_shuffle_ratio"]
+        writer.add_vision_projector_scale_factor(int(1 / ratio))
     if projector in ("gemma3", "idefics3", "lfm2", "internvl", "qwen3vl_merger"):
         writer.add_vision_use_gelu(True)
 
@@ -190,6 +196,9 @@ def _converted(name: str, tensor: Tensor, projector: str, vision: Any) -> Iterat
             size = vision["patch_size"]
             tensor = tensor.reshape(len(tensor), size, size, 3).permute(0, 3, 1, 2)
         yield name + (".weight" if name.endswith("position_embedding_table") else ""), tensor
+    elif projector == "llama4":
+        full = "mm.model.fc.weight" if stem == "multi_modal_projector.linear_1" else name
+        yield full + (".weight" if leaf == "positional_embedding_vlm" else ""), tensor
     elif projector == "gemma3":
         yield name.replace("_weight", ".weight"), tensor + 1 if "soft_emb_norm" in name else tensor
     else:

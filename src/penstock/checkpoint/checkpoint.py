@@ -83,8 +83,8 @@ class Checkpoint:
 
     @property
     def mmproj(self) -> str | None:
-        """Path of the vision file."""
-        return None if self.vision is None else str(self.vision.file.path)
+        """Path of the vision file that the user named; None: there is none, or it is beside the model."""
+        return None if self.vision is None or self.vision.is_beside else str(self.vision.file.path)
 
 
 def open_model(config: ModelConfig) -> Checkpoint:

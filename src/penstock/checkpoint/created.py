@@ -3,6 +3,7 @@
     ~/.local/share/penstock/models/     below $XDG_DATA_HOME
         blobs/sha256-DIGEST             uploaded files
         created/NAME/                   a model's folder: links to its files, and its recipe, penstock.json
+        adapters/NAME/                  an adapter's folder: links to its files
 
 A recipe's settings apply wherever the model is loaded by its name: they are defaults of sampling, a chat template, and
 messages that precede every conversation. A file of this name elsewhere is not read.
@@ -205,7 +206,9 @@ def created_files(folder: Path) -> dict[str, Path]:
 
 
 def discard_created(folder: Path) -> None:
-    """Delete a folder of `write_created`, unless it has a name; uploaded files stay for another try."""
+    """Delete a folder of `write_created`, unless it has a name, or of `write_adapter`; uploaded files stay for another
+    try.
+    """
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -235,6 +238,35 @@ def _delete(folder: Path) -> int:
     return freed
 
 
+def write_adapter(name: str, files: Mapping[str, Path]) -> Path:
+    """Write the folder of an adapter, in place of any of this name. Returns its path.
+
+    Raises:
+        CheckpointError: it cannot be written, or the name is none.
+    """
+    check_created_name(name)
+    folder = _adapter(name)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for file, target in files.items():
+            (folder / file).symlink_to(target)
+    except OSError as error:
+        raise CheckpointError(f"the adapter cannot be written to {folder}: {error}") from error
+    return folder
+
+
+def remove_adapter(name: str) -> None:
+    """Delete the folder of an adapter, if there is one, and those of its files that nothing else uses."""
+    if _NAME.fullmatch(name) and _adapter(name).is_dir():
+        with suppress(OSError):
+            _delete(_adapter(name))
+
+
+def _adapter(name: str) -> Path:
+    return _root() / "adapters" / quote(name, safe="")
+
+
 def delete_unused_blobs() -> None:
     """Delete uploaded files, and remains of uploads, that are a day old and part of no model."""
     used = _used_blobs()
@@ -245,8 +277,8 @@ def delete_unused_blobs() -> None:
 
 
 def _used_blobs() -> set[Path]:
-    root = _created()
-    return {blob for folder in (root.iterdir() if root.is_dir() else ()) for blob in _blobs_of(folder)}
+    roots = [root for root in (_created(), _root() / "adapters") if root.is_dir()]
+    return {blob for root in roots for folder in root.iterdir() for blob in _blobs_of(folder)}
 
 
 def _blobs_of(folder: Path) -> set[Path]:

@@ -125,7 +125,7 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
     folder = checkpoint.path
     if checkpoint.gguf is not None:
         pooling = pooling_of(checkpoint.gguf)
-        named = None if pooling is None else (pooling,)
+        named = None if pooling is None or pooling == "rank" else (pooling,)
         return EncoderConfig(task, named, normalize=named is not None, sigmoid=task == "score")
     found: dict[str, Any] = {}
     dense, unread = [], []
@@ -216,7 +216,8 @@ def _similarity(about: Mapping[str, Any], folder: Path) -> Similarity:
 def named_task(checkpoint: Checkpoint) -> Task | None:
     """The task stated by the folder or file; None: not stated."""
     if checkpoint.gguf is not None:
-        return None if pooling_of(checkpoint.gguf) is None else "embed"
+        pooling = pooling_of(checkpoint.gguf)
+        return None if pooling is None else "score" if pooling == "rank" else "embed"
     kinds = [kind for kind, _ in _modules(checkpoint.path)]
     if not kinds:
         return None

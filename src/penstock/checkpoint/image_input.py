@@ -80,7 +80,7 @@ class _Settings:
             CheckpointError: the setting has this value.
         """
         if self.values.get(key) is value:
-            wanted, given = (str(one).lower() for one in (not value, value))
+            wanted, given = (str(flag).lower() for flag in (not value, value))
             raise CheckpointError(f"{self.file}: {key} {given} is not supported: set it to {wanted}")
 
     def channels(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:

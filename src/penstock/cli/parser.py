@@ -21,6 +21,8 @@ FOREIGN_FLAGS |= {
     "-np": "--max-num-seqs",
     "-tp": "--tensor-parallel-size",
     "--alias": "--served-model-name",
+    "--models-max": "--max-loaded-models",
+    "--sleep-idle-seconds": "--keep-alive",
     "--n-predict": "--max-tokens",
     "--override-generation-config": "--default-sampling",
     "--predict": "--max-tokens",

@@ -166,7 +166,7 @@ class ModelBroker:
     def failed(self, name: str) -> None:
         """Note that a model could not be loaded: the uses that wait for it are over."""
         self.models[name].num_waiting = 0
-        self._wanted = [one for one in self._wanted if one != name]
+        self._wanted = [waiting for waiting in self._wanted if waiting != name]
         self.unloaded(name)
 
     def _head(self) -> str | None:
@@ -183,18 +183,18 @@ class ModelBroker:
         if model.state != "unloaded":
             return False
         others = list(self._in_memory())
-        return len(others) < self._max_loaded and sum(one.held for one in others) + model.needed <= self._total
+        return len(others) < self._max_loaded and sum(other.held for other in others) + model.needed <= self._total
 
     def _victims(self, model: ModelMemory) -> list[ModelMemory]:
         """Loaded models to unload for another: those in use last, else the least recently used first."""
-        stay = [one for one in self._in_memory() if one is not model and one.state != "unloading"]
+        stay = [other for other in self._in_memory() if other is not model and other.state != "unloading"]
         victims = []
-        candidates = sorted((one for one in stay if one.state == "loaded"), key=_by_use)
+        candidates = sorted((other for other in stay if other.state == "loaded"), key=_by_use)
         for victim in candidates:
-            if len(stay) < self._max_loaded and sum(one.held for one in stay) + model.needed <= self._total:
+            if len(stay) < self._max_loaded and sum(other.held for other in stay) + model.needed <= self._total:
                 break
             victims.append(victim)
-            stay = [one for one in stay if one is not victim]
+            stay = [other for other in stay if other is not victim]
         return victims
 
     def _is_due(self, model: ModelMemory, now: float) -> bool:

@@ -429,25 +429,27 @@ class AsyncEngine:
         rows: list[Row] = []
         if self._journal is not None:
             self._journal.check()
-            call = [(one.request, one.params, one.prompt) for one in accepted]
+            call = [(item.request, item.params, item.prompt) for item in accepted]
             rows = [row_of(entry) for entry in entries_of(call, self.info.model_identity, alias)]
-        admitted = self.admission.enter([one.request for one in accepted], accepted[0].caller, queue_timeout)
-        output_processors = [OutputProcessor(one.request, one.params, self.tokenizer, one.prompt) for one in accepted]
+        admitted = self.admission.enter([item.request for item in accepted], accepted[0].caller, queue_timeout)
+        output_processors = [
+            OutputProcessor(item.request, item.params, self.tokenizer, item.prompt) for item in accepted
+        ]
         request_stream = RequestStream(
             self.open_requests.leave, output_processors, stream, self._limits.max_unread_tokens
         )
         if self._journal is not None:
             self._journal.add_entries(rows)
-        for position, (one, arithmetic) in enumerate(zip_longest(accepted, begun)):
+        for position, (item, arithmetic) in enumerate(zip_longest(accepted, begun)):
             self.open_requests.begin_request(
                 OpenRequest(
-                    one.request,
+                    item.request,
                     arithmetic=arithmetic or None,
                     output_processor=output_processors[position],
                     readers=[(request_stream, position)],
                     by_token=arithmetic is not None,
                     admitted=admitted[position],
-                    record=self.history.accepted(one.request, alias),
+                    record=self.history.accepted(item.request, alias),
                 )
             )
         self.open_requests.send_due()
@@ -476,7 +478,7 @@ class AsyncEngine:
             try:
                 await self._journal.flush()
             except JournalUnavailableError:
-                request_ids = [one.request.request_id for one in accepted]
+                request_ids = [item.request.request_id for item in accepted]
                 self.open_requests.withdraw(request_ids)
                 self._journal.withdraw(request_ids)
                 raise
@@ -510,7 +512,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: there is no such call, or its requests were different.
         """
-        asked = [(one.request, one.params) for one in accepted]
+        asked = [(item.request, item.params) for item in accepted]
         found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
         request_stream = RequestStream(self.open_requests.leave, found, True, self._limits.max_unread_tokens, deltas)
         for position, output_processor in enumerate(found):
@@ -580,7 +582,7 @@ class AsyncEngine:
 
 
 async def _close_started(links: Sequence[Link], journal: Journal | None) -> None:
-    await asyncio.gather(*(one.close(grace=0.0) for one in links))
+    await asyncio.gather(*(link.close(grace=0.0) for link in links))
     if journal is not None:
         await journal.close()
 

@@ -73,6 +73,7 @@ _DECODERS = {
     "GraniteMoeSWAForCausalLM": "granite_swa.granite_moe_swa_spec",
     "GraniteMoeSharedForCausalLM": "granite_moe.granite_moe_shared_spec",
     "GraniteSWAForCausalLM": "granite_swa.granite_swa_spec",
+    "HYV3ForCausalLM": "hy_v3.hy_v3_spec",
     "HeliumForCausalLM": "helium.helium_spec",
     "HunYuanDenseV1ForCausalLM": "hunyuan.hunyuan_dense_spec",
     "HunYuanMoEV1ForCausalLM": "hunyuan.hunyuan_moe_spec",

@@ -17,9 +17,8 @@ the name to look for is `architectures` in the model's `config.json` ([all of th
 `general.architecture` of a GGUF file. Many models share an architecture under other names.
 
 These take images: SmolVLM and Idefics 3, Gemma 3 and 4, InternVL 2.5 to 3.5, LFM2-VL, Llama 4, Pixtral 12B, Mistral
-Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders and, but for Llama 4,
-from GGUF files with their [vision files](gguf.md#vision-files). Of another multimodal checkpoint only the text model
-is loaded.
+Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders and from GGUF files
+with their [vision files](gguf.md#vision-files). Of another multimodal checkpoint only the text model is loaded.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
 reported when the model is opened. Embedding models and rerankers have [their own table](#models-that-embed-or-score).
@@ -103,8 +102,8 @@ def table() -> list[str]:
 def short_table() -> list[str]:
     """The lines of the first table, one row per family."""
     families: dict[str, list[str]] = {}
-    stored = {name for one in GGUF.values() for name in one.families}
-    stored |= {architecture for one in VISION.values() for _, architecture in one.values()}
+    stored = {name for architecture in GGUF.values() for name in architecture.families}
+    stored |= {architecture for family in VISION.values() for _, architecture in family.values()}
     for name, read in sorted(ARCHITECTURES.items()):
         families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
     rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]

@@ -266,6 +266,12 @@ class HFConfig:
         return next((section for known, section in self._sections if known == name), None)
 
     @property
+    def names_vision_file(self) -> bool:
+        """Whether the user named a vision file, which then must be used."""
+        vision = self._checkpoint.vision
+        return vision is not None and not vision.is_beside
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """All keys of the object."""
         return tuple(self._values)

@@ -61,7 +61,7 @@ class PatchGrid(NamedTuple):
 def pixel_floats(pixels: ImageInput) -> Floats:
     """[3, 256]: the float of each channel's 8-bit values."""
     values = _rounded(np.arange(256, dtype=np.float32) * np.float32(pixels.rescale_factor), pixels)
-    mean, std = (_rounded(np.array(one, np.float32)[:, None], pixels) for one in (pixels.mean, pixels.std))
+    mean, std = (_rounded(np.array(statistic, np.float32)[:, None], pixels) for statistic in (pixels.mean, pixels.std))
     return _rounded(_rounded(values - mean, pixels) / std, pixels)
 
 

@@ -23,6 +23,8 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     try:
         pixels = read_image_input(checkpoint)
     except CheckpointError as error:
+        if checkpoint.vision is not None and not checkpoint.vision.is_beside:
+            raise
         logger.warning("this model takes text only: %s", error)
         return None
     if pixels is None:

@@ -617,8 +617,8 @@ class WeightFactory:
             self.parameters[rows.name] = self._of_rows(whole, rows)
             return made
         first, is_filled = 0, rows.name in self.filled
-        for one, piece in zip(names, pieces, strict=True):
-            part = self._rows(f"{one}.weight", (piece,))
+        for single, piece in zip(names, pieces, strict=True):
+            part = self._rows(f"{single}.weight", (piece,))
             self.parameters[part.name] = self._of_rows(TapsPart(whole, first, part.kept), part)
             if is_filled:
                 self.filled.add(part.name)

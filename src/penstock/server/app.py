@@ -74,7 +74,7 @@ def create_app(
     if served is not None:
         from penstock.server.models import Models
 
-        app.state.models = Models(served, lambda one, name: _serving(one, [name], recent_responses, config))
+        app.state.models = Models(served, lambda own, name: _serving(own, [name], recent_responses, config))
     app.state.strict_fields = config.strict_fields
     app.state.large_work = engine.large_work
     app.state.body_timeout, app.state.num_uploads = config.call_limits.body_timeout, 0
@@ -105,10 +105,10 @@ def create_app(
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
         engines = {model_names[0]: engine} if served is None else served.by_name
-        names = [PenstockNames(one.metrics, None if served is None else name) for name, one in engines.items()]
+        names = [PenstockNames(own.metrics, None if served is None else name) for name, own in engines.items()]
         collectors = [OneOf(names), *processes]
         if config.metrics_names == "vllm":
-            every = [VllmNames(one.metrics, name, one.info, one.adapter_use()) for name, one in engines.items()]
+            every = [VllmNames(own.metrics, name, own.info, own.adapter_use()) for name, own in engines.items()]
             collectors.append(OneOf(every))
         return Response(expose(*collectors), media_type=CONTENT_TYPE)
 

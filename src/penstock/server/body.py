@@ -114,11 +114,6 @@ class Body(BaseModel):
                 raise refused_field(name, f"more than {MAX_UNKNOWN} unknown parameters, the last '{{}}'")
         return tuple(unknown)
 
-    @classmethod
-    def known_fields(cls) -> set[str]:
-        """Names of all fields that are supported, refused or known to have no effect."""
-        return {*cls.model_fields, *cls.NOT_OBEYED, *cls.WITHOUT_EFFECT}
-
     def ignored_fields(self) -> "IgnoredFields":
         """Fields of this object and of the options in it that were accepted without effect."""
         found = IgnoredFields(dict.fromkeys(self._hints), dict.fromkeys(self._unknown))

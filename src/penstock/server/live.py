@@ -84,7 +84,7 @@ class LiveFeed:
             "now": now,
             "steps": steps,
             "requests": requests,
-            "metrics": {name: _sums([getattr(one, name).values for one in metrics]) for name in _METRICS},
+            "metrics": {name: _sums([getattr(own, name).values for own in metrics]) for name in _METRICS},
             "engines": [
                 {"place": state.replica, "state": state.state} for engine in engines for state in engine.states()
             ],
@@ -104,7 +104,7 @@ class LiveFeed:
 def _sums(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The values of a metric of all models, by its label."""
     total: dict[str, float] = {}
-    for one in values:
-        for label, value in one.items():
+    for counter in values:
+        for label, value in counter.items():
             total[label] = total.get(label, 0) + value
     return total

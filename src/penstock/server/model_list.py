@@ -53,7 +53,7 @@ def listed_models(engine_config: EngineConfig, config: ServerConfig) -> list[tup
             raise ConfigError(f"two models have the name {name!r}: give each another, as NAME=MODEL")
     others = replace(engine_config.adapters, adapter=None)
     configs = [replace(engine_config, model=replace(engine_config.model, model=model)) for _, model in models]
-    configs[1:] = [replace(one, adapters=others) for one in configs[1:]]
+    configs[1:] = [replace(own, adapters=others) for own in configs[1:]]
     return list(zip(names, configs, strict=True))
 
 
@@ -66,10 +66,10 @@ def with_broker(
     alive = config.keep_alive or (KEEP_ALIVE if len(models) > 1 or config.models_dir is not None else "-1")
     broker = ModelBroker(total, config.max_loaded_models, seconds_of(alive))
     planned = []
-    for name, one in models:
-        broker.add_model(name, reservation(_file_bytes(one), total, len(models), config.max_loaded_models))
+    for name, own in models:
+        broker.add_model(name, reservation(_file_bytes(own), total, len(models), config.max_loaded_models))
         each = broker.models[name].needed // config.engines
-        planned.append((name, one if len(models) == 1 else replace(one, cache=replace(one.cache, max_memory=each))))
+        planned.append((name, own if len(models) == 1 else replace(own, cache=replace(own.cache, max_memory=each))))
     return planned, broker
 
 
@@ -91,7 +91,7 @@ def _named(text: str | None) -> list[tuple[str, str]]:
     if text is None or os.path.exists(os.path.expanduser(text)):
         return []
     found = [_NAMED.fullmatch(part.strip()) for part in text.split(",")]
-    named = [(one["name"], one["model"]) for one in found if one is not None]
+    named = [(match["name"], match["model"]) for match in found if match is not None]
     if named and len(named) < len(found):
         raise ConfigError(f"of several models each must be NAME=MODEL, in {shown(text)}")
     return named

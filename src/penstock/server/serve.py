@@ -231,7 +231,7 @@ async def _start_models(
         return start_engine(engine_config, own, beside=beside)
 
     served = ServedModels(
-        [ServedModel(name, one) for name, one in models.configs], models.broker, start, config.queue, journal
+        [ServedModel(name, config) for name, config in models.configs], models.broker, start, config.queue, journal
     )
     await served.open()
     return served

@@ -483,7 +483,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no merges": ({"merges": None}, "lacks tokenizer.ggml.merges"),
     "a merge of one part": ({"merges": lambda merges: [*merges, "ab"]}, "an entry without two parts: 'ab'"),
     "a merge of no tokens": ({"merges": lambda merges: ["qq zz", *merges]}, "vocabulary that cannot be used: .*qq"),
-    "another tokenizer": ({"model": "bert"}, "tokenizer.ggml.model 'bert' .* not supported; supported: gpt2"),
+    "another tokenizer": ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv' .* not supported; supported: gpt2"),
     "another cut": ({"pre": "martian"}, "tokenizer.ggml.pre 'martian' .* not supported; supported: default, llama3"),
 }
 

@@ -61,7 +61,7 @@ def test_another_model_replaces_the_loaded_one_which_stays_if_that_cannot_be_loa
     assert joined(answer(backend), Text) == "It is four."
     backend.select(str(tiny_llama))
     assert backend.model == tiny_llama.name
-    assert answer(backend, max_tokens=3)[-1] == Ending("length")
+    assert answer(backend, max_tokens=3, temperature=0.0)[-1] == Ending("length")  # some draws end it earlier
     with pytest.raises(InvalidRequestError, match="reasoning_effort has no effect on this model"):
         answer(backend, reasoning_effort="low")
     backend.select(str(thinking))

@@ -15,7 +15,9 @@ penstock_prefix_cache_queries_total {tokens}
 penstock_prefix_cache_hits_total {hits}
 penstock_num_requests_running 3
 penstock_num_requests_waiting 2
-penstock_kv_cache_usage_ratio 0.25
+penstock_kv_blocks{{state="held"}} 2
+penstock_kv_blocks{{state="held",model="other"}} 1
+penstock_kv_blocks{{state="free"}} 9
 penstock_place_up{{place="0"}} 1
 penstock_place_up{{place="1"}} 0
 penstock_place_steps_total{{place="0"}} {tokens}
@@ -44,6 +46,12 @@ def test_the_view_has_the_load_and_each_engine() -> None:
     samples = Samples("http://h", None)
     samples._taken.extend([sample(10, 100, 50), sample(12, 300, 100)])
     samples.engines = [{"place": 0, "state": "draining", "pid": 77, "model": "/models/tiny"}]
+    record = {"alias": None, "tenant": "ann", "prompt_tokens": 9, "num_generated": 0, "arrival": 5.0, "age": 4.0}
+    samples.requests = [
+        record | {"request_id": "r-1", "num_generated": 30, "first_token": 6.0, "replicas": [[5.5, 0]]},
+        record | {"request_id": "r-2", "first_token": None, "replicas": [[5.5, 1]]},
+        *(record | {"request_id": f"r-{number}", "first_token": None, "replicas": []} for number in range(3, 18)),
+    ]
     console = Console(file=io.StringIO(), width=100)
     console.print(view_of(samples, "no answer from http://h"))
     assert isinstance(console.file, io.StringIO)
@@ -54,6 +62,10 @@ def test_the_view_has_the_load_and_each_engine() -> None:
     assert "KV cache 25% █████░░░░░░░░░░░░░░░ prefix cache hits 25%" in lines
     assert "0 draining 0 0 0% 100.0 0 77 tiny" in lines
     assert "1 down 0 0 0% 0.0 0" in lines
+    assert "r-1 answers 9 30 10.0 4.0 s 0 ann" in lines
+    assert "r-2 prompt 9 0 4.0 s 1 ann" in lines
+    assert "r-3 queued 9 0 4.0 s ann" in lines
+    assert lines[-1] == "and 2 more"
 
 
 def test_what_is_no_server_or_no_terminal_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ from penstock.checkpoint.gguf.mixtures import (
     read_qwen3_moe,
 )
 from penstock.checkpoint.gguf.rope import with_sections
+from penstock.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Architecture:
     """Whether YaRN may also scale the attention scores (`mscale`)."""
     sizes_by_layer: bool = False
     """Whether sizes may differ by layer; 0 means that the layer has no attention or no MLP."""
+    bidirectional: bool = False
+    """Whether it is an encoder, in which every token attends to all others."""
     keys_in_turn: bool = False
     """Whether value head i of a delta net uses key head i % key_heads; otherwise adjacent heads share a key head."""
 
@@ -277,7 +280,50 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
     }
 
 
+def _read_bert(given: Given) -> dict[str, Any]:
+    """Files of RoBERTa and XLM-RoBERTa are the same, without the positions that those leave unused."""
+    found = {
+        **_layer_norm_eps(given),
+        **dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta")),
+        "hidden_act": "gelu",
+        "type_vocab_size": _num_token_types(given),
+    }
+    if given.keys.find("pooling_type", int) != _RANK:
+        return found
+    return {
+        **found,
+        "architectures": ["XLMRobertaForSequenceClassification"],
+        "pad_token_id": -1,
+        "num_labels": _num_labels(given),
+    }
+
+
+def _read_nomic_bert(given: Given) -> dict[str, Any]:
+    others = dict.fromkeys(("num_key_value_heads",))
+    return {**_layer_norm_eps(given), **others, "hidden_act": "silu", "type_vocab_size": _num_token_types(given)}
+
+
+def _num_token_types(given: Given) -> int:
+    types = given.tensors.get("token_types.weight")
+    return 2 if types is None else types.shape[0]
+
+
+def _num_labels(given: Given) -> int:
+    given.keys.ignore("classifier.output_labels")
+    dense, output = (given.tensors.get(name) for name in ("cls.weight", "cls.output.weight"))
+    if dense is None or output is None:
+        raise CheckpointError(
+            f"{given.keys.file} ranks, but lacks cls.weight or cls.output.weight: files of BERT's own rerankers lack "
+            "their pooler, and are not supported"
+        )
+    return output.shape[0]
+
+
+_RANK = 4
+"""`pooling_type` of rerankers."""
 ARCHITECTURES = {
+    "bert": Architecture(("BertModel",), False, _read_bert, bidirectional=True),
+    "nomic-bert": Architecture(("NomicBertModel",), False, _read_nomic_bert, bidirectional=True),
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
     "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),

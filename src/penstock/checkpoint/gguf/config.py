@@ -16,6 +16,8 @@ from penstock.checkpoint.gguf.rope import rope_scaling
 from penstock.checkpoint.gguf.vocabulary import end_token_ids
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 
+GGUFPooling = Literal["mean", "cls", "last", "rank"]
+"""Pooling of an encoder's hidden states; rank: by a head, to the score of a query and a document."""
 _SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -32,12 +34,13 @@ _UNHEEDED = (
     *("general.sampling.penalty_last_n", "general.sampling.mirostat", "tokenizer.ggml.suppress_tokens"),
 )
 """Keys that change llama.cpp's sampling."""
-_POOLINGS: dict[int, Literal["mean", "cls", "last"]] = {1: "mean", 2: "cls", 3: "last"}
-"""Values of `pooling_type` of embedding models; 0: a generative model."""
+_POOLINGS: dict[int, GGUFPooling] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
+"""Values of `pooling_type` of encoders; 0: a generative model."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 _ALWAYS_FLOAT32 = re.compile(
     r".*\.(bias|ssm_(a|d)|(ssm_(conv1d|norm)|shortconv\.conv|ffn_gate_inp(_shexp)?|altup_.*_coef)\.weight)"
+    r"|(position_embd|token_types)\.weight"
 )
 """Tensors that llama.cpp's converter always writes as F32."""
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -82,8 +85,8 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     config["vocab_size"] = _vocab_size(file)
     config["dtype"] = _dtype(file)
     config |= architecture.read(Given(keys, file.tensors, config))
-    _pooling(keys)  # which `pooling_of` gives to who asks
-    keys.expect("attention.causal", True)
+    _pooling(keys, architecture)  # which `pooling_of` gives to who asks
+    keys.expect("attention.causal", not architecture.bidirectional)
     if not _EXPERTS.intersection(config):
         keys.expect("expert_count", 0)
         keys.expect("expert_used_count", 0)
@@ -91,20 +94,21 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     return given | dict.fromkeys(keys.unread(), True)
 
 
-def pooling_of(file: GGUFFile) -> Literal["mean", "cls", "last"] | None:
-    """The pooling of an embedding model; None if the model generates text.
+def pooling_of(file: GGUFFile) -> GGUFPooling | None:
+    """The pooling of an encoder; None if the model generates text.
 
     Raises:
         CheckpointError: the pooling is unsupported.
     """
-    name, _ = architecture_of(file)
-    return _pooling(Keys(file.metadata, name))
+    name, architecture = architecture_of(file)
+    return _pooling(Keys(file.metadata, name), architecture)
 
 
-def _pooling(keys: Keys) -> Literal["mean", "cls", "last"] | None:
+def _pooling(keys: Keys, architecture: Architecture) -> GGUFPooling | None:
     kind = keys.find("pooling_type", int) or 0
-    if kind and kind not in _POOLINGS:
-        known = ", ".join(f"{number} ({name})" for number, name in _POOLINGS.items())
+    poolings = {number: name for number, name in _POOLINGS.items() if name != "rank" or architecture.bidirectional}
+    if kind and kind not in poolings:
+        known = ", ".join(f"{number} ({name})" for number, name in poolings.items())
         raise keys.unsupported("pooling_type", kind, f"supported: 0 (none), {known}")
     return _POOLINGS.get(kind)
 

@@ -18,12 +18,12 @@ def read_gemma3n(given: Given) -> dict[str, Any]:
     deviations = keys.floats("activation_sparsity_scale")
     widths = keys.by_layer("feed_forward_length") if keys.is_array("feed_forward_length") else None
     return {
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in sliding],
+        "layer_types": ["sliding_attention" if is_sliding else "full_attention" for is_sliding in sliding],
         "sliding_window": keys.need("attention.sliding_window", int),
         "rope_local_base_freq": keys.find("rope.freq_base_swa", float),
         "num_kv_shared_layers": keys.find("attention.shared_kv_layers", int),
         "intermediate_size": widths or given.config["intermediate_size"],
-        "activation_sparsity_pattern": deviations and [NormalDist().cdf(one) for one in deviations],
+        "activation_sparsity_pattern": deviations and [NormalDist().cdf(deviation) for deviation in deviations],
         "altup_num_inputs": keys.find("altup.num_inputs", int),
         "laurel_rank": None if laurel is None else laurel.shape[0],
         "hidden_size_per_layer_input": keys.need("embedding_length_per_layer_input", int),

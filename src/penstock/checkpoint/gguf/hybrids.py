@@ -122,7 +122,7 @@ def read_jamba(given: Given) -> dict[str, Any]:
         "num_experts": experts.get("num_local_experts", 1),
         "num_experts_per_tok": experts.get("num_experts_per_tok"),
         "layer_types": _layer_types(given, "linear_attention"),
-        "mlp_layer_types": ["sparse" if one else "dense" for one in sparse],
+        "mlp_layer_types": ["sparse" if is_sparse else "dense" for is_sparse in sparse],
         "mamba_d_state": keys.need("ssm.state_size", int),
         "mamba_d_conv": keys.need("ssm.conv_kernel", int),
         "mamba_dt_rank": keys.need("ssm.time_step_rank", int),

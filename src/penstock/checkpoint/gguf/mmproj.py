@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _TEXT_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Ministral3ForCausalLM": "ministral3",
+    "Llama4ForCausalLM": "llama4_text",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
 }
@@ -61,6 +62,7 @@ FAMILIES: dict[str, dict[str, tuple[str, str]]] = {
     "pixtral with a merger": dict.fromkeys(
         ("LlamaForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM"), _MISTRAL
     ),
+    "llama4": {"Llama4ForCausalLM": ("llama4", "Llama4ForConditionalGeneration")},
     "lfm2": dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), _LFM2),
     "internvl": dict.fromkeys(
         ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"), _INTERNVL
@@ -76,7 +78,10 @@ _WITHOUT_EFFECT = (
 """Keys that some families' towers do not depend on."""
 _FEWEST_TOKENS, _MOST_TOKENS = 8, 4096
 """llama.cpp's limits for a picture of Qwen's."""
-_PIXTRAL_EPS = 1e-5
+_LARGEST = 2**26
+"""Largest size that is plausible."""
+_EPS = 1e-5
+"""Of the norms of Pixtral's and Llama 4's towers."""
 _WINDOW = 112
 """Side in pixels of Qwen2.5-VL's windows, in llama.cpp."""
 
@@ -94,6 +99,8 @@ class VisionFile:
     """The content of `config.json` of both."""
     processor: dict[str, Any]
     """The content of `preprocessor_config.json`."""
+    is_beside: bool = False
+    """Whether it was found beside the model, and not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +129,25 @@ class _Given:
     def size(self, key: str, default: int | None = None) -> int:
         """
         Raises:
-            CheckpointError: the value is missing, or is not above 0.
+            CheckpointError: the value is missing, or not plausible.
         """
         found = self.keys.need(f"vision.{key}", int) if default is None else self.keys.find(f"vision.{key}", int)
         if found is None:
             assert default is not None
             return default
-        if found < 1:
-            raise self.keys.unsupported(f"vision.{key}", found, "it must be above 0")
+        if not 1 <= found <= _LARGEST:
+            raise self.keys.unsupported(f"vision.{key}", found, f"it must be from 1 to {_LARGEST}")
         return found
+
+    def num_layers(self) -> int:
+        """
+        Raises:
+            CheckpointError: the file has fewer blocks.
+        """
+        count = self.size("block_count")
+        if f"v.blk.{count - 1}.ln1.weight" not in self.tensors:
+            raise self.keys.unsupported("vision.block_count", count, "the file has the tensors of fewer blocks")
+        return count
 
     def shape(self, tensor: str, axes: int) -> tuple[int, ...]:
         """The shape of a tensor, without leading axes of size 1.
@@ -159,7 +176,7 @@ class _Given:
         return {
             "hidden_size": self.size("embedding_length"),
             "intermediate_size": self.size("feed_forward_length"),
-            "num_hidden_layers": self.size("block_count"),
+            "num_hidden_layers": self.num_layers(),
             "num_attention_heads": self.size("attention.head_count"),
             "patch_size": self.size("patch_size"),
             "layer_norm_eps": self.keys.find("vision.attention.layer_norm_epsilon", float),
@@ -198,7 +215,7 @@ def read_beside(model: Path, text: dict[str, Any], vocabulary: Metadata) -> Visi
     if path is None:
         return None
     try:
-        return read_mmproj(path, text, vocabulary)
+        return replace(read_mmproj(path, text, vocabulary), is_beside=True)
     except CheckpointError as error:
         _warn_once(f"{model.name} takes text only, as the vision file beside it is not supported: {error}")
         return None
@@ -264,7 +281,7 @@ def _qwen_vision(given: _Given) -> tuple[dict[str, Any], dict[str, Any]]:
     patch, merge = given.size("patch_size"), given.size("spatial_merge_size", 2)
     side = patch * merge
     vision = {
-        "depth": given.size("block_count"),
+        "depth": given.num_layers(),
         "num_heads": given.size("attention.head_count"),
         "patch_size": patch,
         "spatial_merge_size": merge,
@@ -313,7 +330,7 @@ def _qwen3_vl(given: _Given) -> _Read:
         "intermediate_size": given.size("feed_forward_length"),
         "out_hidden_size": given.text["hidden_size"],
         "num_position_embeddings": given.shape("v.position_embd.weight", 2)[0],
-        "deepstack_visual_indexes": [index for index, one in enumerate(tapped) if one],
+        "deepstack_visual_indexes": [index for index, is_tapped in enumerate(tapped) if is_tapped],
     }
     return {"image_token_id": given.token("<|image_pad|>")}, vision, processor
 
@@ -339,7 +356,7 @@ def _gemma4(given: _Given) -> _Read:
         "model_type": "gemma4_vision",
         "hidden_size": given.size("embedding_length"),
         "intermediate_size": given.size("feed_forward_length"),
-        "num_hidden_layers": given.size("block_count"),
+        "num_hidden_layers": given.num_layers(),
         "num_attention_heads": heads,
         "num_key_value_heads": key_rows // head_dim,
         "head_dim": head_dim,
@@ -382,9 +399,7 @@ def _pixtral(given: _Given) -> _Read:
         "hidden_act": "silu" if silu else "gelu",
         "layer_norm_eps": None,
     }
-    eps = given.keys.find("vision.attention.layer_norm_epsilon", float) or _PIXTRAL_EPS
-    if not math.isclose(eps, _PIXTRAL_EPS, rel_tol=1e-6):  # float32 in the file
-        raise given.keys.unsupported("vision.attention.layer_norm_epsilon", eps, f"only {_PIXTRAL_EPS} is")
+    _check_eps(given)
     config: dict[str, Any] = {
         "image_token_index": given.token("[IMG]"),
         "vision_feature_layer": -1,
@@ -396,6 +411,29 @@ def _pixtral(given: _Given) -> _Read:
         config["vision_feature_select_strategy"] = "full"
     processor = {"size": {"longest_edge": vision["image_size"]}}
     return config, vision, processor
+
+
+def _check_eps(given: _Given) -> None:
+    """
+    Raises:
+        CheckpointError: the epsilon of norms is not that which `transformers` has in its code for this tower.
+    """
+    key = "vision.attention.layer_norm_epsilon"
+    eps = given.keys.find(key, float) or _EPS
+    if not math.isclose(eps, _EPS, rel_tol=1e-6):  # a float32 in the file
+        raise given.keys.unsupported(key, eps, f"only {_EPS} is")
+
+
+def _llama4(given: _Given) -> _Read:
+    _check_eps(given)
+    vision = given.common() | {
+        "image_size": given.size("image_size"),
+        "pixel_shuffle_ratio": 1 / given.size("projector.scale_factor", 2),
+        "layer_norm_eps": None,
+    }
+    out = given.shape("mm.model.mlp.1.weight", 2)[0]
+    vision |= dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), out)
+    return {"image_token_index": given.token("<|patch|>")}, vision, {"size": {"height": vision["image_size"]}}
 
 
 def _as_mistral(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -447,6 +485,7 @@ _READERS: dict[str, Callable[[_Given], _Read]] = {
     "gemma4v": _gemma4,
     "idefics3": _idefics3,
     "pixtral": _pixtral,
+    "llama4": _llama4,
     "lfm2": _lfm2,
     "internvl": _internvl,
 }

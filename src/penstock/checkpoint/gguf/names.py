@@ -12,6 +12,8 @@ from typing import Any
 _LAYER = re.compile(r"\.(\d+)\.")
 _GATE_OR_UP = re.compile(r"(\.experts\.)(gate|up)_proj$")
 _MTP_HEAD = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.norm)")
+_ENCODER = re.compile(r"^(bert|roberta)\.")
+"""Prefixes of encoders' names, which the tables do not have."""
 _STREAM = re.compile(r"model\.altup_(unembed_)?projections\.(\d+)")
 _EXPERT = re.compile(r"(\.experts)\.\d+\.")
 
@@ -31,7 +33,7 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
             found[name] = f"blk.{head[1]}.nextn.{head[2].replace('.', '_')}"
             continue
         layer = _LAYER.search(name)
-        first = _LAYER.sub(".0.", without_expert(name), count=1)
+        first = _ENCODER.sub("", _LAYER.sub(".0.", without_expert(name), count=1))
         stored = table.get_name(first) or table.get_name(_as_converted(first)) or table.get_name(with_gate_up(first))
         if stored is not None:
             found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)

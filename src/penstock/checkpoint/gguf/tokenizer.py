@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from penstock.checkpoint.gguf.file import Metadata, read_metadata
 from penstock.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
+from penstock.checkpoint.gguf.unigram import Spaces, unigram_backend
 from penstock.checkpoint.gguf.vocabulary import (
     CONTROL,
     NORMAL,
@@ -51,7 +52,7 @@ def read_tokenizer(path: Path) -> GGUFTokenizer | None:
     vocabulary = read_vocabulary(metadata)
     if vocabulary is None:
         return None
-    read = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}[vocabulary.model]
+    read = _READERS[vocabulary.model]
     backend = read(metadata, vocabulary)
     special = {name: vocabulary.texts[token] for name, token in vocabulary.special.items()}
     return GGUFTokenizer(backend, special, _chat_templates(metadata))
@@ -172,6 +173,71 @@ def merges_by_score(
     return [(texts[left], texts[right]) for *_, left, right in found]
 
 
+def _wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    """BERT's tokenizer, whose file marks the beginnings of words by ▁ instead of their continuations by ##.
+
+    Files do not tell whether texts are converted to lower case: they are, if no token has an upper-case letter.
+    """
+    texts = [_word_part(text) for text in vocabulary.texts]
+    normal = (text for text, kind in zip(texts, vocabulary.kinds, strict=True) if kind == NORMAL)
+    stated = metadata.find("tokenizer.ggml.normalizer.lowercase", bool)
+    lower = all(text == text.lower() or text.startswith("[") for text in normal) if stated is None else stated
+    if len(set(texts)) < len(texts) or "[UNK]" not in texts:
+        raise CheckpointError(f"{metadata.file} is damaged: its tokens are not unique, or [UNK] is missing")
+    ids = {text: token for token, text in enumerate(texts)}
+    backend = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    special = [text for text, kind in zip(texts, vocabulary.kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
+    known = [text for text in ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]") if text in ids]
+    backend.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys([*special, *known])])
+    if not {"[CLS]", "[SEP]"} <= ids.keys():
+        raise CheckpointError(f"{metadata.file} lacks the tokens [CLS] and [SEP], which are put around texts")
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(text, ids[text]) for text in ("[CLS]", "[SEP]")],
+    )
+    return backend
+
+
+def _word_part(text: str) -> str:
+    if text.startswith("[") and text.endswith("]"):
+        return text
+    return text[1:] if text.startswith("▁") else f"##{text}"
+
+
+def _unigram(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
+    """SentencePiece's unigram model, as of XLM-RoBERTa."""
+    rules = metadata.numbers("tokenizer.ggml.precompiled_charsmap", "bB")
+    spaces = Spaces(
+        b"" if rules is None else rules.tobytes(),
+        prefix=metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False,
+        single=metadata.find("tokenizer.ggml.remove_extra_whitespaces", bool) is not False,
+        byte_fallback=False,
+    )
+    scores, unknown = scores_of(metadata, vocabulary), vocabulary.special.get("unk_token")
+    backend = unigram_backend(metadata.file, vocabulary.texts, scores, vocabulary.kinds, unknown, spaces)
+    special = list(dict.fromkeys([*vocabulary.of_kind(CONTROL, UNKNOWN), *_named(vocabulary)]))
+    if len(special) > _MAX_ADDED_TOKENS:
+        raise CheckpointError(f"{metadata.file} has {len(special)} control tokens; the limit is {_MAX_ADDED_TOKENS}")
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    begin = _put_around(metadata, vocabulary, "bos_token", "tokenizer.ggml.add_bos_token", True)
+    end = _put_around(metadata, vocabulary, "eos_token", "tokenizer.ggml.add_eos_token", True)
+    before, after = ("bos_token:0 " if begin else ""), (" eos_token:0" if end else "")
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{before}$A:0{after}",
+        pair=f"{before}$A:0{after}{after} $B:0{after}",
+        special_tokens=[*begin.items(), *end.items()],
+    )
+    return backend
+
+
+def _named(vocabulary: Vocabulary) -> list[str]:
+    return [vocabulary.texts[token] for token in vocabulary.special.values()]
+
+
 def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
     ids = {text: token for token, text in enumerate(vocabulary.texts)}
     try:
@@ -217,3 +283,12 @@ def _chat_templates(metadata: Metadata) -> dict[str, str]:
     named = {name: metadata.need(f"{_TEMPLATE}.{name}", str) for name in metadata.below(_TEMPLATE + ".")}
     default = metadata.find(_TEMPLATE, str)
     return named if default is None else named | {"default": default}
+
+
+_READERS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _gemma4,
+    "bert": _wordpiece,
+    "t5": _unigram,
+}

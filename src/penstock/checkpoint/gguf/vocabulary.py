@@ -13,6 +13,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 _TEXTS, _KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _MODEL, _NO_MODEL = "tokenizer.ggml.model", (None, "none", "no_vocab")
+_MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
 _MOST_TOKENS = 2**31
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
@@ -39,7 +40,9 @@ class Vocabulary:
     """The tokens of a GGUF file."""
 
     model: str
-    """gpt2: byte-level BPE; llama: SentencePiece BPE by scores; gemma4: SentencePiece BPE by merges."""
+    """gpt2: byte-level BPE; llama: SentencePiece BPE by scores; gemma4: SentencePiece BPE by merges; bert: WordPiece;
+    t5: SentencePiece unigram.
+    """
     texts: Sequence[str]
     """Texts by token id, without duplicates."""
     kinds: Sequence[int]
@@ -59,10 +62,9 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     model = metadata.find(_MODEL, str)
     if model in _NO_MODEL:
         return None
-    if model not in ("gpt2", "llama", "gemma4"):
+    if model not in _MODELS:
         raise CheckpointError(
-            f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: gpt2 (byte-level "
-            "BPE), llama (SentencePiece) and gemma4"
+            f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: {', '.join(_MODELS)}"
         )
     texts = metadata.strings(_TEXTS)
     if not texts:

@@ -1,6 +1,8 @@
 """Samples of a server's metrics, and the rates and quantiles between them."""
 
+import http.client
 import itertools
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -50,8 +52,9 @@ class Sample:
         return sum(self.values.get(name, {}).values())
 
     def labelled(self, name: str, label: str, value: str) -> float | None:
-        """The value with this label; None if there is none."""
-        return self.values.get(name, {}).get(((label, value),))
+        """The sum over all values with this label, of several models; None if there is none."""
+        found = [number for labels, number in self.values.get(name, {}).items() if (label, value) in labels]
+        return sum(found) if found else None
 
     def labels(self, name: str, label: str) -> list[str]:
         """All values of a label."""
@@ -91,14 +94,16 @@ def quantile(before: Sample, now: Sample, name: str, q: float) -> float | None:
 
 
 class Samples:
-    """The samples of the last minute, and the list of engines, if the server gives it."""
+    """The samples of the last minute, and what the server tells operators alone: its engines and open requests."""
 
     def __init__(self, url: str, key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
         self.engines: list[dict[str, Any]] | None = None
+        self.requests: list[dict[str, Any]] | None = None
+        """Records of the open requests as `/debug/live` has them, with their `age` in seconds, the oldest first."""
         self._key = key
         self._clock = clock
-        self._may_list = True
+        self._may_list = self._may_look = True
         self._taken: deque[Sample] = deque()
 
     def take(self) -> None:
@@ -115,7 +120,7 @@ class Samples:
         self._taken.append(sample)
         while self.now.time - self._taken[0].time > WINDOW:
             self._taken.popleft()
-        self.engines = self._list_engines()
+        self.engines, self.requests = self._list_engines(), self._look_at_requests()
 
     @property
     def now(self) -> Sample:
@@ -145,3 +150,18 @@ class Samples:
             self._may_list = False  # for operators only: to ask again would fill the server's log
             return None
         return engines
+
+    def _look_at_requests(self) -> list[dict[str, Any]] | None:
+        if not self._may_look:
+            return None
+        try:
+            with open_path(self.url, "/debug/live", key=self._key, timeout=TIMEOUT) as response:
+                first = response.readline(MAX_BYTES)  # its first event has all that are open
+            seen = json.loads(first.removeprefix(b"data:"))
+            records = [record for record in seen["requests"] if record["ended"] is None]
+            return sorted(
+                (record | {"age": seen["now"] - record["arrival"]} for record in records), key=lambda one: -one["age"]
+            )
+        except (PenstockError, OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            self._may_look = False  # for operators only, like the engines
+            return None

@@ -10,6 +10,8 @@ from rich.text import Text
 from penstock.cli.top.sample import Sample, Samples, quantile, rate, share
 
 BAR_CELLS = 20
+MAX_REQUESTS = 15
+"""Open requests that are shown, the oldest."""
 SPARK_CELLS = 60
 _SPARKS = " ▁▂▃▄▅▆▇█"
 LATENCIES = {
@@ -28,11 +30,14 @@ def view_of(samples: Samples, problem: str = "") -> RenderableType:
     parts: list[RenderableType] = [_title(samples)]
     if problem:
         parts.append(Text(problem, style="bold red"))
-    return Group(*parts, "", _load(samples), "", _latencies(samples), "", _engines(samples))
+    parts += ["", _load(samples), "", _latencies(samples), "", _engines(samples)]
+    if samples.requests:
+        parts += ["", _open_requests(samples.requests)]
+    return Group(*parts)
 
 
 def _title(samples: Samples) -> Text:
-    (model, *_) = samples.now.labels("penstock_model_info", "model")
+    model = ", ".join(samples.now.labels("penstock_model_info", "model"))
     began = samples.now.total("process_start_time_seconds")
     up = f", up {_duration(time.time() - began)}" if began else ""
     return Text.assemble((model, "bold"), f" at {samples.url}{up}")
@@ -49,7 +54,8 @@ def _load(samples: Samples) -> Table:
         "", "", f"prompts {rate(before, now, 'penstock_prompt_tokens_total'):.1f} tokens/s, {_step(steps, scheduled)}"
     )
     table.add_row("requests", f"{now.total('penstock_num_requests_running'):.0f}", _requests(samples))
-    usage = now.total("penstock_kv_cache_usage_ratio")
+    held, blocks = now.labelled("penstock_kv_blocks", "state", "held") or 0.0, now.total("penstock_kv_blocks")
+    usage = held / blocks if blocks else 0.0
     table.add_row("KV cache", f"{usage:.0%}", _bar(usage) + _cached(samples))
     return table
 
@@ -120,6 +126,33 @@ def _engine_row(now: Sample, before: Sample, place: str, engine: dict[str, Any])
         f"{value('restarts_total'):.0f}",
         str(engine.get("pid", "")),
         Text(_short(str(engine.get("model", "")))),
+    ]
+
+
+def _open_requests(requests: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("request", "state", "prompt", "tokens", "tokens/s", "age", "engine", "key"):
+        table.add_column(name, justify="left" if name in ("request", "state", "key") else "right")
+    for request in requests[:MAX_REQUESTS]:
+        table.add_row(*_request_row(request))
+    if len(requests) > MAX_REQUESTS:
+        table.add_row(f"and {len(requests) - MAX_REQUESTS} more")
+    return table
+
+
+def _request_row(request: dict[str, Any]) -> list[RenderableType]:
+    first, replicas, age = request["first_token"], request["replicas"], request["age"]
+    state = "answers" if first is not None else "prompt" if replicas else "queued"
+    seconds = 0.0 if first is None else age - (first - request["arrival"])
+    return [
+        Text(request["alias"] or request["request_id"]),
+        Text(state, style="green" if first is not None else ""),
+        str(request["prompt_tokens"]),
+        str(request["num_generated"]),
+        f"{request['num_generated'] / seconds:.1f}" if seconds > 0 else "",
+        _seconds(age),
+        str(replicas[-1][1]) if replicas else "",
+        Text(request["tenant"]),
     ]
 
 

@@ -207,7 +207,7 @@ def _lfm2_vl(height: int, width: int, image_input: ImageInput, most: int) -> Lay
         return Layout((whole,))
     sizes = [range(1, count + 1) for count in range(least, tiles + 1)]
     # A set, as in `transformers`: its order decides between grids of one size.
-    grids = {(w, h) for one in sizes for w in one for h in one if least <= w * h <= tiles}
+    grids = {(w, h) for axis in sizes for w in axis for h in axis if least <= w * h <= tiles}
     tile = image_input.tile_size
     columns, rows = _closest(height, width, tile, sorted(grids, key=math.prod))
     return Layout(((rows * tile, columns * tile),), rows, columns, tile, whole=whole)
@@ -218,8 +218,8 @@ def _llama4(height: int, width: int, image_input: ImageInput, most: int) -> Layo
     tile = image_input.tile_size
     canvases = [(h * tile, w * tile) for h, w in _grids_by_shape(_most_tiles(image_input, most))]
     scales = [_float32(min(h / height, w / width)) for h, w in canvases]
-    scale = min((one for one in scales if one >= 1), default=max(scales))
-    fitting = [canvas for canvas, one in zip(canvases, scales, strict=True) if one == scale]
+    scale = min((candidate for candidate in scales if candidate >= 1), default=max(scales))
+    fitting = [canvas for canvas, candidate in zip(canvases, scales, strict=True) if candidate == scale]
     canvas = min(fitting, key=math.prod)
     most_h, most_w = min(max(height, tile), canvas[0]), min(max(width, tile), canvas[1])
     by_height, by_width = most_h / height, most_w / width

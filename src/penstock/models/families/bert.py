@@ -39,7 +39,7 @@ def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
         DenseSpec("classifier.dense", hidden, hidden, True, "tanh"),
         DenseSpec("classifier.out_proj", hidden, num_labels(config), True),
     )
-    return _spec(config, "roberta", padding=config.size("pad_token_id", 1, least=0), head=head)
+    return _spec(config, "roberta", padding=config.size("pad_token_id", 1, least=-1), head=head)
 
 
 def electra_spec(config: HFConfig) -> ModelSpec:

@@ -31,6 +31,7 @@ def cwm_spec(config: HFConfig) -> ModelSpec:
     windows = config.layer_windows(dense.num_layers, window, lambda index: index % 4 != 0)
     mlp = replace(dense.mlp, bias=config.get("mlp_bias", False))
     layers = tuple(
-        dense.layer(index, replace(dense.attention, rope=rope, window=one), mlp) for index, one in enumerate(windows)
+        dense.layer(index, replace(dense.attention, rope=rope, window=layer_window), mlp)
+        for index, layer_window in enumerate(windows)
     )
     return replace(dense.model, layers=layers)

@@ -86,7 +86,7 @@ def _attention(config: HFConfig, dense: Dense) -> AttentionSpec:
 
 def _factors(config: HFConfig, key: str, count: int) -> list[float]:
     given: list[object] = config.find(key, list) or [1.0] * count
-    factors = [float(one) for one in given if isinstance(one, (int, float)) and 0 < one < float("inf")]
+    factors = [float(factor) for factor in given if isinstance(factor, (int, float)) and 0 < factor < float("inf")]
     if len(given) != count or len(factors) != count:
         raise config.unsupported(key, given, (f"{count} numbers above 0",))
     return factors

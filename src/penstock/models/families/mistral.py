@@ -23,5 +23,7 @@ def ministral_spec(config: HFConfig) -> ModelSpec:
     dense = read_dense(config, max_position=4096 * 32, num_kv_heads=8)
     window = config.find_size("sliding_window", absent=4096)
     windows = config.layer_windows(dense.num_layers, window, lambda index: window is not None)
-    layers = (dense.layer(index, replace(dense.attention, window=one)) for index, one in enumerate(windows))
+    layers = (
+        dense.layer(index, replace(dense.attention, window=layer_window)) for index, layer_window in enumerate(windows)
+    )
     return replace(dense.model, layers=tuple(layers))

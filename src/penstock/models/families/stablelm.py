@@ -26,5 +26,5 @@ def stablelm_spec(config: HFConfig) -> ModelSpec:
     parallel = config.get("use_parallel_residual", False)
     layers = (dense.layer(index, attention) for index in range(dense.num_layers))
     if parallel:
-        layers = (replace(one, feed_forward=SubLayer(dense.mlp, None), parallel=True) for one in layers)
+        layers = (replace(layer, feed_forward=SubLayer(dense.mlp, None), parallel=True) for layer in layers)
     return replace(dense.model, layers=tuple(layers))

@@ -23,7 +23,7 @@ from penstock.models.spec import TowerSpec
 
 Floats = NDArray[np.float32]
 
-_LAYER = re.compile(r"(?:visual\.blocks|vision_(?:tower|model)\.(?:encoder|transformer)\.layers?)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"(?:visual\.blocks|vision_(?:tower|model)\.(?:encoder|transformer|model)\.layers?)\.(\d+)\.(.+)")
 _TAP = re.compile(r"visual\.deepstack_merger_list\.(\d+)\.(.+)")
 _INNER = {
     **dict.fromkeys(("norm1", "layer_norm1", "layernorm_before", "attention_norm"), "ln1"),
@@ -44,6 +44,8 @@ _INNER = {
 """Names within a layer, without `.weight` and `.bias`."""
 _WHOLE = {"lambda_1": "ls1.weight", "lambda_2": "ls2.weight"}
 _EXCHANGED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+_OTHERWISE = {"attn_post_norm": "ln2"}
+"""Names in older files of Llama 4, which the tables of newer converters give to another norm."""
 _QKV = ("attn_q", "attn_k", "attn_v")
 _TAPPED = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
 
@@ -81,6 +83,14 @@ _OUTER: dict[str, dict[str, str]] = {
         "multi_modal_projector.linear_1": "mm.1",
         "multi_modal_projector.linear_2": "mm.2",
     },
+    "llama4": {
+        "vision_model.patch_embedding.linear": "v.patch_embd",
+        "vision_model.layernorm_pre": "v.pre_ln",
+        "vision_model.layernorm_post": "v.post_ln",
+        "vision_model.vision_adapter.mlp.fc1": "mm.model.mlp.1",
+        "vision_model.vision_adapter.mlp.fc2": "mm.model.mlp.2",
+        "multi_modal_projector.linear_1": "mm.model.fc",
+    },
     "lfm2": {
         **{f"vision_tower.{name}": stored for name, stored in _SIGLIP.items()},
         "multi_modal_projector.layer_norm": "mm.input_norm",
@@ -100,6 +110,8 @@ _COMPLETE = {
     "multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
     "vision_tower.embeddings.cls_token": "v.class_embd",
     "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+    "vision_model.class_embedding": "v.class_embd",
+    "vision_model.positional_embedding_vlm": "v.position_embd.weight",
     "vision_tower.std_bias": "v.std_bias",
     "vision_tower.std_scale": "v.std_scale",
     "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
@@ -172,6 +184,8 @@ class _Tensors:
             shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
             return MadeTensor(parts, shape, lambda *parts: np.concatenate(parts))
         stored = "attn_qkv" if stem == "attn.qkv" else _INNER[stem]
+        if f"{above}{stored}.{leaf}" not in self._tensors:
+            stored = _OTHERWISE.get(stored, stored)
         info = self._info(f"{above}{_EXCHANGED.get(stored, stored) if self._is_exchanged else stored}.{leaf}")
         if self._projector == "pixtral" and stored in _QKV[:2]:
             return MadeTensor((info,), info.shape, _halves(self._head_dim()))
@@ -185,6 +199,9 @@ class _Tensors:
 
     def _patches(self, info: TensorInfo) -> MadeTensor:
         patch = self._tower.patch
+        if patch.flat == "channels":
+            flat = (info.shape[0], info.size // max(1, info.shape[0]))
+            return MadeTensor((info,), flat, lambda weight: weight.reshape(flat))
         if len(info.shape) != 4:
             raise CheckpointError(f"{info.name} in {self._file} has the shape {list(info.shape)}; 4 axes are read")
         rows, channels, height, width = info.shape

@@ -10,6 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from penstock.api.request import Adapter
+from penstock.checkpoint.adapters.peft import CONFIG_FILE
+from penstock.checkpoint.adapters.weights import WEIGHTS_FILE
 from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.checkpoint.created import (
@@ -19,6 +22,7 @@ from penstock.checkpoint.created import (
     discard_created,
     find_created,
     name_created,
+    write_adapter,
     write_created,
 )
 from penstock.checkpoint.hub_cache import find_cached
@@ -43,7 +47,8 @@ _HELLO = {"role": "user", "content": "Hello"}
 @router.post("/create", response_class=Response, responses=PROGRESS)
 async def create(body: CreateBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
     """Create a model, which `penstock serve NAME` serves: of uploaded files, or of another model by its name. With
-    `from` alone, the served model or an adapter gets one more name, until the server ends. For operators only.
+    `from` alone, the served model or an adapter gets one more name, and with `adapters` the served model an adapter,
+    until the server ends. For operators only.
     """
     check_operator(request, context)
     name = check_new_name(given_name(body), "model")
@@ -51,6 +56,9 @@ async def create(body: CreateBody, request: Request, context: ContextOf, call: C
         raise InvalidRequestError(
             "a model is created either of `files`, uploaded to /api/blobs, or of the model that `from` names", "from"
         )
+    if body.adapters:
+        await _add_adapter(body, name, call)
+        return progress(body.stream, "using existing layer", "writing manifest", "success")
     if body.source and not body.has_settings and call.serves(served_name(call, body.source)):
         add_name(call, serving, body.source, name, "model")
         return progress(body.stream, "using existing layer", "writing manifest", "success")
@@ -61,6 +69,40 @@ async def create(body: CreateBody, request: Request, context: ContextOf, call: C
         files = _files_of(base)
     await asyncio.to_thread(_create, name, files, _recipe(body, base))
     return progress(body.stream, "parsing GGUF", "writing manifest", "success")
+
+
+async def _add_adapter(body: CreateBody, name: str, call: Call) -> None:
+    """Store an adapter of the served model, and serve it by its name, until the server ends.
+
+    Raises:
+        InvalidRequestError: it cannot be used, or goes with settings.
+    """
+    if body.has_settings or body.source is None or served_name(call, body.source) not in call.model_names:
+        raise InvalidRequestError(
+            "adapters: an adapter is added to the served model, which `from` names, without `files` and settings "
+            "(template, system, parameters, messages, license)",
+            "adapters",
+        )
+    if body.adapters.keys() != {CONFIG_FILE, WEIGHTS_FILE}:
+        raise InvalidRequestError(
+            f"adapters: {CONFIG_FILE} and {WEIGHTS_FILE} of PEFT are taken; GGUF adapters are not supported",
+            "adapters",
+        )
+    check_not_served(call, name, "model")
+    files = {file: find_blob(digest, "adapters") for file, digest in body.adapters.items()}
+
+    def store() -> Adapter:
+        folder = write_adapter(name, files)
+        try:
+            return call.engine.adapters.read(name, str(folder))
+        except ConfigError:
+            discard_created(folder)
+            raise
+
+    try:
+        call.engine.adapters.add(await asyncio.to_thread(store))
+    except ConfigError as error:
+        raise InvalidRequestError(f"adapters: {error}", "adapters") from error
 
 
 def _uploaded(body: CreateBody) -> dict[str, Path]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.created import copy_created, find_created, recipe_of, remove_created
+from penstock.checkpoint.created import copy_created, find_created, recipe_of, remove_adapter, remove_created
 from penstock.checkpoint.summary import ModelSummary, summary_of
 from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
@@ -260,7 +260,10 @@ async def delete(body: NameBody, request: Request, context: ContextOf, call: Cal
     """Remove a name that was added, or an adapter, whose files stay; or delete a created model. For operators only."""
     check_operator(request, context)
     name = served_name(call, given_name(body))
-    if call.engine.adapters.remove(name) is not None or serving.remove_name(name, "model"):
+    if call.engine.adapters.remove(name) is not None:
+        await asyncio.to_thread(remove_adapter, name)
+        return Response()
+    if serving.remove_name(name, "model"):
         return Response()
     folder = find_created(name)
     if folder is None:

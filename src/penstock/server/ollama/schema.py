@@ -252,7 +252,7 @@ class CreateBody(NameBody):
     """The body of `POST /api/create`."""
 
     NOT_OBEYED: ClassVar[Neutral] = {
-        **dict.fromkeys(("adapters", "draft_files", "info"), ({},)),
+        **dict.fromkeys(("draft_files", "info"), ({},)),
         **dict.fromkeys(("draft_quantize", "parser", "quantization", "quantize", "remote_host", "renderer"), ("",)),
     }
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"requires"})
@@ -266,6 +266,12 @@ class CreateBody(NameBody):
         default_factory=dict,
         description="Digests of uploaded GGUF files (`/api/blobs`), by file name.",
         max_length=1000,
+    )
+    adapters: dict[str, str] = Field(
+        default_factory=dict,
+        description="Digests of an adapter's `adapter_config.json` and `adapter_model.safetensors`; with `from`, the "
+        "served model, and no settings.",
+        max_length=2,
     )
     template: str | None = Field(None, description="Chat template, in Jinja; default: the model's own.")
     system: str | None = Field(None, description="System message of conversations that have none.")

@@ -36,7 +36,7 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 @router.get("/models")
 async def list_models(listed: ListedOf) -> ModelList:
     """The names of the models that are served, their states, and their adapters."""
-    cards = [card for one in listed for card in _cards(one)]
+    cards = [card for model in listed for card in _cards(model)]
     first, last = cards[0]["id"], cards[-1]["id"]
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
@@ -44,37 +44,37 @@ async def list_models(listed: ListedOf) -> ModelList:
 @router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
 async def retrieve_model(name: str, listed: ListedOf) -> ModelCard:
     """The model of this name, or the adapter."""
-    cards = [card for one in listed for card in _cards(one)]
+    cards = [card for model in listed for card in _cards(model)]
     found = [card for card in cards if card["id"] == name] or (cards[:1] if name in ANY_MODEL else [])
     if not found:
-        raise unknown_model(name, [one.name for one in listed])
+        raise unknown_model(name, [model.name for model in listed])
     return found[0]
 
 
-def _cards(one: Listed) -> Iterator[ModelCard]:
-    names = (one.name,) if one.serving is None else one.serving.model_names
+def _cards(model: Listed) -> Iterator[ModelCard]:
+    names = (model.name,) if model.serving is None else model.serving.model_names
     for name in names:
-        yield _card(one, name)
-    for adapter in () if one.serving is None else one.serving.engine.adapters:
-        base = _card(one, names[0])
+        yield _card(model, name)
+    for adapter in () if model.serving is None else model.serving.engine.adapters:
+        base = _card(model, names[0])
         yield {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
 
 
-def _card(one: Listed, name: str) -> ModelCard:
-    info = None if one.serving is None else one.serving.engine.info
-    status = one.status
+def _card(model: Listed, name: str) -> ModelCard:
+    info = None if model.serving is None else model.serving.engine.info
+    status = model.status
     return {
         "id": name,
         "object": "model",
-        "created": one.created,
+        "created": model.created,
         "owned_by": "penstock",
         "max_model_len": None if info is None else info.max_model_len,
         "type": "model",
         "display_name": name,
-        "root": one.path,
+        "root": model.path,
         "parent": None,
-        "capabilities": [] if one.serving is None else _capabilities(one.serving.engine),
-        "created_at": datetime.fromtimestamp(one.created, timezone.utc).isoformat().replace("+00:00", "Z"),
+        "capabilities": [] if model.serving is None else _capabilities(model.serving.engine),
+        "created_at": datetime.fromtimestamp(model.created, timezone.utc).isoformat().replace("+00:00", "Z"),
         "status": {"value": status.state, "progress": round(status.progress, 3), "error": status.error},
     }
 

@@ -4,18 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import processors
 
-from penstock.checkpoint.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from penstock.checkpoint.gguf.unigram import Spaces, unigram_backend
+from penstock.checkpoint.gguf.vocabulary import CONTROL, UNKNOWN
 from penstock.errors import CheckpointError, shown
-from penstock.text.vocabularies.charsmap import check_charsmap
 from penstock.text.vocabularies.form import Converted, Folder, add_special, with_added_tokens
 from penstock.text.vocabularies.sentencepiece_proto import SentencePieceModel
 from penstock.text.vocabularies.vocab_json import roberta_pairs
 
-_UNUSED = 5
-_MAX_PIECE = 256
-"""Maximum characters of a piece; the longest in use have 64."""
 _EXTRA_IDS = 100
 """Sentinels of T5 where the config does not say."""
 _ROBERTA = {
@@ -63,98 +60,42 @@ def convert_unigram(folder: Folder, model: SentencePieceModel, file: Path) -> Co
             f"{', '.join(layout for layout in _LAYOUTS if layout)}. Convert it: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
         )
-    _check(model, file)
+    if not model.escape_whitespaces or model.whitespace_as_suffix:
+        raise CheckpointError(
+            f"{file} cannot be converted: it treats spaces in another way (escape_whitespaces, "
+            "treat_whitespace_as_suffix)"
+        )
     layout = _LAYOUTS[name]
-    pieces = _pieces(model, layout) + (_sentinels(folder, file) if name == "T5Tokenizer" else [])
+    before, after = layout.before, layout.after + (_sentinels(folder, file) if name == "T5Tokenizer" else ())
+    texts = [*before, *model.texts[layout.skipped :], *after]
+    kinds = [*[CONTROL] * len(before), *model.kinds[layout.skipped :], *[CONTROL] * len(after)]
+    scores = [*[0.0] * len(before), *model.scores[layout.skipped :], *[0.0] * len(after)]
+    ids = {text: token for token, text in enumerate(texts)}
+    with_added_tokens(ids, folder.added_tokens(), file)
     special = {**model.special, **layout.special}
-    texts = {text: token for token, (text, _) in enumerate(pieces)}
-    added = folder.added_tokens()
-    if len(texts) < len(pieces):
-        raise CheckpointError(f"{file} is damaged: several of its {len(pieces)} pieces are equal")
-    with_added_tokens(texts, added, file)
-    unknown = texts.get(special.get("unk_token", ""))
-    try:
-        backend = Tokenizer(models.Unigram(pieces, unknown, model.byte_fallback))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{file} holds a vocabulary that cannot be used: {error}") from error
     wanted = folder.setting("add_prefix_space")
-    _set_spaces(backend, model, prefix=model.add_dummy_prefix if wanted is None else wanted)
-    kinds = dict(zip(model.texts, model.kinds, strict=True))
-    marked = [text for text, kind in kinds.items() if kind in (CONTROL, UNKNOWN) and text in texts]
-    add_special(backend, list(dict.fromkeys([*marked, *(text for text in special.values() if text in texts)])))
-    backend.add_tokens([AddedToken(text, normalized=False) for text in _kept_whole(model)])
+    spaces = Spaces(
+        model.charsmap,
+        prefix=model.add_dummy_prefix if wanted is None else wanted,
+        single=model.remove_extra_whitespaces,
+        byte_fallback=model.byte_fallback,
+    )
+    backend = unigram_backend(file, texts, scores, kinds, ids.get(special.get("unk_token", "")), spaces)
+    marked = [text for text, kind in zip(texts, kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
+    add_special(backend, list(dict.fromkeys([*marked, *(text for text in special.values() if text in ids)])))
     if layout.special:
-        backend.post_processor = roberta_pairs(texts, file)
-    elif name == "T5Tokenizer" and special.get("eos_token") in texts:
+        backend.post_processor = roberta_pairs(ids, file)
+    elif name == "T5Tokenizer" and special.get("eos_token") in ids:
         end = special["eos_token"]
         backend.post_processor = processors.TemplateProcessing(
-            single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:0 {end}:0", special_tokens=[(end, texts[end])]
+            single=f"$A:0 {end}:0", pair=f"$A:0 {end}:0 $B:0 {end}:0", special_tokens=[(end, ids[end])]
         )
     return Converted(backend, special, add_bos=name == "LlamaTokenizer")
 
 
-def _check(model: SentencePieceModel, file: Path) -> None:
-    wrong = []
-    if not model.escape_whitespaces or model.whitespace_as_suffix:
-        wrong.append("it treats spaces in another way (escape_whitespaces, treat_whitespace_as_suffix)")
-    if not model.texts:
-        wrong.append("it has no pieces")
-    if any(score != score for score in model.scores):
-        wrong.append("a score is NaN")
-    if max(map(len, model.texts), default=0) > _MAX_PIECE:
-        wrong.append(f"a piece has more than {_MAX_PIECE} characters")
-    if model.charsmap:
-        try:
-            check_charsmap(model.charsmap)
-        except ValueError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise CheckpointError(f"{file} cannot be converted: {'; '.join(wrong)}")
-
-
-def _pieces(model: SentencePieceModel, layout: _Layout) -> list[tuple[str, float]]:
-    """Texts and scores by id. Pieces that SentencePiece never chooses have the least score, or a text that no input
-    has: the score of unknown characters depends on the least one.
-    """
-    kept = list(zip(model.texts, model.scores, model.kinds, strict=True))[layout.skipped :]
-    normal = [score for _, score, kind in kept if kind == NORMAL] or [0.0]
-    found = [(text, 0.0) for text in layout.before]
-    for text, score, kind in kept:
-        if kind == USER_DEFINED:
-            found.append((text, len(text) * max(normal) - 0.1))  # as SentencePiece does, so that it is chosen
-        else:
-            found.append((f"{text}\0" if kind == _UNUSED else text, score if kind == NORMAL else min(normal)))
-    return [*found, *((text, 0.0) for text in layout.after)]
-
-
-def _kept_whole(model: SentencePieceModel) -> list[str]:
-    """User-defined pieces that the normalizer would change, and so must be cut out of a text before."""
-    normalize = _normalizer(model, prefix=False).normalize_str
-    defined = (text for text, kind in zip(model.texts, model.kinds, strict=True) if kind == USER_DEFINED)
-    return [text for text in defined if normalize(text) != text]
-
-
-def _sentinels(folder: Folder, file: Path) -> list[tuple[str, float]]:
+def _sentinels(folder: Folder, file: Path) -> tuple[str, ...]:
     """T5's tokens after the pieces, the last number first."""
     count = folder.config.get("extra_ids", _EXTRA_IDS)
     if not isinstance(count, int) or not 0 <= count <= 10_000:
         raise CheckpointError(f"extra_ids in tokenizer_config.json beside {file} must be a number, not {shown(count)}")
-    return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]
-
-
-def _normalizer(model: SentencePieceModel, *, prefix: bool) -> normalizers.Normalizer:
-    """Normalize as the model says, write spaces as ▁, and with `prefix` put one before each text."""
-    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
-    if model.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
-    steps += [normalizers.Prepend("▁")] if prefix else []
-    return normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-
-
-def _set_spaces(backend: Tokenizer, model: SentencePieceModel, *, prefix: bool) -> None:
-    backend.normalizer = _normalizer(model, prefix=prefix)
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    bytes_of = [decoders.ByteFallback()] if model.byte_fallback else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), *bytes_of, decoders.Fuse(), *strip])
-    if model.byte_fallback:  # the text <0x41> is no byte
-        backend.pre_tokenizer = pre_tokenizers.Split(Regex("(?<=<)(?=0x[0-9A-F]{2}>)"), "isolated")
+    return tuple(f"<extra_id_{number}>" for number in reversed(range(count)))

@@ -19,6 +19,9 @@ def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> Tower
     """The tower that `read` makes of `vision_config`; None: there is none, or `read` refuses a setting of it.
 
     The text model is served in any case; the refusal is logged when the model is loaded.
+
+    Raises:
+        CheckpointError: `read` refuses a setting of a vision file that the user named.
     """
     values = config.find("vision_config", dict)
     if values is None:
@@ -27,6 +30,8 @@ def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> Tower
     try:
         tower = read(vision)
     except CheckpointError as error:
+        if config.names_vision_file:
+            raise
         config.note(f"this model takes text only, as its vision tower is not supported: {error}")
         return None
     vision.ignore("is_encoder_decoder", "vocab_size")  # of the class that writes it
