@@ -41,8 +41,8 @@ class LLMOptions(TypedDict, total=False):
     """processes that the model is split over, each with some rows of every matrix: one per GPU, or on the CPU each
     with its share of the threads; answers stay the same, bit for bit"""
     backend: Literal["penstock", "transformers"]
-    """what computes the model; transformers: its class of that library (pip install transformers and the extra
-    torch), for architectures that Penstock lacks: slower, and an answer may depend on its batch"""
+    """what computes the model; transformers: its class of that library (the extra transformers), for architectures
+    that Penstock lacks: slower, and an answer may depend on its batch"""
     block_size: int | None
     """tokens per KV block; default: 32 on the CPU, 16 on a GPU"""
     kv_cache_memory: str | int
