@@ -281,8 +281,8 @@ class LLM:
             tokenizer.decode,
         )
         while questions := transcription.next():
-            prompts = [ImagePrompt(list(one.prompt), one.images) for one in questions]
-            outputs = self.generate(prompts, [one.params for one in questions], progress=False)
+            prompts = [ImagePrompt(list(question.prompt), question.images) for question in questions]
+            outputs = self.generate(prompts, [question.params for question in questions], progress=False)
             answers = [output.outputs[0] for output in outputs]
             for answer in answers:
                 if answer.error is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
-from penstock.models import hf_config
+from penstock.models import hf_keys
 from penstock.models.architectures import ARCHITECTURES
 from penstock.models.registry import read_spec
 from penstock.models.spec import ModelSpec
@@ -205,7 +205,7 @@ def with_defaults(folder: Path, family: str, config: dict[str, Any]) -> dict[str
 def others(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings that may have an effect, each with another value."""
     for key, value in config.items():
-        if key not in hf_config._WITHOUT_EFFECT and isinstance(value, (bool, int, float, str)):
+        if key not in hf_keys.WITHOUT_EFFECT and isinstance(value, (bool, int, float, str)):
             yield key, not value if isinstance(value, bool) else "another" if isinstance(value, str) else 2 * value + 1
 
 

@@ -63,11 +63,11 @@ def read_audio_input(checkpoint: Checkpoint) -> AudioInput | None:
         raise CheckpointError(f"{file}: no_timestamps_token_id leaves no timestamps in a vocabulary of {vocab}")
     tasks = _ids(values.get("task_to_id"), "task_to_id", file)
     languages = {
-        name.removeprefix("<|").removesuffix("|>"): one
-        for name, one in _ids(values.get("lang_to_id"), "lang_to_id", file).items()
+        name.removeprefix("<|").removesuffix("|>"): token_id
+        for name, token_id in _ids(values.get("lang_to_id"), "lang_to_id", file).items()
     }
     begin = values.get("begin_suppress_tokens", config.get("begin_suppress_tokens")) or []
-    if not isinstance(begin, list) or not all(type(one) is int and 0 <= one < vocab for one in begin):
+    if not isinstance(begin, list) or not all(type(token_id) is int and 0 <= token_id < vocab for token_id in begin):
         raise CheckpointError(f"{file}: begin_suppress_tokens must be a list of token ids, not {shown(begin)}")
     return AudioInput(
         num_mels=size("num_mel_bins", 80),
@@ -90,6 +90,8 @@ def _ids(given: Any, key: str, file: object) -> dict[str, int]:
     """An object of token ids by name; empty if there is none."""
     if given is None:
         return {}
-    if not isinstance(given, dict) or not all(type(one) is int and 0 <= one < _LARGEST for one in given.values()):
+    if not isinstance(given, dict) or not all(
+        type(number) is int and 0 <= number < _LARGEST for number in given.values()
+    ):
         raise CheckpointError(f"{file}: {key} must be an object of token ids, not {shown(given)}")
     return given

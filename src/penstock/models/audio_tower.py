@@ -44,7 +44,7 @@ class AudioTower:
 
     def __init__(self, spec: AudioTowerSpec, factory: WeightFactory) -> None:
         self.spec, self._ops = spec, factory.ops
-        self._convolutions = [_Convolution(one, factory) for one in spec.convolutions]
+        self._convolutions = [_Convolution(convolution, factory) for convolution in spec.convolutions]
         self._positions = factory.tensor(spec.positions, spec.num_positions, spec.hidden_size)
         self._layers = [DecoderLayer(layer, 1.0, factory) for layer in spec.layers]
         self._residual = Residual(1.0, factory.ops)

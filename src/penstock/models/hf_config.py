@@ -15,185 +15,11 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.model_facts import BYTES_OF, DType
 from penstock.errors import CheckpointError, shown
 from penstock.layers.rope import RopeConfig, RopeType
+from penstock.models.hf_keys import LARGEST, WITHOUT_EFFECT
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Keys without effect on the forward pass in inference. `transformers` writes most of them into every config.json.
-_BOOKKEEPING = {
-    *("model_type", "transformers_version", "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash"),
-    *("auto_map", "_auto_class"),
-    *("tokenizer_class", "torch_dtype", "dtype", "architectures", "base_model_tp_plan", "base_model_pp_plan"),
-}
-_TRAINING = {
-    *("initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop"),
-    *("residual_dropout", "embedding_dropout", "classifier_dropout", "pretraining_tp"),
-    *("finetuning_task", "problem_type", "task_specific_params"),
-    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "embedding_initializer_range"),
-}
-_HOW_TO_RUN = {
-    *("use_cache", "is_decoder", "gradient_checkpointing", "chunk_size_feed_forward", "torchscript", "use_bfloat16"),
-    *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal"),
-    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
-}
-_OUTPUTS = {
-    *("id2label", "label2id", "num_labels", "return_dict", "use_return_dict", "output_attentions"),
-    *("_output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states"),
-}
-_TOKENS = {  # the tokenizer's settings
-    *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
-    "eod_token_id",
-    "prefix",
-}
-_ONLY_WITH_OTHERS = {  # have an effect only together with another key
-    *("original_max_position_embeddings", "max_window_layers", "_sliding_window_pattern"),
-}
-_OF_OTHER_MODELS = {"cross_attention_hidden_size", "tie_encoder_decoder", "tf_legacy_loss"}
-_WITHOUT_EFFECT = _BOOKKEEPING | _TRAINING | _HOW_TO_RUN | _OUTPUTS | _TOKENS | _ONLY_WITH_OTHERS | _OF_OTHER_MODELS
-
-_LARGEST = {
-    "num_hidden_layers": 10_000,
-    "max_window_layers": 10_000,
-    "hidden_size": 2**24,
-    "intermediate_size": 2**24,
-    "num_attention_heads": 2**16,
-    "num_key_value_heads": 2**16,
-    "head_dim": 2**16,
-    "vocab_size": 2**26,
-    "max_position_embeddings": 2**30,
-    "original_max_position_embeddings": 2**30,
-    "sliding_window": 2**30,
-    "sliding_window_pattern": 10_000,
-    "no_rope_layer_interval": 10_000,
-    "num_experts": 2**16,
-    "num_local_experts": 2**16,
-    "n_routed_experts": 2**16,
-    "num_experts_per_tok": 2**16,
-    "moe_intermediate_size": 2**24,
-    "n_shared_experts": 2**8,
-    "n_group": 2**16,
-    "topk_group": 2**16,
-    "first_k_dense_replace": 10_000,
-    "num_nextn_predict_layers": 10_000,
-    "mtp_num_hidden_layers": 10_000,
-    "decoder_sparse_step": 10_000,
-    "conv_L_cache": 16,
-    "block_ff_dim": 2**24,
-    "block_multiple_of": 2**24,
-    "kv_lora_rank": 2**16,
-    "q_lora_rank": 2**20,
-    "qk_nope_head_dim": 2**16,
-    "qk_rope_head_dim": 2**16,
-    "v_head_dim": 2**16,
-    "linear_conv_kernel_dim": 16,
-    "linear_num_key_heads": 2**16,
-    "linear_num_value_heads": 2**16,
-    "linear_key_head_dim": 2**16,
-    "linear_value_head_dim": 2**16,
-    "full_attention_interval": 10_000,
-    "shared_intermediate_size": 2**24,
-    "mamba_n_heads": 2**16,
-    "mamba_num_heads": 2**16,
-    "mamba_head_dim": 2**16,
-    "n_groups": 2**16,
-    "ssm_state_size": 2**16,
-    "conv_kernel": 16,
-    "moe_shared_expert_intermediate_size": 2**24,
-    "moe_latent_size": 2**24,
-    "num_dense_layers": 10_000,
-    "mamba_n_groups": 2**16,
-    "mamba_d_state": 2**16,
-    "mamba_d_conv": 16,
-    "mamba_expand": 2**8,
-    "mamba_d_ssm": 2**24,
-    "altup_num_inputs": 64,
-    "laurel_rank": 2**20,
-    "mamba_dt_rank": 2**20,
-    "attn_layer_period": 10_000,
-    "attn_layer_offset": 10_000,
-    "expert_layer_period": 10_000,
-    "expert_layer_offset": 10_000,
-    "model_max_length": 2**30,
-    "num_experts_per_token": 2**16,
-    "num_expert_group": 2**16,
-    "linear_num_heads": 2**16,
-    "linear_head_dim": 2**16,
-    "short_conv_kernel_size": 16,
-    "num_kv_heads": 2**16,
-    "ffn_hidden_size": 2**24,
-    "shared_expert_intermediate_size": 2**24,
-    "type_vocab_size": 2**16,
-    "num_labels": 2**16,
-    "local_attention": 2**30,
-    "global_attn_every_n_layers": 10_000,
-    "pad_token_id": 2**26,
-    "global_head_dim": 2**16,
-    "num_global_key_value_heads": 2**16,
-    "hidden_size_per_layer_input": 2**16,
-    "vocab_size_per_layer_input": 2**26,
-    "num_kv_shared_layers": 10_000,
-    "top_k_experts": 2**16,
-    "intermediate_size_mlp": 2**24,
-    "attention_chunk_size": 2**30,
-    "interleave_moe_layer_step": 10_000,
-    "floor_scale": 2**30,
-    "num_shared_experts": 2**8,
-    "moe_num_experts": 2**16,
-    "moe_k": 2**16,
-    "moe_num_shared_experts": 2**8,
-    "moe_layer_start_index": 10_000,
-    "moe_layer_end_index": 10_000,
-    "moe_layer_interval": 10_000,
-    "rotary_dim": 2**16,
-    "depth": 10_000,
-    "num_heads": 2**16,
-    "image_size": 2**14,
-    "patch_size": 2**10,
-    "spatial_merge_size": 2**6,
-    "temporal_patch_size": 2**6,
-    "out_hidden_size": 2**24,
-    "num_position_embeddings": 2**20,
-    "scale_factor": 2**6,
-    "mm_tokens_per_image": 2**16,
-    "window_size": 2**14,
-    "embed_dim": 2**24,
-    "mlp_ratio": 2**8,
-    "num_patches": 2**20,
-    "image_seq_length": 2**16,
-    "downsample_factor": 2**6,
-    "projector_hidden_size": 2**24,
-    "projector_input_dim": 2**24,
-    "projector_output_dim": 2**24,
-    "vision_output_dim": 2**24,
-    "pooling_kernel_size": 2**6,
-    "position_embedding_size": 2**20,
-    "moe_topk": 2**16,
-    "n_embd": 2**24,
-    "n_head": 2**16,
-    "n_inner": 2**24,
-    "n_layer": 10_000,
-    "n_positions": 2**30,
-    "index_topk": 2**30,
-    "dim": 2**24,
-    "hidden_dim": 2**24,
-    "n_heads": 2**16,
-    "n_layers": 10_000,
-    "embedding_size": 2**24,
-    "d_model": 2**24,
-    "encoder_layers": 10_000,
-    "decoder_layers": 10_000,
-    "encoder_attention_heads": 2**16,
-    "decoder_attention_heads": 2**16,
-    "encoder_ffn_dim": 2**24,
-    "decoder_ffn_dim": 2**24,
-    "max_source_positions": 2**20,
-    "max_target_positions": 2**20,
-    "num_mel_bins": 2**12,
-}
-"""Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
-SIZES = frozenset(_LARGEST)
-"""Keys whose values are sizes."""
 
 _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -344,8 +170,8 @@ class HFConfig:
         if key not in self._values:
             return absent
         value = self.find(key, int)
-        if value is not None and not least <= value <= _LARGEST[key]:
-            raise CheckpointError(f"{key} in {self.file} must be from {least} to {_LARGEST[key]}, not {shown(value)}")
+        if value is not None and not least <= value <= LARGEST[key]:
+            raise CheckpointError(f"{key} in {self.file} must be from {least} to {LARGEST[key]}, not {shown(value)}")
         return value
 
     def positive(self, key: str, default: float, *, or_zero: bool = False) -> float:
@@ -532,7 +358,7 @@ class HFConfig:
     def unread(self) -> list[str]:
         """Keys that were not read and may affect the computation."""
         within = [f"{name}.{key}" for name, section in self._sections for key in section.unread()]
-        return sorted(self._values.keys() - self._read - _WITHOUT_EFFECT) + within
+        return sorted(self._values.keys() - self._read - WITHOUT_EFFECT) + within
 
     def warn_of_unread(self) -> None:
         """Log a warning that lists the unread keys."""
@@ -559,7 +385,7 @@ def _rope(given: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
     settings: dict[str, Any] = {}
     if kind == "proportional":
         settings["share"], share = min(share, 1.0), 1.0
-    dim = int(head_dim * min(share, _LARGEST["head_dim"]))
+    dim = int(head_dim * min(share, LARGEST["head_dim"]))
     for key in filter(given.has, _ROPE_TYPES[kind]):
         if key in ("frequency_factors", "short_factor", "long_factor"):
             settings[key] = _factors(given, key, dim)
@@ -608,7 +434,7 @@ def _check_rope(rope: RopeConfig, config: HFConfig) -> None:
         )
     if rope.type == "yarn" and not rope.theta > 1:
         raise CheckpointError(f"rope_theta in {config.file} must be above 1 for rope type 'yarn', not {rope.theta}")
-    longest = _LARGEST["max_position_embeddings"]
+    longest = LARGEST["max_position_embeddings"]
     if rope.original_max_position * rope.factor > longest:
         raise CheckpointError(
             f"factor in {config.file} extends a context of {rope.original_max_position} tokens {rope.factor:g}-fold; "

@@ -27,7 +27,8 @@ from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.encoders import encoder_spec, module_files, read_encoder
-from penstock.models.hf_config import SIZES, HFConfig
+from penstock.models.hf_config import HFConfig
+from penstock.models.hf_keys import SIZES
 from penstock.models.loading.gguf_scheme import read_gguf_scheme
 from penstock.models.loading.gguf_spec import as_stored
 from penstock.models.loading.hf_quantization import read_scheme

@@ -346,7 +346,7 @@ class AudioTowerSpec:
     @property
     def num_frames(self) -> int:
         """Log-mel frames of a window."""
-        return self.num_positions * math.prod(one.stride for one in self.convolutions)
+        return self.num_positions * math.prod(convolution.stride for convolution in self.convolutions)
 
 
 @dataclass(frozen=True, slots=True)

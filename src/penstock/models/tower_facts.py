@@ -62,14 +62,16 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
 def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
     hidden, (layer, *_) = tower.hidden_size, tower.layers
     activations = [part.activation_sizes for part in layer.parts]
-    begin = max(3 * one.in_size * hidden // one.out_size for one in tower.convolutions)  # at the first one's frames
+    begin = max(
+        3 * convolution.in_size * hidden // convolution.out_size for convolution in tower.convolutions
+    )  # at the first one's frames
     places = blocks_of_window(tower.num_positions) * WINDOW_BLOCK
     keys = 2 * sum(reader.hidden_size for _, reader in tower.readers)
     return TowerFacts(
         num_layers=len(tower.layers) + len(tower.readers),
         patch_pixels=tower.num_frames // tower.num_positions,
         patch_height=tower.num_mels,
-        layer_elements=sum(one.rows * one.columns for one in _layer_sizes(layer).matrices),
+        layer_elements=sum(matrix.rows * matrix.columns for matrix in _layer_sizes(layer).matrices),
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters,
         feature_elements=-(-places * keys // tower.num_positions),

@@ -51,7 +51,7 @@ class AudioRunner:
         kept = [KVSpec(reader.num_heads, reader.head_dim) for _, reader in spec.readers]
         self._cache = ops.new_caches([self._shape(own, 1, settings)]).layers[0]
         self._whole = self._place(0)
-        self.caches = ops.new_caches([self._shape(one, num_slots, settings) for one in kept]).layers
+        self.caches = ops.new_caches([self._shape(cache_spec, num_slots, settings) for cache_spec in kept]).layers
         """Of each text layer that attends to windows."""
         self._free = list(reversed(range(num_slots)))
         self._slots: dict[bytes, int] = {}

@@ -44,7 +44,7 @@ def afmoe_spec(config: HFConfig) -> ModelSpec:
 
     return replace(
         dense.model,
-        layers=tuple(layer(index, one) for index, one in enumerate(windows)),
+        layers=tuple(layer(index, layer_window) for index, layer_window in enumerate(windows)),
         embedding_multiplier=dense.model.hidden_size**0.5 if config.get("mup_enabled", False) else 1.0,
     )
 

@@ -108,7 +108,7 @@ def _read(kind: type[BodyT], content_type: str, raw: bytes) -> BodyT:
     try:
         body = kind.model_validate(_values(form))
     except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
         raise RequestValidationError(found) from None
     body._file = content
     return body
@@ -253,9 +253,12 @@ async def _windows(call: Call, transcription: Transcription, *, watched: bool) -
     while questions := transcription.next():
         accepted = [
             await call.accept_prompt(
-                list(one.prompt), one.params, request_id=f"transcript-{name}-{count + index}", images=one.images
+                list(question.prompt),
+                question.params,
+                request_id=f"transcript-{name}-{count + index}",
+                images=question.images,
             )
-            for index, one in enumerate(questions)
+            for index, question in enumerate(questions)
         ]
         count += len(questions)
         outputs = await call.outputs(accepted, watched=watched)
@@ -283,7 +286,7 @@ async def _events(call: Call, transcription: Transcription) -> AsyncIterator[byt
     has_begun = False
     try:
         async for made in _windows(call, transcription, watched=False):
-            delta = "".join(one.text for one in made)
+            delta = "".join(piece.text for piece in made)
             yield _event({"type": "transcript.text.delta", "delta": delta if has_begun else delta.lstrip()})
             has_begun = True
         yield _event({"type": "transcript.text.done", "text": transcription.transcript.text})

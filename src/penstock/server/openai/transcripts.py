@@ -37,7 +37,7 @@ def render(transcript: Transcript, form: str, *, task: str, temperature: float, 
         "usage": usage,
     }
     if with_segments:
-        made["segments"] = [_segment(index, one, temperature) for index, one in enumerate(transcript.segments)]
+        made["segments"] = [_segment(index, segment, temperature) for index, segment in enumerate(transcript.segments)]
     return msgspec.json.encode(made)
 
 
@@ -58,13 +58,13 @@ def _segment(index: int, segment: Segment, temperature: float) -> dict[str, Any]
 
 def _srt(segments: Sequence[Segment]) -> str:
     return "".join(
-        f"{index}\n{_time(one.start, ',')} --> {_time(one.end, ',')}\n{_line(one)}\n\n"
-        for index, one in enumerate(segments, 1)
+        f"{index}\n{_time(segment.start, ',')} --> {_time(segment.end, ',')}\n{_line(segment)}\n\n"
+        for index, segment in enumerate(segments, 1)
     )
 
 
 def _vtt(segments: Sequence[Segment]) -> str:
-    cues = (f"{_time(one.start, '.')} --> {_time(one.end, '.')}\n{_line(one)}\n\n" for one in segments)
+    cues = (f"{_time(segment.start, '.')} --> {_time(segment.end, '.')}\n{_line(segment)}\n\n" for segment in segments)
     return "WEBVTT\n\n" + "".join(cues)
 
 
