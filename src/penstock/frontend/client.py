@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
@@ -87,6 +87,8 @@ class Beside:
     numbers: Iterator[int]
     """Numbers of new replicas."""
     on_loading: OnLoading
+    others_work: Callable[[], bool]
+    """Whether another model has open requests."""
     entries: Sequence[Entry] = ()
     """Its unfinished requests in the journal, which is open and stays so when this engine is closed."""
 
@@ -130,7 +132,7 @@ class AsyncEngine:
         links = list(link) if isinstance(link, Sequence) else [link]
         options = FleetOptions(step_deadline, restarts, router)
         if beside is not None:
-            options = replace(options, numbers=beside.numbers, on_loading=beside.on_loading)
+            options = replace(options, numbers=beside.numbers, on_loading=beside.on_loading, yields=beside.others_work)
         fleet, own_journal = Fleet(options, config.scheduler.policy), journal if beside is None else None
         try:
             template = await asyncio.to_thread(read_template, config.model.chat_template)

@@ -32,6 +32,7 @@ class FamilyReader:
 
 
 _DECODERS = {
+    "AfmoeForCausalLM": "afmoe.afmoe_spec",
     "ApertusForCausalLM": "apertus.apertus_spec",
     "ArceeForCausalLM": "arcee.arcee_spec",
     "BailingMoeV2ForCausalLM": "bailing_moe_v2.bailing_moe_v2_spec",
