@@ -11,6 +11,7 @@
 #include <initializer_list>
 
 #include "linear.h"
+#include "lora.h"
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
@@ -46,6 +47,8 @@ struct Mixture {
     const ExpertsArgs& args;
     const int64_t hidden, inner, outputs;  // columns of x; of down; rows of down
     const int64_t first_inner;             // first of this rank's columns of down's input
+    const int64_t first_rows;              // rows of gate and up
+    const bool is_adapted;                 // some rows have adapters
     int64_t tokens, pairs, row = 0, bytes = 0;
     int64_t most_rows = INT64_MAX;  // of a run
     uint8_t* rows;     // [pairs], `row` bytes each: the next product's input, in its weights' input format
@@ -57,10 +60,14 @@ struct Mixture {
     int32_t* places;   // [tokens, top_k]: the index of each pair
     float* factors;    // [pairs]: each pair's routing weight
     uint8_t* scaled;   // [pairs, hidden]: x times its factor, if weights scale the experts' input
+    float* added;      // [pairs, first_rows or outputs]: the adapters' updates, if some rows have adapters
+    int32_t* slots;    // [pairs]: each pair's adapter
 
     explicit Mixture(const ExpertsArgs& args)
         : args(args), hidden(args.gate_up[0]->columns), inner(args.down[0]->columns), outputs(args.down[0]->rows),
-          first_inner(args.ranks ? own_begin(*args.ranks, inner) : 0) {
+          first_inner(args.ranks ? own_begin(*args.ranks, inner) : 0),
+          first_rows(args.gate_up[0]->rows * (args.gate && args.gate[0] ? 2 : 1)),
+          is_adapted(args.adapters && args.adapters->num_runs) {
         tokens = std_min(args.tokens, std_max(kTokens, kRowsEach * args.experts / args.top_k));
         pairs = tokens * args.top_k;
         for (const Weight* const* weights : {args.gate, args.gate_up, args.down}) {
@@ -81,6 +88,8 @@ struct Mixture {
         take(places, pairs);
         take(factors, args.scale_x ? pairs : 0);
         take(scaled, args.scale_x ? pairs * hidden * bytes_of(args.dtype) : 0);
+        take(added, is_adapted ? pairs * std_max(first_rows, outputs) : 0);
+        take(slots, is_adapted ? pairs : 0);
     }
 
     // Takes the next `count` elements of the scratch memory.
@@ -111,6 +120,7 @@ struct Mixture {
             places[i] = static_cast<int32_t>(begins[ids[i]]++);
             sources[places[i]] = static_cast<int32_t>(first + i / k);
             if (args.scale_x) factors[places[i]] = args.weights[first * k + i];
+            if (is_adapted) slots[places[i]] = args.adapters->row_slots[first + i / k];
         }
     }
 
@@ -130,7 +140,28 @@ struct Mixture {
         of.bias = bias;
         of.scratch = rows + run.begin * row;
         of.activation = kNoActivation;
+        if (is_adapted) {
+            of.added_stride = is_down ? outputs : first_rows;
+            of.added = added + run.begin * of.added_stride;
+            of.lora = (is_down ? args.down_slots : args.gate_up_slots) + run.expert;
+            of.lora_stride = args.experts;
+            of.row_slots = slots + run.begin;
+        }
         return of;
+    }
+
+    // Compute the adapters' updates of a map for a thread's share of the pairs.
+    void adapt(const LoraMaps* tables, bool is_down, int64_t begin, int64_t end) const {
+        const int64_t width = is_down ? outputs : first_rows, columns = is_down ? inner : hidden;
+        const uint8_t* x = is_down ? inner_x : args.scale_x ? scaled : static_cast<const uint8_t*>(args.x);
+        for (const PairRun* run = runs; run < runs + num_runs(); run++) {
+            for (int64_t i = std_max(begin, run->begin); i < std_min(end, run->end); i++) {
+                const int64_t row = is_down || args.scale_x ? i : sources[i];
+                const LoraMaps none{};
+                const LoraMaps& maps = slots[i] < 0 ? none : tables[slots[i] * args.experts + run->expert];
+                lora_row(maps, args.dtype, x + row * columns * bytes_of(args.dtype), columns, added + i * width, width);
+            }
+        }
     }
 
     // Convert the rows of a thread's share of the pairs to the input format of `weights`.
@@ -212,20 +243,26 @@ struct Mixture {
         if (thread == 0) group(first, count);
         barrier();
         if (args.scale_x) scale(begin, end);
-        const int64_t bias_rows = args.gate_up[0]->rows * (args.gate && args.gate[0] ? 2 : 1);
+        if (is_adapted) adapt(args.gate_up_slots, false, begin, end);
         const auto first_map = [&](const Weight* const* weights, const auto& finish) {
             prepare(weights, false, begin, end);
             barrier();
-            multiply(weights, args.gate_up_bias, bias_rows, false, finish);
+            multiply(weights, args.gate_up_bias, first_rows, false, finish);
             barrier();
         };
         if (args.gate) first_map(args.gate, [](const PairRun&, LinearArgs&) {});
         first_map(args.gate_up, [&](const PairRun& run, LinearArgs& of) {
             of.after_gate = args.gate && args.gate[run.expert];
-            if (of.after_gate && of.bias) of.bias += args.gate[run.expert]->rows;
+            if (of.after_gate) {
+                const int64_t gate_rows = args.gate[run.expert]->rows;
+                if (of.bias) of.bias += gate_rows;
+                if (of.added) of.added += gate_rows;
+                of.lora_first = gate_rows;
+            }
             of.activation = args.activation;
         });
         if (args.ranks && !exchange_inner(size, thread, threads)) return false;
+        if (is_adapted) adapt(args.down_slots, true, begin, end);
         prepare(args.down, true, begin, end);
         barrier();
         multiply(args.down, args.down_bias, outputs, true, [](const PairRun&, LinearArgs&) {});

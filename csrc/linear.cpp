@@ -46,7 +46,8 @@ void unpack(const UnpackArgs& args) { functions_of(*args.weight).unpack(args); }
 
 void linear(const LinearArgs& given) {
     LinearArgs args = given;
-    if (args.adapters && !args.adapters->num_runs) args.added = nullptr;
+    if (args.adapters && !args.adapters->num_runs) args.added = nullptr, args.lora = nullptr;
+    if (args.lora) args.row_slots = args.adapters->row_slots;
     functions_of(*args.weight).run(args);
 }
 

@@ -8,6 +8,13 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
+// What an adapter multiplies the products of a row of x by; null: nothing.
+inline const float* factors_of(const LinearArgs& args, int64_t token) {
+    const int32_t slot = args.lora ? args.row_slots[token] : -1;
+    const float* factors = slot < 0 ? nullptr : args.lora[slot * args.lora_stride].factors;
+    return factors ? factors + args.lora_first : nullptr;
+}
+
 // Arguments are passed by value: stores cannot alias them.
 template <bool Gated>
 __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
@@ -24,11 +31,17 @@ __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin,
     }
     const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
     const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+        const float* factors = factors_of(args, token);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) {
             const Sums* of_token = sums + (token - begin) * rows;
-            const f32x16 total = load_f32(of_token[0].lane[v]);
-            y[v] = fma(rows == 1 ? total : add(total, load_f32(of_token[1].lane[v])), scale[v], bias[v]);
+            const f32x16 one = load_f32(of_token[0].lane[v]);
+            const f32x16 total = rows == 1 ? one : add(one, load_f32(of_token[1].lane[v]));
+            y[v] = factors ? mul(total, scale[v]) : fma(total, scale[v], bias[v]);
+        }
+        for (int v = 0; factors && v < kVectors; v++) {
+            const int64_t row = first + v % outputs * kLanes;
+            y[v] = fma(y[v], load_some(factors + v / outputs * width + row, width - row), bias[v]);
         }
         for (int v = 0; args.added && v < kVectors; v++) {
             const int64_t row = first + v % outputs * kLanes;

@@ -5,6 +5,8 @@
 // last. So a row's update does not depend on the other rows, on their number, or on the number of threads.
 //
 // Without an update the output is -0, as x + -0 equals x for every x, bit for bit.
+#include "lora.h"
+
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
@@ -238,10 +240,72 @@ void expand_all(const LoraArgs& args, int64_t stride, const Load& load) {
     });
 }
 
+// Writes the update of one row from `of_ranks`, scale * A x.
+template <class Load>
+void expand_row(const Load& load, const LoraMap& map, const float* of_ranks, float* y) {
+    const float* h[kTogether] = {of_ranks};
+    float* to[kTogether] = {y};
+    for (int64_t first = 0; first < map.rows; first += kOutputs) {
+        const int64_t vectors = (std_min(kOutputs, map.rows - first) + kLanes - 1) / kLanes;
+        with_number(vectors, [&](auto several) __attribute__((always_inline)) {
+            expand<1, decltype(several)::value>(load, h, map.b, map.rows, map.rank, first, to);
+        });
+    }
+}
+
+// Adds a map's update for the id of a row to the row.
+void add_looked_up(const LoraLookupArgs& args, const LoraMap& map, int64_t row) {
+    float of_ranks[kMostRanks];
+    with_type(args.dtype, [&](const auto& load) {
+        const f32x16 scale = set_f32(map.scale);
+        for (int64_t rank = 0; rank < map.rank; rank += kLanes) {
+            const f32x16 a = load(map.a, args.row_ids[row] * map.rank + rank, map.rank - rank);
+            write_row(of_ranks, kFloat32, rank, map.rank - rank, mul(scale, a));
+        }
+        for (int64_t first = 0; first < args.columns; first += kLanes) {
+            const int64_t at = row * args.columns + first, count = args.columns - first;
+            f32x16 sum = zero_f32();
+            for (int64_t rank = 0; rank < map.rank; rank++)
+                sum = fma(load(map.b, rank * args.columns + first, count), set_f32(of_ranks[rank]), sum);
+            write_row(args.y, args.dtype, at, count, add(load_some_as_f32(args.y, args.dtype, at, count), sum));
+        }
+    });
+}
+
 }  // namespace
 
 int64_t lora_scratch_bytes(const LoraArgs& args) {
     return args.tokens * most_ranks(args) * static_cast<int64_t>(sizeof(float));
+}
+
+void lora_row(const LoraMaps& maps, int32_t dtype, const void* x, int64_t columns, float* y, int64_t y_columns) {
+    float of_ranks[kMostRanks];
+    if (!maps.count)
+        for (int64_t i = 0; i < y_columns; i++) y[i] = -0.0f;
+    with_type(dtype, [&](const auto& load) {
+        for (const LoraMap* map = maps.maps; map < maps.maps + maps.count; map++) {
+            for (int64_t rank = 0; rank < map->rank; rank += kTogether) {
+                const void* row[kTogether] = {x};
+                float* to[kTogether] = {of_ranks + rank};
+                const void* a = element_at(map->a, dtype, rank * columns);
+                with_number(map->rank - rank, [&](auto ranks) __attribute__((always_inline)) {
+                    shrink<1, decltype(ranks)::value>(load, row, a, columns, map->scale, to);
+                });
+            }
+            expand_row(load, *map, of_ranks, y + map->first);
+        }
+    });
+}
+
+void lora_lookup(const LoraLookupArgs& args) {
+    if (!args.adapters->num_runs) return;
+    parallel([&](int64_t thread, int64_t threads) {
+        const int64_t end = args.rows * (thread + 1) / threads;
+        for (int64_t row = args.rows * thread / threads; row < end; row++) {
+            const int32_t slot = args.adapters->row_slots[row];
+            if (slot >= 0 && args.slots[slot].count) add_looked_up(args, *args.slots[slot].maps, row);
+        }
+    });
 }
 
 void lora(const LoraArgs& args) {

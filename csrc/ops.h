@@ -70,6 +70,25 @@ struct AdapterRows {
     const int32_t* slots;   // [num_runs]: the adapter's slot; -1: none
     const int32_t* starts;  // [num_runs + 1], in `rows`
     const int32_t* rows;
+    const int32_t* row_slots;  // of each row; -1: no adapter
+};
+
+// An adapter's update of a map: scale * B (A x), added to its columns from `first` on.
+struct LoraMap {
+    const void* a;  // [rank, columns]; of an embedding [vocabulary, rank]
+    const void* b;  // [rank, rows]: B transposed
+    int64_t first;
+    int64_t rows;
+    int64_t first_rank;  // the sum of the ranks of the maps before it
+    int64_t rank;        // 0: these columns have no update
+    float scale;
+};
+
+// The maps of an adapter: contiguous, covering all columns; or none.
+struct LoraMaps {
+    const LoraMap* maps;
+    int64_t count;
+    const float* factors;  // of each column of x Wᵀ (DoRA); or null
 };
 
 struct LinearArgs {
@@ -88,23 +107,10 @@ struct LinearArgs {
     const float* added;  // [tokens, rows] to add to x Wᵀ + b, rows `added_stride` apart; or null
     int64_t added_stride;
     const AdapterRows* adapters;  // where no row has an adapter, `added` is not read
-};
-
-// An adapter's update of a map: scale * B (A x), added to its columns from `first` on.
-struct LoraMap {
-    const void* a;  // [rank, columns]
-    const void* b;  // [rank, rows]: B transposed
-    int64_t first;
-    int64_t rows;
-    int64_t first_rank;  // the sum of the ranks of the maps before it
-    int64_t rank;        // 0: these columns have no update
-    float scale;
-};
-
-// The maps of an adapter: contiguous, covering all columns; or none.
-struct LoraMaps {
-    const LoraMap* maps;
-    int64_t count;
+    const LoraMaps* lora;  // by slot, `lora_stride` apart, for their factors; or null
+    int64_t lora_stride;
+    int64_t lora_first;  // the first row's place among the factors
+    const int32_t* row_slots;  // those of `adapters`, if they are read
 };
 
 struct LoraArgs {
@@ -118,6 +124,17 @@ struct LoraArgs {
     int64_t y_columns;
     int64_t tokens;
     float* scratch;  // lora_scratch_bytes
+};
+
+// Adds an adapter's update to each row of y that an embedding was looked up for.
+struct LoraLookupArgs {
+    const AdapterRows* adapters;
+    const LoraMaps* slots;  // of one map each, or none
+    const int64_t* row_ids;  // [rows]
+    void* y;  // [rows, columns], replaced
+    int32_t dtype;  // of y, and of the adapters' weights
+    int64_t rows;
+    int64_t columns;
 };
 
 // Rows to pack. Integers are one unsigned byte each; the other arrays have the types and shapes that the kind stores
@@ -540,6 +557,9 @@ struct ExpertsArgs {
     int32_t mixed;
     uint8_t* scratch;  // experts_scratch_bytes
     Ranks* ranks;      // tensor-parallel ranks, each with its own rows of every weight; or null
+    const AdapterRows* adapters;  // or null
+    const LoraMaps* gate_up_slots;  // [slots, experts]
+    const LoraMaps* down_slots;     // [slots, experts]
 };
 
 // The operations that are recorded: each is a function of its arguments. The number of rows and the scratch memory are
@@ -547,6 +567,7 @@ struct ExpertsArgs {
 #define PENSTOCK_OPERATIONS(OP)             \
     OP(linear, LinearArgs)                  \
     OP(lora, LoraArgs)                      \
+    OP(lora_lookup, LoraLookupArgs)         \
     OP(unpack, UnpackArgs)                  \
     OP(attention, AttentionArgs)            \
     OP(rope_and_cache, RopeArgs)            \

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from penstock.kernels.experts import Experts
 from penstock.kernels.experts.native import PackedExperts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.lora import ExpertUpdates, LoraMap
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.kernels.ops import Ops
 from penstock.native.array import dtype_name, dtype_of
 from penstock.native.program import Program
@@ -223,3 +226,64 @@ def test_a_recorded_mixture_computes_what_its_calls_do() -> None:
         first.fill(x, count)
         LIBRARY.run(program.segment(count))
         assert torch.equal(torch.from_numpy(y.memory.numpy())[:count], layer(x))
+
+
+def updates(ops: Ops, experts: int, dtype: torch.dtype, slots: Sequence[int]) -> ExpertUpdates:
+    """Adapters in slots 0 and 3, the second with DoRA, of some experts' maps; and the tokens' slots."""
+    random = torch.Generator().manual_seed(8)
+    rows = AdapterRows()
+    rows.assign(np.array(slots, np.int32))
+    tables = []
+    for width, columns in ((2 * INNER, HIDDEN), (OUT, INNER)):
+        of_experts = ops.new_expert_lora(experts, width, columns, dtype, CPU)
+        for expert, table in enumerate(of_experts):
+            for slot, rank in ((0, 5), (3, 18)):
+                a, b = (torch.randn(rank, n, generator=random).to(dtype) / 9 for n in (columns, width // 2))
+                factors = torch.rand(width // 2, generator=random).numpy() + 0.5
+                if expert != slot + 1:
+                    table.put(slot, [LoraMap(width // 4, width // 2, 0.5, a, b, factors if slot else None)])
+        tables.append(of_experts)
+    return ExpertUpdates(rows, *tables)
+
+
+@needs_native
+@pytest.mark.parametrize("scale_x", [False, True])
+@pytest.mark.parametrize("apart", [(), (1, 2)])
+def test_the_native_mixture_with_adapters_is_the_reference(apart: Sequence[int], scale_x: bool) -> None:
+    x, ids, weights = step(20, 6, 3, torch.float32)
+    slots = [0, -1, 3, 3, -1, 0, 0, 3, -1, -1] * 2
+    wanted, plain, found = (
+        mixture(ops, 6, FLOAT, torch.float32, biased=True, apart=apart).mix(
+            x, ids, weights, None, None, scale_x=scale_x, updates=made(ops)
+        )
+        for ops, made in (
+            (REFERENCE, lambda ops: updates(ops, 6, torch.float32, slots)),
+            (native_table(), lambda ops: None),
+            (native_table(), lambda ops: updates(ops, 6, torch.float32, slots)),
+        )
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    without = [row for row, slot in enumerate(slots) if slot < 0]
+    assert torch.equal(found[without], plain[without])
+    assert not torch.equal(found, plain)
+
+
+@needs_native
+@kinds
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_tokens_bits_with_an_adapter_do_not_depend_on_the_others(
+    format: WeightFormat, dtype: torch.dtype, threads: int
+) -> None:
+    before = native.num_threads()
+    native.set_num_threads(threads)
+    try:
+        ops = native_table()
+        made, (x, ids, weights) = mixture(ops, 6, format, dtype), step(33, 6, 3, dtype)
+        slots = [[0, -1, 3, 3][token % 4] for token in range(33)]
+        together = made.mix(x, ids, weights, None, None, updates=updates(ops, 6, dtype, slots))
+        for token in (0, 1, 2, 31):
+            one = slice(token, token + 1)
+            alone = updates(ops, 6, dtype, slots[one])
+            assert torch.equal(made.mix(x[one], ids[one], weights[one], None, None, updates=alone), together[one])
+    finally:
+        native.set_num_threads(before)

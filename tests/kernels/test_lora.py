@@ -156,3 +156,53 @@ def test_a_pass_without_adapters_does_not_read_what_was_to_be_added() -> None:
     assert update is not None
     update.added.fill_(torch.nan)
     assert torch.equal(weight.linear(x, None, torch.float32, update), weight.linear(x, None, torch.float32))
+
+
+@versions
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+def test_dora_multiplies_the_products_and_not_the_bias_of_its_rows_alone(ops: Ops, gated: bool, joined: bool) -> None:
+    rows = 100
+    weights = torch.randn(rows, COLUMNS) / 9
+    parts = [
+        ops.new_weight(n, COLUMNS, FLOAT, gated=gated and not joined, dtype=torch.float32, device=CPU)
+        for n in ((50, 50) if joined else (rows,))
+    ]
+    for first, part in zip((0, 50), parts, strict=False):
+        part.load(0, array_of(weights[first : first + part.rows]))
+    linear_map = JoinedWeight(parts, "silu" if gated else None) if joined else parts[0]
+    lora = ops.new_lora(rows, COLUMNS, torch.float32, CPU)
+    a, b, factors = torch.randn(3, COLUMNS), torch.randn(3, 40), torch.rand(40) + 0.5
+    lora.put(7, [LoraMap(30, 40, 0.25, a, b, factors.numpy())])
+    lora.put(2, [LoraMap(30, 40, 0.25, a, b)])
+    x, bias = torch.randn(5, COLUMNS), torch.randn(rows)
+    y = linear_map.linear(x, bias, torch.float32, lora.update(x, rows_of([7, -1, 2, 7, -1])))
+    plain = linear_map.linear(x, bias, torch.float32)
+    without = linear_map.linear(x, bias, torch.float32, lora.update(x, rows_of([-1, -1, 2, -1, -1])))
+    assert torch.equal(y[[1, 4]], plain[[1, 4]])
+    assert torch.equal(y[2], without[2])
+    wanted = x @ weights.T
+    wanted[:, 30:70] = wanted[:, 30:70] * factors + 0.25 * (x @ a.T) @ b
+    wanted += bias
+    if gated:
+        wanted = torch.nn.functional.silu(wanted[:, :50]) * wanted[:, 50:]
+    torch.testing.assert_close(y[[0, 3]], wanted[[0, 3]], rtol=1e-4, atol=1e-3)
+
+
+@versions
+@dtypes
+def test_an_embeddings_updates_are_added_to_the_rows_with_adapters(ops: Ops, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(4)
+    table = ops.new_lookup_table(COLUMNS, dtype, CPU)
+    a, b = (torch.randn(*shape, generator=random).to(dtype) for shape in ((30, 19), (19, COLUMNS)))
+    table.put(5, [LoraMap(0, COLUMNS, 0.5, a, b)])
+    found, ids = torch.randn(6, COLUMNS, generator=random).to(dtype), torch.tensor([3, 29, 0, 3, 7, 29])
+    y = found.clone()
+    table.add(y, ids, rows_of([5, 5, -1, 5, 2, -1]))
+    assert torch.equal(y[[2, 4, 5]], found[[2, 4, 5]])
+    wanted = found[[0, 1, 3]].double() + 0.5 * a[[3, 29, 3]].double() @ b.double()
+    torch.testing.assert_close(y[[0, 1, 3]], wanted.to(dtype), rtol=1e-5 if dtype is torch.float32 else 2e-2, atol=1e-4)
+    table.clear(5)
+    again = found.clone()
+    table.add(again, ids, rows_of([5] * 6))
+    assert torch.equal(again, found)

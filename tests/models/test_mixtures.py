@@ -173,7 +173,7 @@ def test_steps_of_a_mixture_are_recorded(tmp_path: Path, family: str) -> None:
     ops = recording_table()
     with ops.inference():
         model = load_model(checkpoint, settings, ops)
-        caches = [KVCache(model.spec, settings, ops) for _ in range(2)]
+        caches = [KVCache.of_model(model.spec, settings, ops) for _ in range(2)]
         recorded = RecordedForward(model, caches[0], ops, LIBRARY, 16, 2)
         eager = EagerForward(model, caches[1], ops, "cpu")
         for start, count in ((0, 9), (9, 1), (10, 5)):

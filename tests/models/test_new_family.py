@@ -125,7 +125,7 @@ def test_layers_of_one_group_keep_what_each_of_them_needs(toy: Path) -> None:
     checkpoint, settings = settings_for(toy, kv_cache_memory=10 * (32 + 16) * 2 * 4 * 4)
     assert settings.memory.num_blocks == 10
     assert [group.layers for group in settings.memory.groups] == [(0, 2)]
-    cache = KVCache(registry.read_spec(checkpoint), settings, make_ops("cpu"))
+    cache = KVCache.of_model(registry.read_spec(checkpoint), settings, make_ops("cpu"))
     assert sum(layer.nbytes for layer in kept(cache)) == settings.memory.kv_cache
     assert cache.layers[1] is None
 

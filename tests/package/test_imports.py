@@ -79,7 +79,7 @@ assert main(["generate", "--threads", "1", "--packed-cache", "off", "--max-token
 
 
 TORCH = re.compile(
-    r"penstock\.(kernels\.(.*reference\w*|.*triton|arrays)|runner\.torch_groups|quantization\.gptq|quantizer\.\w+)"
+    r"penstock\.(kernels\.(.*reference\w*|.*triton|arrays)|runner\.(torch_groups|transformers_\w+)|quantization\.gptq|quantizer\.\w+)"
 )
 """The modules that cannot be imported without torch: pyproject.toml says for each why."""
 

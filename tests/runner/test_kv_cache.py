@@ -23,7 +23,7 @@ OPS = make_ops("cpu")
 @pytest.fixture
 def cache(tiny_llama: Path) -> KVCache:
     checkpoint, settings = settings_for(tiny_llama)
-    return KVCache(read_spec(checkpoint), settings, OPS)
+    return KVCache.of_model(read_spec(checkpoint), settings, OPS)
 
 
 def test_it_has_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
@@ -33,19 +33,19 @@ def test_it_has_the_planned_size(cache: KVCache, tiny_llama: Path) -> None:
 
 def test_it_has_the_asked_type(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="bfloat16")
-    assert kept(KVCache(read_spec(checkpoint), settings, OPS))[0].dtype == OPS.dtype("bfloat16")
+    assert kept(KVCache.of_model(read_spec(checkpoint), settings, OPS))[0].dtype == OPS.dtype("bfloat16")
 
 
 def test_an_int8_cache_has_the_planned_size_too(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8")
-    cache = KVCache(read_spec(checkpoint), settings, OPS)
+    cache = KVCache.of_model(read_spec(checkpoint), settings, OPS)
     assert sum(layer.nbytes for layer in kept(cache)) == settings.memory.kv_cache
 
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_blocks_are_copied_in_all_layers(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_dtype="int8", block_size=block_size)
-    cache = KVCache(read_spec(checkpoint), settings, OPS if block_size == 4 else REFERENCE)
+    cache = KVCache.of_model(read_spec(checkpoint), settings, OPS if block_size == 4 else REFERENCE)
     for number, layer in enumerate(kept(cache)):
         for part in parts_of(layer):
             part[3], part[4] = number + 1, number + 9
@@ -69,14 +69,14 @@ def parts_of(layer: LayerCache) -> list[Any]:
 def test_an_odd_block_size_has_no_native_kernel(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, block_size=5)
     with pytest.raises(NoNativeKernelError, match="blocks of 5 tokens"):
-        KVCache(read_spec(checkpoint), settings, OPS)
+        KVCache.of_model(read_spec(checkpoint), settings, OPS)
 
 
 @pytest.mark.parametrize("block_size", [4, 5], ids=["any layout", "the reference's layout"])
 def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_size: int) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB", block_size=block_size)
     asked: list[int] = []
-    cache = KVCache(read_spec(checkpoint), settings, spying(OPS if block_size == 4 else REFERENCE, asked))
+    cache = KVCache.of_model(read_spec(checkpoint), settings, spying(OPS if block_size == 4 else REFERENCE, asked))
     assert not asked
     assert resident(cache) == 0
     assert not parts_of(kept(cache)[0])[0][4].any()
@@ -85,7 +85,7 @@ def test_on_a_cpu_it_takes_memory_only_as_it_is_used(tiny_llama: Path, block_siz
 @needs_native
 def test_memory_is_ready_before_the_kernels_write_and_keeps_its_content(tiny_llama: Path) -> None:
     checkpoint, settings = settings_for(tiny_llama, kv_cache_memory="512MiB")
-    cache = KVCache(read_spec(checkpoint), settings, OPS)
+    cache = KVCache.of_model(read_spec(checkpoint), settings, OPS)
     for layer in kept(cache):
         parts_of(layer)[0][2] = 7
     before = resident(cache)

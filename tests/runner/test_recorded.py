@@ -28,7 +28,7 @@ def test_a_recorded_pass_gives_what_the_model_gives_bit_for_bit(tiny_llama: Path
     assert LIBRARY is not None
     ops = native_ops(LIBRARY)
     model = load_model(checkpoint, settings, ops)
-    caches = [KVCache(model.spec, settings, ops) for _ in range(2)]
+    caches = [KVCache.of_model(model.spec, settings, ops) for _ in range(2)]
     recorded = RecordedForward(model, caches[0], ops, LIBRARY, 16, 4)
     eager = EagerForward(model, caches[1], ops, "cpu")
     for step in STEPS:
@@ -68,7 +68,9 @@ def test_the_layers_of_every_family_are_recorded_and_give_the_same_bits_however_
     assert LIBRARY is not None
     ops, text = native_ops(LIBRARY), [7 * place % 150 for place in range(50)]
     model = load_model(checkpoint, settings, ops)
-    forwards = [RecordedForward(model, KVCache(model.spec, settings, ops), ops, LIBRARY, 64, 4) for _ in range(2)]
+    forwards = [
+        RecordedForward(model, KVCache.of_model(model.spec, settings, ops), ops, LIBRARY, 64, 4) for _ in range(2)
+    ]
     tables = [[array("i", range(4))]] * len(settings.memory.groups)
     logits = []
     for forward, cuts in zip(forwards, ((0, 49), (0, 17, 18, 40, 49)), strict=True):

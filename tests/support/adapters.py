@@ -49,10 +49,15 @@ def write_adapter(
     for name, weight in sorted(load_file(base / "model.safetensors").items()):
         module = name.removesuffix(".weight")
         if module.rpartition(".")[2] in targets:
-            rows, columns = weight.shape
+            is_embedding = module.endswith("embed_tokens")
+            rows, columns = reversed(weight.shape) if is_embedding else weight.shape
+            stored = "base_model.model." + module + (".lora_embedding_{}" if is_embedding else ".lora_{}.weight")
             for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
                 values = np.float32(size) * normals.draw(*shape)
-                tensors[f"base_model.model.{module}.lora_{part}.weight"] = values.astype(dtype_named(dtype))
+                tensors[stored.format(part)] = values.astype(dtype_named(dtype))
+            if config["use_dora"]:
+                magnitudes = np.linalg.norm(weight.astype(np.float32), axis=1) * (1 + 0.3 * normals.draw(rows))
+                tensors[f"base_model.model.{module}.lora_magnitude_vector"] = magnitudes.astype(np.float32)
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 

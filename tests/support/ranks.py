@@ -52,7 +52,7 @@ class RankForward:
         self._ops = ops = make_ops("cpu", collective)
         with torch.inference_mode():
             self.model = load_model(checkpoint, settings, ops)
-            self.cache = KVCache(self.model.spec, settings, ops)
+            self.cache = KVCache.of_model(self.model.spec, settings, ops)
             self.forward: Forward = make_forward(self.model, self.cache, ops, "cpu", max_tokens=64, max_rows=64)
         self._computed = 0
 

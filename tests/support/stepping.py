@@ -106,7 +106,7 @@ class Stepper:
     def _load(self, checkpoint: Checkpoint, settings: Settings, ops: Ops) -> None:
         with ops.inference():
             self.ops, self.model = ops, load_model(checkpoint, settings, ops)
-            self.cache = KVCache(self.model.spec, settings, ops)
+            self.cache = KVCache.of_model(self.model.spec, settings, ops)
 
     def step(self, parts: dict[int, list[int]]) -> "dict[int, torch.Tensor]":
         """Compute the next tokens `parts[i]` of the texts i, in one step; returns logits of each token, by text."""

@@ -38,6 +38,7 @@ FLAGS_OF_SETS = {
 EXTRAS = {
     "images": ("PIL", "pictures in prompts"),
     "torch": ("torch", "GPUs, several nodes, quantize, the reference kernels"),
+    "transformers": ("transformers", "models of --backend transformers"),
     "otel": ("opentelemetry.sdk", "traces"),
     "ray": ("ray", "clusters"),
     "nixl": ("nixl_cu12", "KV blocks from other machines"),

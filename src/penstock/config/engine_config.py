@@ -87,6 +87,12 @@ class ModelConfig:
         "processes that the model is split over, each with some rows of every matrix: one per GPU, or on the CPU each "
         "with its share of the threads; answers stay the same, bit for bit",
     )
+    backend: str = option(
+        "penstock",
+        "what computes the model; transformers: its class of that library (the extra transformers), for architectures "
+        "that Penstock lacks: slower, and an answer may depend on its batch",
+        ("penstock", "transformers"),
+    )
 
     def __post_init__(self) -> None:
         if self.seed is not None and not 0 <= self.seed < SEED_RANGE:
@@ -355,6 +361,7 @@ FOREIGN_OPTIONS = {
     "draft_model": "speculative_model",
     "model_draft": "speculative_model",
     "limit_mm_per_prompt": "max_images",
+    "model_impl": "backend",
     "lora": "adapter",
     "lora_modules": "adapter",
     "quantize": "quantization",

@@ -40,6 +40,9 @@ class LLMOptions(TypedDict, total=False):
     tensor_parallel_size: int
     """processes that the model is split over, each with some rows of every matrix: one per GPU, or on the CPU each
     with its share of the threads; answers stay the same, bit for bit"""
+    backend: Literal["penstock", "transformers"]
+    """what computes the model; transformers: its class of that library (the extra transformers), for architectures
+    that Penstock lacks: slower, and an answer may depend on its batch"""
     block_size: int | None
     """tokens per KV block; default: 32 on the CPU, 16 on a GPU"""
     kv_cache_memory: str | int

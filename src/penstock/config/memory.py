@@ -195,6 +195,7 @@ def plan_memory(
     workspaces = [_workspace(model, limits, samples, machine) for model in models]
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
+        workspaces[0] += samples * 4 * models[0].facts.vocab_size
     tower, image_features = 0, 0
     if models[0].facts.tower is not None:
         tower, image_features = _tower_bytes(models[0], models[0].facts.tower, machine)

@@ -95,6 +95,8 @@ class Settings:
     """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
     images: ImageSettings | None = None
     """None: the model takes text only."""
+    backend: str = "penstock"
+    """What computes the model: `penstock` or `transformers`."""
 
     @property
     def tower(self) -> TowerFacts | None:
@@ -176,6 +178,7 @@ def resolve(
         kv_transfer=config.kv_transfer,
         block_file=block_file(config, memory, facts.name),
         images=image_settings(target, memory.image_features),
+        backend=model.backend,
     )
     if target.facts.tower is not None:
         check_image_limits(target.facts.tower, limits.max_num_seqs, limits.budget, scheduler.max_batch_prefill_tokens)

@@ -25,6 +25,7 @@ from penstock.engine.drafting import make_drafters, make_speculation, open_draft
 from penstock.engine.encoder_core import EncoderCore
 from penstock.engine.info import EngineInfo
 from penstock.engine.memory_line import memory_line
+from penstock.engine.other_backend import read_other_facts, without_kernels
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_head import TokenScoreSpec
@@ -92,7 +93,11 @@ def _build_engine(
     machine: Machine,
 ) -> EngineCore:
     checkpoint = open_model(config.model)
-    facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
+    is_ours = config.model.backend == "penstock"
+    if is_ours:
+        facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
+    else:
+        facts, machine = read_other_facts(config, checkpoint), without_kernels(machine)
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     image_input = _image_input(config, checkpoint, facts)
@@ -103,7 +108,8 @@ def _build_engine(
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
         draft_facts = None if draft is None else read_facts(draft)
-    takes = adaptable(read_spec(checkpoint), "float32")  # their sizes matter here, before the dtype is known
+    # their sizes matter here, before the dtype is known
+    takes = adaptable(read_spec(checkpoint), "float32") if is_ours else Adaptable({})
     listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
     elements = sum(adapter.num_elements for adapter in listed)
     settings = resolve(config, facts, machine, draft_facts, elements)
@@ -180,7 +186,7 @@ def _build_encoder(config: EngineConfig, clock: Callable[[], float], start: Star
 
 def build(config: EngineConfig, start: Start | None = None) -> EngineCore | EncoderCore:
     """Build the engine for the model's task. Raises the same errors as `build_engine`."""
-    generates = task_of(open_model(config.model)) == "generate"
+    generates = config.model.backend != "penstock" or task_of(open_model(config.model)) == "generate"
     return build_engine(config, start=start) if generates else build_encoder(config, start=start)
 
 

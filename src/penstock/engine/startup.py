@@ -58,9 +58,11 @@ def _find_packed(config: EngineConfig) -> PackedFile | None:
 def _expected_settings(config: EngineConfig) -> Settings | None:
     """The settings that the engine will probably have.
 
-    None if it will refuse them, must download the model first, or seems to run on a GPU.
+    None if it will refuse them, must download the model first, seems to run on a GPU, or has another backend.
     """
     device, model = config.model.device, config.model.model
+    if config.model.backend != "penstock":
+        return None
     if device != "cpu" and (device != "auto" or Path("/dev/nvidiactl").exists()):
         return None
     if model is not None and not os.path.exists(os.path.expanduser(model)):

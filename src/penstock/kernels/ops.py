@@ -35,7 +35,7 @@ from penstock.kernels.experts.native import MixtureKernels
 from penstock.kernels.linear.native import LinearKernels
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import NewWeight
-from penstock.kernels.lora import NewLora
+from penstock.kernels.lora import NewExpertLora, NewLookupTable, NewLora
 from penstock.kernels.lora.native import LoraKernels
 from penstock.kernels.memory import NewTensor, Store, constant, new_array, store
 from penstock.kernels.quantize.native import QuantizeKernels
@@ -86,6 +86,10 @@ class Ops:
     """Makes a linear map's weight, not yet filled."""
     new_lora: NewLora
     """Makes the table of a linear map's LoRA updates."""
+    new_expert_lora: NewExpertLora
+    """Makes the tables of experts' updates, one for each expert."""
+    new_lookup_table: NewLookupTable
+    """Makes the table of an embedding's updates."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
     """Makes the KV caches of a cache group's layers, with attention over them. All have as many blocks of one size."""
     new_states: Callable[[StateShape], StateCaches]
@@ -188,9 +192,12 @@ def native_ops(library: Library, collective: Collective | None = None, allocator
     collective, allocator = collective or Alone(), allocator or Allocator()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent, mixture = RecurrentKernels(library, allocator), MixtureKernels(library, collective)
+    lora = LoraKernels(library)
     return Ops(
         new_weight=LinearKernels(library, allocator).new_weight,
-        new_lora=LoraKernels(library).new_lora,
+        new_lora=lora.new_lora,
+        new_expert_lora=lora.new_expert_lora,
+        new_lookup_table=lora.new_lookup_table,
         new_caches=AttentionKernels(library, allocator).new_caches,
         new_states=partial(recurrent.new_states, copy_rows=elementwise.copy_rows),
         causal_conv=recurrent.causal_conv,

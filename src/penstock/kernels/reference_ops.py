@@ -27,7 +27,7 @@ from penstock.kernels.elementwise.reference import (
 )
 from penstock.kernels.experts.reference import ReferenceExperts, route
 from penstock.kernels.linear.reference import ReferenceWeight
-from penstock.kernels.lora.reference import ReferenceLora
+from penstock.kernels.lora.reference import ReferenceLookup, ReferenceLora, new_expert_lora
 from penstock.kernels.ops import Ops
 from penstock.kernels.quantize.reference import quantize
 from penstock.kernels.ranks import Alone, Collective
@@ -52,6 +52,8 @@ def reference_ops(
     return Ops(
         new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
+        new_expert_lora=new_expert_lora,
+        new_lookup_table=ReferenceLookup,
         new_caches=partial(new_caches, allocator=allocator),
         new_states=partial(new_states, allocator=allocator, copy_rows=copy_rows),
         causal_conv=causal_conv,

@@ -27,6 +27,7 @@ from penstock.quantization.rows import Piece
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.kernels.lora.rows import AdapterRows
     from penstock.kernels.ops import Ops
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
@@ -139,14 +140,14 @@ class Laurel:
     def __init__(self, spec: AltUpSpec, factory: WeightFactory) -> None:
         below, size = factory.at("laurel"), spec.size
         self._left, self._right = (
-            Linear((name,), columns, (rows,), below, bias=False, gather_output=True, adaptable=False)
+            Linear((name,), columns, (rows,), below, bias=False, gather_output=True)
             for name, columns, rows in (("linear_left", size, spec.rank), ("linear_right", spec.rank, size))
         )
         self._norm = Norm(NormSpec("post_laurel_norm", size, spec.norm_eps), below)
         self._add_rows = factory.ops.add_rows
 
-    def __call__(self, x: AnyArray) -> AnyArray:
-        return self._add_rows(x, self._norm(self._right(self._left(x))), 1.0)
+    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        return self._add_rows(x, self._norm(self._right(self._left(x, adapters), adapters)), 1.0)
 
 
 class StreamEnds:
@@ -158,28 +159,28 @@ class StreamEnds:
         self._spec, self._ops, size = spec, factory.ops, spec.size
         self._in, self._out = (
             [
-                Linear((f"{name}.{index}",), size, (size,), factory, bias=False, gather_output=True, adaptable=False)
+                Linear((f"{name}.{index}",), size, (size,), factory, bias=False, gather_output=True)
                 for index in range(spec.streams - 1)
             ]
             for name in ("model.altup_projections", "model.altup_unembed_projections")
         )
 
-    def expand(self, x: AnyArray) -> AnyArray:
+    def expand(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """[num_tokens, size] -> [num_tokens, streams * size]."""
         ops, size = self._ops, self._spec.size
         wide = ops.empty_rows(x, (self._spec.streams * size,), x.dtype)
         ops.copy_columns(x, wide, Columns(0, 0, size))
         for index, project in enumerate(self._in):
-            made = ops.match_magnitude(project(x), x, _LEAST)
+            made = ops.match_magnitude(project(x, adapters), x, _LEAST)
             ops.copy_columns(made, wide, Columns(0, (index + 1) * size, size))
         return wide
 
-    def collapse(self, wide: AnyArray) -> AnyArray:
+    def collapse(self, wide: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """[num_tokens, streams * size] -> [num_tokens, size]."""
         ops, size = self._ops, self._spec.size
         total = stream_of(wide, size, ops)
         for index, project in enumerate(self._out):
-            made = ops.match_magnitude(project(stream_of(wide, size, ops, index + 1)), wide, _LEAST)
+            made = ops.match_magnitude(project(stream_of(wide, size, ops, index + 1), adapters), wide, _LEAST)
             total = ops.add_rows(made, total, 1.0)
         return ops.activate(total, None, factor=1 / self._spec.streams)
 

@@ -9,6 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.kernels.lora.rows import AdapterRows
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -56,16 +57,27 @@ class OutputHead:
     """
 
     def __init__(
-        self, name: str, vocab_size: int, hidden_size: int, factory: WeightFactory, *, bias: str | None = None
+        self,
+        name: str,
+        vocab_size: int,
+        hidden_size: int,
+        factory: WeightFactory,
+        *,
+        bias: str | None = None,
+        adapted: str | None = None,
     ) -> None:
         """
         Args:
             bias: name of the bias, without `.bias`; None: there is none.
+            adapted: name under which LoRA adapters target the projection; None: they cannot.
         """
         # Every step multiplies all of it. With fewer bits, rounding the weights costs more than 8-bit activations do.
         self.weight = factory.precise(least_bits=8).matrix(name, vocab_size, hidden_size)
         self._bias = None if bias is None else factory.bias((bias,), (vocab_size,), self.weight.bias_dtype)
         self._lookup = OwnLookup(vocab_size, self.weight.lookup, factory)
+        self._lora = None
+        if adapted is not None:
+            self._lora = factory.lora((adapted,), (vocab_size,), hidden_size, self.weight)
         self._vocab_size, self._collective = vocab_size, factory.ops.collective
         self._logits_dtype = factory.logits_dtype
 
@@ -73,9 +85,14 @@ class OutputHead:
         """Look up embeddings, like `Embedding`."""
         return self._lookup(token_ids)
 
-    def logits(self, hidden: AnyArray) -> AnyArray:
-        """`hidden` [rows, hidden_size] -> [rows, vocab_size] float32; with several ranks only rank 0 gets them."""
-        own = self.weight.linear(hidden, self._bias, self._logits_dtype)
+    def logits(self, hidden: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        """`hidden` [rows, hidden_size] -> [rows, vocab_size] float32; with several ranks only rank 0 gets them.
+
+        Args:
+            adapters: the LoRA adapters of the rows.
+        """
+        update = None if self._lora is None or adapters is None else self._lora.update(hidden, adapters)
+        own = self.weight.linear(hidden, self._bias, self._logits_dtype, update)
         if self._collective.ranks.size == 1:
             return own
         return self._collective.columns(own, self._vocab_size, first_only=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.linear.weight import Weight
+    from penstock.kernels.lora import LoraTable
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
@@ -125,6 +126,7 @@ class HeadMaps:
         self._own = factory.ranks.own(spec.num_heads)
         self.keys = [factory.weight_of(name, spec.rank, spec.key_dim) for _ in self._own]
         self.values = [factory.weight_of(name, spec.value_dim, spec.rank) for _ in self._own]
+        self.lora = factory.head_lora(name, spec.num_heads, spec.key_dim, spec.value_dim, spec.rank)
         self._load_into = factory.load_into
         factory.whole_matrix(name, spec.num_heads * self._each, spec.rank, self._fill)
 
@@ -172,7 +174,8 @@ class LatentAttention:
         spec = self._spec
         values = self._ops.empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
         firsts = [head * spec.width + spec.rotated for head in range(spec.num_heads)]
-        _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim)
+        tables = None if self._heads.lora is None else self._heads.lora.values
+        _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim, tables, adapters)
         return self._output(values, adapters)
 
     def _queries_and_key(self, x: AnyArray, adapters: AdapterRows | None) -> AnyArray:
@@ -189,17 +192,30 @@ class LatentAttention:
         heads = Columns(spec.key_dim, 0, rotated, spec.num_heads, each, width, paired=spec.paired)
         ops.copy_columns(query, made, heads)
         firsts = [head * each for head in range(spec.num_heads)]
-        _by_head(self._heads.keys, query, firsts, made, rotated, width)
+        tables = None if self._heads.lora is None else self._heads.lora.keys
+        _by_head(self._heads.keys, query, firsts, made, rotated, width, tables, adapters)
         key = spec.num_heads * width
         ops.copy_columns(latent, made, Columns(spec.rank, key, rotated, paired=spec.paired))
         ops.copy_columns(normed, made, Columns(0, key + rotated, spec.rank))
         return made
 
 
-def _by_head(maps: list[Weight], x: AnyArray, columns: list[int], out: AnyArray, first: int, step: int) -> None:
+def _by_head(
+    maps: list[Weight],
+    x: AnyArray,
+    columns: list[int],
+    out: AnyArray,
+    first: int,
+    step: int,
+    tables: tuple[LoraTable, ...] | None,
+    adapters: AdapterRows | None,
+) -> None:
     """Multiply each head's columns of `x`, which begin at `columns`, with its weight, into `out`.
 
-    The result of head i begins at column `first + i * step`.
+    The result of head i begins at column `first + i * step`; `tables` have its adapters' updates.
     """
     for head, (weight, column) in enumerate(zip(maps, columns, strict=True)):
-        weight.linear_into(out, first + head * step, x, None, column=column)
+        update = None
+        if tables is not None and adapters is not None:
+            update = tables[head].update(x, adapters, column=column)
+        weight.linear_into(out, first + head * step, x, None, column=column, update=update)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.config.feed_forward import Activation
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
+    from penstock.native.array import AnyArray, AnyDtype
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.rows import Piece
 
@@ -40,6 +40,7 @@ class Linear:
         gather_input: bool = False,
         gather_output: bool = False,
         adaptable: bool = True,
+        dtype: AnyDtype | None = None,
     ) -> None:
         """
         Args:
@@ -49,17 +50,19 @@ class Linear:
             gather_input: whether the input is sharded by columns, so that it is all-gathered first.
             gather_output: whether the output is all-gathered, so that every rank has all columns.
             adaptable: whether LoRA adapters can target it.
+            dtype: of the output; None: the factory's.
         """
         self.weight = factory.linear(
             names, out_sizes, in_size, gated=gated, activation=activation, pieces=pieces, whole=whole
         )
         bias_dtype = self.weight.bias_dtype
-        self.bias = None
+        self.bias = self._lora = None
         if bias:
             biased = bias if isinstance(bias, tuple) else None
             self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole, biased=biased)
-        self._lora = factory.lora(names, out_sizes, in_size, pieces=pieces, whole=whole) if adaptable else None
-        self._dtype, self._collective = factory.dtype, factory.ops.collective
+        if adaptable:
+            self._lora = factory.lora(names, out_sizes, in_size, self.weight, pieces=pieces, whole=whole)
+        self._dtype, self._collective = dtype or factory.dtype, factory.ops.collective
         divided = factory.ranks.size > 1
         self._gathered_input = in_size if gather_input and divided else None
         self._gathered_output = sum(out_sizes) // (1 + gated) if gather_output and divided else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.feed_forward import Activation, Routing
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.lora import ExpertUpdates
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.mlp import GatedMLPSpec, PlainMLPSpec
 from penstock.layers.norm import Norm
@@ -14,8 +15,11 @@ from penstock.layers.spec import FeedForward, NormSpec
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.kernels.experts import Experts
     from penstock.kernels.linear.weight import LinearMap, Weight
+    from penstock.kernels.lora import LoraTable
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
@@ -120,44 +124,48 @@ class Mixture:
 
     def __init__(self, spec: MixtureSpec, factory: WeightFactory) -> None:
         names, experts = spec.names, spec.routing.num_experts
-        self._routing, self._ops, self._logits_dtype = spec.routing, factory.ops, factory.logits_dtype
-        self._router = factory.linear((names.router,), (experts,), spec.hidden_size, whole=True)
-        self._router_bias = None
-        if spec.router_bias:
-            self._router_bias = factory.bias((names.router,), (experts,), self._router.bias_dtype, whole=True)
+        self._routing, self._ops = spec.routing, factory.ops
+        hidden, scores = spec.hidden_size, factory.logits_dtype
+        self._router = Linear(
+            (names.router,), hidden, (experts,), factory, bias=spec.router_bias, whole=True, dtype=scores
+        )
         self._correction = factory.float32(names.correction, Piece(experts, whole=True)) if spec.correction else None
         self._scales = None
         if spec.expert_scales:
             self._scales = factory.float32(names.expert_scales, Piece(experts, whole=True))
         self._norms = None if spec.norms_eps is None else _Norms(spec, spec.norms_eps, factory)
-        self.experts = _experts(spec, factory)
+        self.experts, self._gate_up_lora, self._down_lora = _experts(spec, factory)
         self._size = spec.expert_size
         self._scales_x = spec.scales_x
         self._shared = None if spec.shared is None else spec.shared.build(factory)
         self._shared_gate = None
         if spec.shared_gate:
-            self._shared_gate = factory.linear((names.shared_gate,), (1,), spec.hidden_size, whole=True)
+            self._shared_gate = Linear(
+                (names.shared_gate,), hidden, (1,), factory, bias=False, whole=True, dtype=scores
+            )
         self._narrow = self._widen = None
         if spec.latent is not None:
             assert self._shared_gate is None
-            bias, hidden = spec.latent_bias, spec.hidden_size
-            self._narrow = Linear(
-                (names.narrow,), hidden, (spec.latent,), factory, bias=bias, gather_output=True, adaptable=False
-            )
-            self._widen = output_linear(names.widen, spec.latent, hidden, factory, bias=bias, adaptable=False)
+            bias = spec.latent_bias
+            self._narrow = Linear((names.narrow,), hidden, (spec.latent,), factory, bias=bias, gather_output=True)
+            self._widen = output_linear(names.widen, spec.latent, hidden, factory, bias=bias)
 
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
-        logits = self._router.linear(routed, self._router_bias, self._logits_dtype)
-        ids, weights = self._ops.route(logits, self._routing, self._correction, self._scales)
+        ids, weights = self._ops.route(self._router(routed, adapters), self._routing, self._correction, self._scales)
         shared = None if self._shared is None else self._shared(x, adapters)
-        gate = None if self._shared_gate is None else self._shared_gate.linear(x, None, self._logits_dtype)
+        gate = None if self._shared_gate is None else self._shared_gate(x, adapters)
+        updates = None
+        if adapters is not None and self._gate_up_lora is not None and self._down_lora is not None:
+            updates = ExpertUpdates(adapters, self._gate_up_lora, self._down_lora)
         if self._narrow is None or self._widen is None:
-            mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x)
+            mixed = self.experts.mix(x, ids, weights, shared, gate, scale_x=self._scales_x, updates=updates)
             return self._ops.collective.columns(mixed, self._size)
-        y = self._widen(self.experts.mix(self._narrow(x), ids, weights, None, None, scale_x=self._scales_x))
+        narrow = self._narrow(x, adapters)
+        mixed = self.experts.mix(narrow, ids, weights, None, None, scale_x=self._scales_x, updates=updates)
+        y = self._widen(mixed, adapters)
         return y if shared is None else self._ops.add_rows(y, shared, 1.0)
 
 
@@ -174,7 +182,10 @@ class _Norms:
         return self._ops.rms_norm(x, self._router, self._eps), self._experts(x)
 
 
-def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:
+def _experts(
+    spec: MixtureSpec, factory: WeightFactory
+) -> tuple[Experts, Sequence[LoraTable] | None, Sequence[LoraTable] | None]:
+    """The experts, and the LoRA tables of their first maps and of their last."""
     names, size, inner = spec.names, spec.expert_size, spec.intermediate_size
     count = spec.routing.num_experts
     maps = (names.gate, names.up) if spec.gated else (names.up,)
@@ -185,8 +196,13 @@ def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:
         at = factory.at(f"{names.experts}.{expert}")
         gate_up.append(at.linear(maps, inners, size, gated=spec.gated, activation=spec.activation))
         down.append(at.matrix(names.down, size, inner))
+    top_k, interleaved = spec.routing.top_k, spec.interleaved
+    tables = (
+        factory.expert_lora(names.experts, maps, inners, size, gate_up, top_k=top_k, interleaved=interleaved),
+        factory.expert_lora(names.experts, (names.down,), (size,), inner, down, top_k=top_k, interleaved=interleaved),
+    )
     if not spec.bias:
-        return factory.ops.new_experts(gate_up, down, None, None)
+        return factory.ops.new_experts(gate_up, down, None, None), *tables
     own_inner, own_size = (len(factory.ranks.own(total)) for total in (inner, size))
     gate_up_bias = factory.empty(count, own_inner * len(maps), dtype=gate_up[0].bias_dtype)
     down_bias = factory.empty(count, own_size, dtype=down[0].bias_dtype)
@@ -194,4 +210,4 @@ def _experts(spec: MixtureSpec, factory: WeightFactory) -> Experts:
         at = factory.at(f"{names.experts}.{expert}")
         at.fill_bias(maps, inners, gate_up_bias[expert])
         at.fill_bias((names.down,), (size,), down_bias[expert])
-    return factory.ops.new_experts(gate_up, down, gate_up_bias, down_bias)
+    return factory.ops.new_experts(gate_up, down, gate_up_bias, down_bias), *tables

@@ -17,6 +17,7 @@ from penstock.layers.spec import PerLayerInput
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
+    from penstock.kernels.lora.rows import AdapterRows
     from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
@@ -81,14 +82,9 @@ class PerLayerEmbedding:
         self._lookup = OwnLookup(rows, factory.embedding(spec.name, rows, spec.columns), factory)
         if rows > spec.vocab_size:
             factory.repeat_first_row(spec.name, spec.vocab_size)
+        self._updates = factory.lookup_table(spec.name, spec.vocab_size, spec.columns, rows)
         self._projection = Linear(
-            (spec.projection,),
-            spec.hidden_size,
-            (spec.columns,),
-            factory,
-            bias=False,
-            gather_output=True,
-            adaptable=False,
+            (spec.projection,), spec.hidden_size, (spec.columns,), factory, bias=False, gather_output=True
         )
         # Both summands are divided by sqrt(2). The projection is also divided by sqrt(hidden_size), which the norm
         # cancels, except in its epsilon.
@@ -97,21 +93,24 @@ class PerLayerEmbedding:
         self._factor = (spec.size / 2) ** 0.5
         self._num_layers, self._ops = spec.num_layers, factory.ops
 
-    def __call__(self, token_ids: AnyArray, x: AnyArray) -> AnyArray:
+    def __call__(self, token_ids: AnyArray, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`token_ids` [num_tokens] int64, their embeddings `x` [num_tokens, hidden_size] -> [num_tokens, columns]."""
-        normed = self._ops.rms_norm(self._projection(x), self._norm, self._eps, groups=self._num_layers)
-        return self._ops.add_rows(self._lookup(token_ids), normed, self._factor)
+        normed = self._ops.rms_norm(self._projection(x, adapters), self._norm, self._eps, groups=self._num_layers)
+        found = self._lookup(token_ids)
+        if self._updates is not None and adapters is not None:
+            self._updates.add(found, token_ids, adapters)
+        return self._ops.add_rows(found, normed, self._factor)
 
 
 class GatedPerLayerInput:
     """See `GatedPerLayerInputSpec`, and `PerLayerInput`."""
 
     def __init__(self, spec: GatedPerLayerInputSpec, factory: WeightFactory) -> None:
-        self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False, adaptable=False)
-        self._projection = output_linear(spec.projection, spec.size, spec.hidden_size, factory, adaptable=False)
+        self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False)
+        self._projection = output_linear(spec.projection, spec.size, spec.hidden_size, factory)
         self._first = spec.first + factory.ranks.own(spec.size).start
         self._spec, self._ops = spec, factory.ops
 
-    def __call__(self, x: AnyArray, inputs: AnyArray) -> AnyArray:
-        gate = self._ops.gate(self._gate(x), inputs, self._first, self._spec.activation)
-        return self._projection(gate)
+    def __call__(self, x: AnyArray, inputs: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+        gate = self._ops.gate(self._gate(x, adapters), inputs, self._first, self._spec.activation)
+        return self._projection(gate, adapters)

@@ -3,9 +3,10 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from penstock.checkpoint.adapters.folder import AdaptableExperts
 from penstock.config.ranks import ALONE, Ranks
 from penstock.quantization.base import Unquantized, WeightFactory
 from penstock.quantization.rows import MapRows, Piece
@@ -29,6 +30,14 @@ class WeightSizes:
     matrices: list[MatrixSize] = field(default_factory=list)
     adaptable: list[MatrixSize] = field(default_factory=list)
     """The matrices that LoRA adapters can target."""
+    by_head: list[str] = field(default_factory=list)
+    """The names of those of them that are used head by head."""
+    embeddings: list[MatrixSize] = field(default_factory=list)
+    """The embeddings that LoRA adapters can target."""
+    experts: dict[str, AdaptableExperts] = field(default_factory=dict)
+    """The experts that LoRA adapters can target, by the prefix of their names."""
+    pair_rows: int = 0
+    """Most rows of the updates of a token's experts at one time."""
     num_other_parameters: int = 0
     """Number of weight elements that are not in `matrices`: biases, norms."""
     num_repeated: int = 0
@@ -70,12 +79,39 @@ class SizeRecorder(WeightFactory):
         names: tuple[str, ...],
         sizes: tuple[int, ...],
         columns: int,
+        weight: object,
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> None:
         for rows in self._named(names, sizes, pieces, whole):
             self.sizes.adaptable.append(MatrixSize(rows.name, rows.kept, columns))
+
+    def expert_lora(
+        self,
+        experts: str,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        weights: Sequence[object],
+        *,
+        top_k: int,
+        interleaved: bool = False,
+    ) -> None:
+        prefix = f"{self._above}{experts}"
+        maps = self._named(names, sizes)
+        before = self.sizes.experts.get(prefix, AdaptableExperts(len(weights), {}, interleaved=interleaved))
+        shapes = {name: (rows.kept, columns) for name, rows in zip(names, maps, strict=True)}
+        self.sizes.experts[prefix] = replace(before, maps=before.maps | shapes)
+        self.sizes.pair_rows = max(self.sizes.pair_rows, top_k * sum(rows.kept for rows in maps))
+
+    def head_lora(self, name: str, num_heads: int, key_dim: int, value_dim: int, columns: int) -> None:
+        rows = len(self.ranks.own(num_heads)) * (key_dim + value_dim)
+        self.sizes.adaptable.append(MatrixSize(f"{self._above}{name}", rows, columns))
+        self.sizes.by_head.append(f"{self._above}{name}")
+
+    def lookup_table(self, name: str, rows: int, columns: int, num_ids: int | None = None) -> None:
+        self.sizes.embeddings.append(MatrixSize(f"{self._above}{name}", rows, columns, multiplied=False))
 
     def embedding(self, name: str, rows: int, columns: int) -> Any:
         own = self._rows(name, (Piece(rows),))

@@ -79,7 +79,7 @@ class FeedForward(Protocol):
 class PerLayerInput(Protocol):
     """The part of a layer that applies the model's per-layer embedding; processes each token independently."""
 
-    def __call__(self, x: AnyArray, inputs: AnyArray) -> AnyArray:
+    def __call__(self, x: AnyArray, inputs: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`x` [num_tokens, hidden_size], `inputs` of all layers [num_tokens, any] -> the shape of `x`."""
         ...
 

@@ -54,7 +54,7 @@ class AltUpLayer:
         taken = self._before_mixer(stream_of(predicted, size, ops))
         parts = ops.empty_rows(predicted, (self._wide,), predicted.dtype)  # the last is filled later
         ops.copy_columns(predicted, parts, Columns(0, 0, self._streams * size))
-        ops.copy_columns(self._laurel(taken), parts, Columns(0, self._streams * size, size))
+        ops.copy_columns(self._laurel(taken, step.adapters), parts, Columns(0, self._streams * size, size))
         return self._mixer.mix(taken, step, batch, cache), parts
 
     def feed_forward(
@@ -77,7 +77,7 @@ class AltUpLayer:
         factors = self._altup.factors(result)
         first = self._altup.corrected_first(parts, factors)
         ops.copy_columns(
-            self._after_per_layer(self._per_layer(first, inputs)), parts, Columns(0, (count + 1) * size, size)
+            self._after_per_layer(self._per_layer(first, inputs, adapters)), parts, Columns(0, (count + 1) * size, size)
         )
         return Stream(self._altup.corrected(parts, factors))
 

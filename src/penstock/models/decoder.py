@@ -151,7 +151,7 @@ class DecoderLayer:
         if self._per_layer is not None:
             assert inputs is not None
             taken, residual = self._per_layer_norms.take(stream, self._residual)
-            stream = self._per_layer_norms.stream(self._per_layer(taken, inputs), residual, self._residual)
+            stream = self._per_layer_norms.stream(self._per_layer(taken, inputs, adapters), residual, self._residual)
         return replace(stream, total=self._scale)
 
     def _side_by_side(self, mixed: AnyArray, residual: AnyArray | None, adapters: AdapterRows | None) -> Stream:
@@ -245,8 +245,10 @@ class Decoder:
         names, tied = spec.names, spec.tie_embeddings
         table = (spec.vocab_size, spec.hidden_size)
         output = names.embedding if tied else names.output
-        self.output = OutputHead(output, *table, factory, bias=names.output if spec.output_bias else None)
+        bias = names.output if spec.output_bias else None
+        self.output = OutputHead(output, *table, factory, bias=bias, adapted=names.output)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
+        self._embedding_updates = factory.lookup_table(names.embedding, *table)
         self._position_table = None
         if spec.positions is not None:
             self._position_table = Embedding(spec.positions.name, spec.positions.rows, spec.hidden_size, factory)
@@ -266,7 +268,8 @@ class Decoder:
             made = DecoderLayer(layer, spec.residual_multiplier, factory, is_last=layer is last, beside=beside)
             self.layers.append(made)
         self.final_norm = Norm(spec.final_norm, factory)
-        self.adapted = factory.adapted
+        self.adapted, self.adapted_heads = factory.adapted, factory.adapted_heads
+        self.adapted_embeddings = factory.adapted_embeddings
         self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
         self.tower: Any = None
         """The `Tower`, once loaded; None: the model takes text only."""
@@ -296,13 +299,13 @@ class Decoder:
             whole: return the hidden states of all tokens after the final norm instead.
             images: None: the model takes text only.
         """
-        x = self.embed(token_ids)
+        x = self.embed(token_ids, adapters)
         if images is not None:
             images.place(x, 0)
         if self._position_table is not None:
             x = self._ops.add_rows(self._position_table(positions), x, 1.0)
-        inputs = () if self._per_layer is None else (self._per_layer(token_ids, x),)
-        x = x if self._streams is None else self._streams.expand(x)
+        inputs = () if self._per_layer is None else (self._per_layer(token_ids, x, adapters),)
+        x = x if self._streams is None else self._streams.expand(x, adapters)
         step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)
         *layers, last = zip(self.layers, batches, caches, strict=True)
@@ -317,16 +320,18 @@ class Decoder:
         hidden = (mixed, residual, *inputs)
         return (self._finish(hidden, adapters),) if whole else hidden
 
-    def embed(self, token_ids: AnyArray) -> AnyArray:
+    def embed(self, token_ids: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
         x, factor = self.embedding(token_ids), self.spec.embedding_multiplier
+        if self._embedding_updates is not None and adapters is not None:
+            self._embedding_updates.add(x, token_ids, adapters)
         return x if factor == 1.0 else self._ops.activate(x, None, factor=factor)
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""
         stream = self.layers[-1].feed_forward(*hidden, adapters=adapters)
         if self._streams is not None:
-            stream = Stream(self._streams.collapse(stream.x))
+            stream = Stream(self._streams.collapse(stream.x, adapters))
         normed, _ = self._residual.normed(stream, self.final_norm)
         return normed
 
@@ -342,7 +347,8 @@ class Decoder:
             adapters: the LoRA adapters of these rows.
         """
         wanted = [self._ops.gather(part, rows) for part in hidden]
-        return self.scale_logits(self.output.logits(wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters)))
+        normed = wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters)
+        return self.scale_logits(self.output.logits(normed, adapters))
 
     def scale_logits(self, logits: AnyArray) -> AnyArray:
         """Apply the spec's logits divisor and soft cap to the output projection's logits, in place."""

@@ -44,6 +44,20 @@ ENCODERS_INTRO = """\
 Decoders, too, embed or score if their folder says so: [embeddings.md](embeddings.md#models). The models below never
 generate."""
 
+OTHERS = """\
+## Other architectures
+
+`--backend transformers` (`pip install '.[transformers]'`) runs a decoder by the class that `transformers` has for it:
+StableLM, OPT, Helium, Persimmon and many others. Batches, the paged cache with its prefixes, grammars,
+log-probabilities and `--speculation ngram` work as usual. It is slower, torch's kernels compute, and an answer may
+depend on what else is in its batch; a line at the start says so. It is never chosen by itself.
+
+A run of the class without memory at the start shows whether the paged cache serves its attention. Refused by name:
+classes that do not use the attention interface of `transformers` (GPT-J, Falcon, BLOOM), layers that keep anything but
+keys and values (Mamba), masks or scores of a class's own, rotary embeddings that depend on the longest text of a batch,
+encoders, quantized checkpoints, GGUF files, and with it `--quantization`, adapters, draft models and
+`--tensor-parallel-size`. Images are not taken, and code in a checkpoint is not run."""
+
 TESTS = """\
 ## How they are tested
 
@@ -68,7 +82,7 @@ that the windows have passed stay, idle, until the pool needs them."""
 def describe() -> str:
     """The content of docs/models.md, without the final newline."""
     families = (INTRO, "", *short_table(), "", ARCHITECTURES_INTRO, "", *table())
-    return "\n".join((*families, "", ENCODERS_INTRO, "", *encoder_table(), "", TESTS))
+    return "\n".join((*families, "", ENCODERS_INTRO, "", *encoder_table(), "", OTHERS, "", TESTS))
 
 
 def encoder_table() -> list[str]:

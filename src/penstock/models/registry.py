@@ -6,9 +6,11 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
@@ -71,7 +73,9 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     if known is None:
         named = ", ".join(map(str, architectures[:4])) or "none"
         close = did_you_mean(named, [name for name in families if _family(name) == _family(named)])
-        raise CheckpointError(f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}")
+        raise CheckpointError(
+            f"{config.file} names the architecture {named}, which is unknown{close}; {KNOWN}{_other_way(current)}"
+        )
     spec = families[known](config)
     config.refuse_noncausal(_sees_both_sides(spec, windows=known.startswith(_WINDOWS_TO_BOTH_SIDES)))
     about = read_encoder(checkpoint)
@@ -93,6 +97,24 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
         spec = replace(spec, names=replace(spec.names, ignored=(*spec.names.ignored, SCALES_OF_OTHERS)))
     return replace(spec, quantization=scheme)
 
+
+def _other_way(architectures: Sequence[str]) -> str:
+    """Advice for an unknown architecture: the flag with which `transformers`, if installed, may compute it.
+
+    Its list of decoders is read as text, as importing the package takes seconds.
+    """
+    package = find_spec("transformers")
+    listed = None if package is None or package.origin is None else Path(package.origin).parent / _AUTO_MODELS
+    if listed is None or not listed.is_file():
+        return ""
+    _, _, decoders = listed.read_text().partition("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = ")
+    names = re.findall(r'"(\w+)"\)', decoders.partition("\n)")[0])
+    if set(names).isdisjoint(architectures):
+        return ""
+    return "; --backend transformers may run it, more slowly, by the class that transformers has for it"
+
+
+_AUTO_MODELS = "models/auto/modeling_auto.py"
 
 _WINDOWS_TO_BOTH_SIDES = ("Qwen", "ModernBert")
 """Architectures whose windows are made for attention to both sides, too: `transformers` has those one longer."""

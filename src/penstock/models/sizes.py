@@ -63,8 +63,12 @@ def idle_elements(spec: ModelSpec, tp_size: int = 1) -> int:
 
 def adaptable(spec: ModelSpec, dtype: DType) -> Adaptable:
     """The linear layers of a model that LoRA adapters can target, with their sizes; it computes in `dtype`."""
-    matrices = {name: (rows, columns) for name, rows, columns, _ in model_sizes(spec).adaptable}
-    return Adaptable(matrices, spec.names.prefixes, dtype)
+    sizes = model_sizes(spec)
+    matrices, embeddings = (
+        {name: (rows, columns) for name, rows, columns, _ in found} for found in (sizes.adaptable, sizes.embeddings)
+    )
+    by_head = tuple(sizes.by_head)
+    return Adaptable(matrices, embeddings, sizes.experts, spec.names.prefixes, dtype, by_head)
 
 
 def adapted_rows(spec: ModelSpec, tp_size: int = 1) -> int:
@@ -72,4 +76,4 @@ def adapted_rows(spec: ModelSpec, tp_size: int = 1) -> int:
     recorder = SizeRecorder(_largest(tp_size))
     for part in {part for layer in spec.layers for part in layer.parts}:
         part.build(recorder)
-    return sum(matrix.rows for matrix in recorder.sizes.adaptable)
+    return sum(matrix.rows for matrix in recorder.sizes.adaptable) + recorder.sizes.pair_rows

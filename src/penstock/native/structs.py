@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "349994c5d6b54271c8865bac7f4a4f0b36b7c81078056994ef913e35c4c7cab2"
+HEADERS = "6816d0cec7a67c69047cd8029b26217742ccbfdfb8897ef850c32d35f5f6f3bb"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -41,6 +41,27 @@ class AdapterRows(ctypes.Structure):
         ("slots", c_void_p),
         ("starts", c_void_p),
         ("rows", c_void_p),
+        ("row_slots", c_void_p),
+    )
+
+
+class LoraMap(ctypes.Structure):
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("first", c_int64),
+        ("rows", c_int64),
+        ("first_rank", c_int64),
+        ("rank", c_int64),
+        ("scale", c_float),
+    )
+
+
+class LoraMaps(ctypes.Structure):
+    _fields_ = (
+        ("maps", c_void_p),
+        ("count", c_int64),
+        ("factors", c_void_p),
     )
 
 
@@ -62,25 +83,10 @@ class LinearArgs(Arguments):
         ("added", c_void_p),
         ("added_stride", c_int64),
         ("adapters", c_void_p),
-    )
-
-
-class LoraMap(ctypes.Structure):
-    _fields_ = (
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("first", c_int64),
-        ("rows", c_int64),
-        ("first_rank", c_int64),
-        ("rank", c_int64),
-        ("scale", c_float),
-    )
-
-
-class LoraMaps(ctypes.Structure):
-    _fields_ = (
-        ("maps", c_void_p),
-        ("count", c_int64),
+        ("lora", c_void_p),
+        ("lora_stride", c_int64),
+        ("lora_first", c_int64),
+        ("row_slots", c_void_p),
     )
 
 
@@ -100,8 +106,21 @@ class LoraArgs(Arguments):
     )
 
 
-class UnpackArgs(Arguments):
+class LoraLookupArgs(Arguments):
     operation = 2
+    _fields_ = (
+        ("adapters", c_void_p),
+        ("slots", c_void_p),
+        ("row_ids", c_void_p),
+        ("y", c_void_p),
+        ("dtype", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+    )
+
+
+class UnpackArgs(Arguments):
+    operation = 3
     _fields_ = (
         ("weight", c_void_p),
         ("row_ids", c_void_p),
@@ -138,7 +157,7 @@ class Batch(ctypes.Structure):
 
 
 class AttentionArgs(Arguments):
-    operation = 3
+    operation = 4
     _fields_ = (
         ("cache", c_void_p),
         ("batch", c_void_p),
@@ -163,7 +182,7 @@ class AttentionArgs(Arguments):
 
 
 class RopeArgs(Arguments):
-    operation = 4
+    operation = 5
     _fields_ = (
         ("cache", c_void_p),
         ("batch", c_void_p),
@@ -186,7 +205,7 @@ class RopeArgs(Arguments):
 
 
 class NormArgs(Arguments):
-    operation = 5
+    operation = 6
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -209,7 +228,7 @@ class NormArgs(Arguments):
 
 
 class GatherArgs(Arguments):
-    operation = 6
+    operation = 7
     _fields_ = (
         ("table", c_void_p),
         ("table_stride", c_int64),
@@ -221,7 +240,7 @@ class GatherArgs(Arguments):
 
 
 class GatherAxesArgs(Arguments):
-    operation = 7
+    operation = 8
     _fields_ = (
         ("table", c_void_p),
         ("row_ids", c_void_p),
@@ -233,7 +252,7 @@ class GatherAxesArgs(Arguments):
 
 
 class ScatterArgs(Arguments):
-    operation = 8
+    operation = 9
     _fields_ = (
         ("x", c_void_p),
         ("row_bytes", c_int64),
@@ -245,7 +264,7 @@ class ScatterArgs(Arguments):
 
 
 class ActivateArgs(Arguments):
-    operation = 9
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -260,7 +279,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 10
+    operation = 11
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -273,7 +292,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 11
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -293,7 +312,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 12
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -306,7 +325,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 17
+    operation = 18
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -319,7 +338,7 @@ class GateArgs(Arguments):
 
 
 class MixStreamsArgs(Arguments):
-    operation = 13
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -336,7 +355,7 @@ class MixStreamsArgs(Arguments):
 
 
 class MatchArgs(Arguments):
-    operation = 14
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("like", c_void_p),
@@ -349,7 +368,7 @@ class MatchArgs(Arguments):
 
 
 class KeepAboveArgs(Arguments):
-    operation = 15
+    operation = 16
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -360,7 +379,7 @@ class KeepAboveArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 16
+    operation = 17
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -382,7 +401,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 18
+    operation = 19
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -402,7 +421,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 19
+    operation = 20
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -424,7 +443,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 20
+    operation = 21
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -447,7 +466,7 @@ class ScanArgs(Arguments):
 
 
 class SelectiveScanArgs(Arguments):
-    operation = 21
+    operation = 22
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -468,7 +487,7 @@ class SelectiveScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 22
+    operation = 23
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -485,7 +504,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 23
+    operation = 24
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -507,7 +526,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 24
+    operation = 25
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -530,6 +549,9 @@ class ExpertsArgs(Arguments):
         ("mixed", c_int32),
         ("scratch", c_void_p),
         ("ranks", c_void_p),
+        ("adapters", c_void_p),
+        ("gate_up_slots", c_void_p),
+        ("down_slots", c_void_p),
     )
 
 
@@ -571,7 +593,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 25
+    operation = 26
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

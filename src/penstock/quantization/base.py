@@ -33,7 +33,7 @@ from penstock.quantization.rows import (
 )
 
 if TYPE_CHECKING:
-    from penstock.kernels.lora import LoraTable
+    from penstock.kernels.lora import LookupTable, LoraTable
     from penstock.kernels.memory import ModelTensor, Store
     from penstock.kernels.ops import Ops
     from penstock.native.array import AnyArray, AnyDtype
@@ -181,6 +181,8 @@ class AdaptedRows:
     """First row of the matrix in the table's weight."""
     runs: tuple[RowRun, ...]
     """The rows of the matrix that this rank has."""
+    weight: LinearMap
+    """The weight, which has the table's rows."""
     order: tuple[RowRun, ...] = ()
     """Where the checkpoint's rows go before; (): they stay."""
 
@@ -191,6 +193,30 @@ class AdaptedRows:
             for run in self.order:
                 rows[run.first : run.first + run.rows] = stored[run.given : run.given + run.rows]
         return np.concatenate([rows[run.given : run.given + run.rows] for run in self.runs])
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedHeads:
+    """The destination of an adapter's LoRA matrices for a matrix of which each head has the rows of its key part, then
+    those of its value part, and whose key parts are used transposed."""
+
+    keys: tuple[LoraTable, ...]
+    """One for each of the rank's heads, like `values`."""
+    values: tuple[LoraTable, ...]
+    heads: range
+    """The rank's heads."""
+    key_dim: int
+    """Rows of a head's key part."""
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedEmbedding:
+    """The destination of an adapter's LoRA matrices for an embedding."""
+
+    table: LookupTable
+    rows: int
+    """Rows that are looked up; those after the checkpoint's are its first one."""
 
 
 class WeightFactory:
@@ -230,6 +256,10 @@ class WeightFactory:
         """Names of parameters that were filled from the cache of packed weights."""
         self.adapted: dict[str, AdaptedRows] = {}
         """All checkpoint matrices that adapters can target, by name."""
+        self.adapted_heads: dict[str, AdaptedHeads] = {}
+        """Those that are used head by head, by name."""
+        self.adapted_embeddings: dict[str, AdaptedEmbedding] = {}
+        """All embeddings that adapters can target, by name."""
         self._takes_adapters = takes_adapters
         self._method = method
         self._lookup = lookup
@@ -302,18 +332,72 @@ class WeightFactory:
         names: tuple[str, ...],
         sizes: tuple[int, ...],
         columns: int,
+        weight: LinearMap,
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
     ) -> LoraTable | None:
-        """Allocate the LoRA table of the layers that `linear` makes with these arguments; None without adapters."""
+        """Allocate the LoRA table of `weight`, which `linear` made with these arguments; None without adapters."""
         if not self._takes_adapters:
             return None
         maps = self._named(names, sizes, pieces, whole)
-        table, first = self.ops.new_lora(sum(rows.kept for rows in maps), columns, self.dtype, self.device), 0
+        table = self.ops.new_lora(sum(rows.kept for rows in maps), columns, self.dtype, self.device)
+        self._adapt(maps, table, weight)
+        return table
+
+    def expert_lora(
+        self,
+        experts: str,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        columns: int,
+        weights: Sequence[LinearMap],
+        *,
+        top_k: int,
+        interleaved: bool = False,
+    ) -> Sequence[LoraTable] | None:
+        """Allocate the LoRA tables of a mixture's weights, one for each expert; None without adapters.
+
+        Args:
+            experts: the prefix of the experts' names, which a number and one of `names` follow.
+            top_k: experts of a token.
+            interleaved: whether an adapter of all experts together has the rows of the maps in turn.
+        """
+        if not self._takes_adapters:
+            return None
+        of_experts = [self.at(f"{experts}.{index}")._named(names, sizes) for index in range(len(weights))]
+        num_rows = sum(rows.kept for rows in of_experts[0])
+        tables = self.ops.new_expert_lora(len(weights), num_rows, columns, self.dtype, self.device)
+        for maps, table, weight in zip(of_experts, tables, weights, strict=True):
+            self._adapt(maps, table, weight)
+        return tables
+
+    def _adapt(self, maps: Sequence[MapRows], table: LoraTable, weight: LinearMap) -> None:
+        first = 0
         for rows in maps:
-            self.adapted[rows.name] = AdaptedRows(table, first, rows.runs)
+            self.adapted[rows.name] = AdaptedRows(table, first, rows.runs, weight)
             first += rows.kept
+
+    def head_lora(self, name: str, num_heads: int, key_dim: int, value_dim: int, columns: int) -> AdaptedHeads | None:
+        """Allocate the LoRA tables of a matrix [num_heads * (key_dim + value_dim), columns]; None without adapters."""
+        if not self._takes_adapters:
+            return None
+        heads = self.ranks.own(num_heads)
+        new = partial(self.ops.new_lora, dtype=self.dtype, device=self.device)
+        keys, values = (tuple(new(*shape) for _ in heads) for shape in ((columns, key_dim), (value_dim, columns)))
+        adapted = AdaptedHeads(keys, values, heads, key_dim, value_dim)
+        self.adapted_heads[f"{self._above}{name}"] = adapted
+        return adapted
+
+    def lookup_table(self, name: str, rows: int, columns: int, num_ids: int | None = None) -> LookupTable | None:
+        """Allocate the table of the LoRA updates of an embedding [rows, columns]; None without adapters.
+
+        `num_ids`: see `AdaptedEmbedding.rows`; None: `rows`.
+        """
+        if not self._takes_adapters:
+            return None
+        table = self.ops.new_lookup_table(columns, self.dtype, self.device)
+        self.adapted_embeddings[f"{self._above}{name}"] = AdaptedEmbedding(table, num_ids or rows)
         return table
 
     def reorder_rows(self, name: str, runs: tuple[RowRun, ...]) -> None:

@@ -1,36 +1,59 @@
 """Loaded adapters: their weights, and their slots in the tables of the model's linear maps."""
 
 import threading
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api.request import Adapter
-from penstock.checkpoint.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, read_adapter
+from penstock.checkpoint.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, ExpertsPart, read_adapter
 from penstock.checkpoint.safetensors import MappedTensors, read_header
 from penstock.errors import AdapterError, CheckpointError
-from penstock.kernels.lora import MAX_SLOTS, LoraMap, LoraTable
+from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.kernels.ops import Ops
-from penstock.native.array import dtype_of
-from penstock.quantization.base import AdaptedRows
+from penstock.native.array import AnyArray, dtype_of
+from penstock.quantization.base import AdaptedEmbedding, AdaptedHeads, AdaptedRows
+from penstock.quantization.dora import dora_factors
 
-_Weights = list[tuple[LoraTable, list[LoraMap]]]
+_Table = LoraTable | LookupTable
+_Weights = list[tuple[_Table, list[LoraMap]]]
 """An adapter's weights, per table."""
+
+
+class AdaptedModel(Protocol):
+    """A model with the tables of its maps; see `Decoder`."""
+
+    @property
+    def adapted(self) -> Mapping[str, AdaptedRows]: ...
+
+    @property
+    def adapted_heads(self) -> Mapping[str, AdaptedHeads]: ...
+
+    @property
+    def adapted_embeddings(self) -> Mapping[str, AdaptedEmbedding]: ...
 
 
 class LoadedAdapters:
     """Adapters by the digest of their files."""
 
-    def __init__(self, adapted: Mapping[str, AdaptedRows], model: Adaptable, ops: Ops, dtype: str, device: str) -> None:
+    def __init__(
+        self,
+        model: AdaptedModel,
+        adaptable: Adaptable,
+        ops: Ops,
+        dtype: str,
+        device: str,
+        base_tensor: Callable[[str], NDArray[Any] | None],
+    ) -> None:
         """
         Args:
-            adapted: the tables to which adapter weights are added, by matrix name; includes all names in `model`.
+            adaptable: what adapters can modify; the model has a table for each.
+            base_tensor: reads the weight of a name from the model's checkpoint; None: it cannot be read.
         """
-        self._adapted, self._model = adapted, model
+        self._model, self._adaptable, self._base_tensor = model, adaptable, base_tensor
         self._ops, self._dtype, self._device = ops, dtype, device
         self._ready: dict[str, _Weights] = {}
         """Loaded but not yet in the tables, which only the step thread may modify."""
@@ -44,7 +67,7 @@ class LoadedAdapters:
         Raises:
             AdapterError: it cannot be read, or has changed since it was checked.
         """
-        folder = read_adapter(adapter.name, adapter.path, self._model)
+        folder = read_adapter(adapter.name, adapter.path, self._adaptable)
         if folder.adapter.digest != adapter.digest:
             raise AdapterError(
                 f"the files of the adapter {adapter.name!r} in {adapter.path} have changed since they were checked: "
@@ -86,28 +109,104 @@ class LoadedAdapters:
         return self._slots[adapter.digest][0]
 
     def _read(self, folder: AdapterFolder) -> _Weights:
-        parts: dict[int, tuple[LoraTable, list[LoraMap]]] = {}
-        by_table = defaultdict[int, list[LoraMap]](list)
+        by_table: dict[int, tuple[_Table, list[LoraMap]]] = {}
         try:
             tensors = MappedTensors(folder.weights, read_header(folder.weights))
-            for lora_map in folder.maps:
-                target = self._adapted[lora_map.matrix]
-                # copied: a mapped file must not become shorter
-                a, b = (np.copy(tensors.read(f"{lora_map.module}.lora_{part}.weight")) for part in "AB")
-                maps = by_table[id(target.table)]
-                parts[id(target.table)] = target.table, maps
-                maps.append(self._map(lora_map, target, a, b))
-        except (CheckpointError, KeyError) as error:
+            for stored, matrix in folder.copies:
+                self._check_copy(stored, matrix, tensors)
+            with self._ops.inference():
+                for adapted in folder.maps:
+                    for table, made in self._maps(adapted, tensors):
+                        by_table.setdefault(id(table), (table, []))[1].append(made)
+        except (CheckpointError, KeyError, OSError) as error:
             raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
-        for _, maps in parts.values():
+        for _, maps in by_table.values():
             maps.sort(key=lambda part: part.first)
-        return list(parts.values())
+        return list(by_table.values())
 
-    def _map(self, one: AdaptedMap, target: AdaptedRows, given_a: NDArray[Any], given_b: NDArray[Any]) -> LoraMap:
-        given = given_a, target.own_rows(given_b).T
+    def _maps(self, adapted: AdaptedMap, tensors: MappedTensors) -> Iterator[tuple[_Table, LoraMap]]:
+        """The parts of an adapter's term, each with its table."""
+        # copied: a mapped file must not become shorter
+        a, b = (np.copy(tensors.read(name)) for name in adapted.stored_names)
+        if adapted.part == "embedding":
+            embedding = self._model.adapted_embeddings[adapted.matrix]
+            of_ids = np.concatenate((a.T, np.repeat(a.T[:1], embedding.rows - a.shape[1], 0)))
+            yield embedding.table, LoraMap(0, len(b), adapted.scale, *self._constants(adapted, of_ids, b.T))
+        elif adapted.matrix in self._model.adapted_heads:
+            yield from self._head_maps(adapted, self._model.adapted_heads[adapted.matrix], a, b)
+        elif adapted.part == "linear":
+            yield self._linear_map(adapted, self._model.adapted[adapted.matrix], a, b, tensors)
+        else:
+            yield from self._expert_maps(adapted, adapted.part, a, b)
+
+    def _linear_map(
+        self, adapted: AdaptedMap, target: AdaptedRows, a: NDArray[Any], b: NDArray[Any], tensors: MappedTensors
+    ) -> tuple[LoraTable, LoraMap]:
+        own = target.own_rows(b)
+        factors = None
+        if adapted.has_magnitude:
+            magnitudes = target.own_rows(np.copy(tensors.read(adapted.magnitude_name)).astype(np.float64))
+            factors = dora_factors(magnitudes, adapted.scale, a, own, target, self._ops, self._device)
+            if not np.isfinite(factors).all():
+                raise AdapterError(f"the magnitudes of {adapted.module} are too large for the rows of its weight")
+            own = own.astype(np.float32) * factors[:, None]
+        return target.table, LoraMap(
+            target.first, len(own), adapted.scale, *self._constants(adapted, a, own.T), factors
+        )
+
+    def _head_maps(
+        self, adapted: AdaptedMap, target: AdaptedHeads, a: NDArray[Any], b: NDArray[Any]
+    ) -> Iterator[tuple[LoraTable, LoraMap]]:
+        """The maps of each head's key part, transposed as its weight is, and of its value part."""
+        columns, value_dim = a.shape[1], target.value_dim
+        by_head = b.reshape(-1, target.key_dim + value_dim, adapted.rank)
+        for head, keys, values in zip(target.heads, target.keys, target.values, strict=True):
+            key, value = np.split(by_head[head], [target.key_dim])
+            yield keys, LoraMap(0, columns, adapted.scale, *self._constants(adapted, key.T, a))
+            yield values, LoraMap(0, value_dim, adapted.scale, *self._constants(adapted, a, value.T))
+
+    def _expert_maps(
+        self, adapted: AdaptedMap, part: ExpertsPart, a: NDArray[Any], b: NDArray[Any]
+    ) -> Iterator[tuple[LoraTable, LoraMap]]:
+        """The maps of each expert: A is stored as [experts * rank, columns], B as [rows, rank * experts]."""
+        experts = self._adaptable.experts[adapted.matrix]
+        a_of = a.reshape(experts.count, adapted.rank, -1)
+        b_of = b.reshape(len(b), adapted.rank, experts.count).transpose(2, 0, 1)
+        if adapted.swapped:
+            a_of, b_of = b_of.transpose(0, 2, 1), a_of.transpose(0, 2, 1)
+        names = experts.names_of(part)
+        for expert in range(experts.count):
+            for index, name in enumerate(names):
+                size = b_of.shape[1] // len(names)
+                rows = (
+                    slice(index, None, len(names)) if experts.interleaved else slice(index * size, (index + 1) * size)
+                )
+                target = self._model.adapted[f"{adapted.matrix}.{expert}.{name}"]
+                own = target.own_rows(b_of[expert, rows])
+                parts = self._constants(adapted, a_of[expert], own.T)
+                yield target.table, LoraMap(target.first, len(own), adapted.scale, *parts)
+
+    def _constants(self, adapted: AdaptedMap, *given: NDArray[Any]) -> "tuple[AnyArray, AnyArray]":
+        """A and B as arrays of the device, in the model's dtype."""
         with np.errstate(all="ignore"):  # numbers that are infinite in the dtype
             a, b = (np.ascontiguousarray(part.astype(dtype_of(self._dtype))) for part in given)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise AdapterError(f"{one.module} has weights that are not finite in {self._dtype}")
-        on_device = (self._ops.constant(part, None, self._device) for part in (a, b))
-        return LoraMap(target.first, b.shape[1], one.scale, *on_device)
+            raise AdapterError(f"{adapted.module} has weights that are not finite in {self._dtype}")
+        return self._ops.constant(a, None, self._device), self._ops.constant(b, None, self._device)
+
+    def _check_copy(self, stored: str, matrix: str, tensors: MappedTensors) -> None:
+        """
+        Raises:
+            AdapterError: a copy of the base model's weight differs from it.
+        """
+        base = self._base_tensor(matrix)
+        if base is None:
+            raise AdapterError(f"{stored} cannot be compared with the model's: {_WITHOUT_COPIES}")
+        copy, step = tensors.read(stored), 4096
+        for first in range(0, len(base), step):
+            mine, given = (part[first : first + step].astype(np.float32) for part in (base, copy))
+            if not (np.array_equal(mine, given) or np.array_equal(mine, given.astype(base.dtype).astype(np.float32))):
+                raise AdapterError(f"{stored} is not the model's, and trained embeddings are not supported")
+
+
+_WITHOUT_COPIES = "save the adapter with save_embedding_layers=False"

@@ -2,6 +2,10 @@
 
 from array import array
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from numpy.typing import NDArray
 
 from penstock.api.request import Adapter, TokenLogprob
 from penstock.checkpoint.checkpoint import Checkpoint
@@ -13,6 +17,7 @@ from penstock.kernels.ops import Ops
 from penstock.kernels.tables import make_ops
 from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
+from penstock.models.loading.stored_head import stored_tensor
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
 from penstock.models.tower import Tower
@@ -81,8 +86,10 @@ class DeviceRunner:
             self._adapters = None
             if settings.memory.adapters:
                 maps = adaptable(self._model.spec, settings.dtype)
-                self._adapters = LoadedAdapters(self._model.adapted, maps, self._ops, settings.dtype, self._device)
-            self._cache = KVCache(self._model.spec, settings, self._ops)
+                self._adapters = LoadedAdapters(
+                    self._model, maps, self._ops, settings.dtype, self._device, partial(self._base_tensor, checkpoint)
+                )
+            self._cache = KVCache.of_model(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
             tower = self._model.tower
@@ -103,6 +110,13 @@ class DeviceRunner:
                 images=self.images,
                 audio=self._audio,
             )
+
+    def _base_tensor(self, checkpoint: Checkpoint, matrix: str) -> NDArray[Any] | None:
+        """The weight of the embedding or the output projection `matrix`, as the checkpoint stores it."""
+        spec = self._model.spec
+        is_tied = matrix == spec.names.output and spec.tie_embeddings
+        name = f"{spec.names.embedding if is_tied else matrix}.weight"
+        return None if checkpoint.gguf is not None else stored_tensor(checkpoint.path, spec.names, name)
 
     def _hidden_states(self, settings: Settings) -> HiddenStates | None:
         if settings.speculation is None or not settings.speculation.mtp:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
         f"{settings.dtype} {settings.float16_weights} {settings.widened_weights}",
         settings.kv_cache_dtype,
         settings.quantization or "",
+        "" if settings.backend == "penstock" else f"{settings.backend} {version(settings.backend)}",
         settings.memory.block_size,
         checkpoint_digest(checkpoint.path),
         b"" if checkpoint.vision is None else checkpoint_digest(checkpoint.vision.file.path),

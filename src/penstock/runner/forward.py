@@ -43,11 +43,13 @@ class KVCache:
     On a CPU, a block takes memory when a step first uses it, so a start waits for none.
     """
 
-    def __init__(self, spec: ModelSpec, settings: Settings, ops: Ops) -> None:
+    def __init__(self, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops) -> None:
+        """
+        Args:
+            kept: what each layer caches; None: nothing.
+        """
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
-        own = spec.shard(settings.tensor_parallel_size)
-        kept = [layer.facts.cache for layer in own.layers]
         self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
         self.layers: list[AnyCache | None] = [None] * len(kept)
         """One per layer; None: the layer caches nothing."""
@@ -68,6 +70,12 @@ class KVCache:
         readers = [index for index, mixer in enumerate(spec.mixers) if isinstance(mixer, CrossAttentionSpec)]
         for layer, cache in zip(readers, audio.caches, strict=True):
             self.layers[layer], self._group_of[layer] = cache, len(self.groups)
+
+    @classmethod
+    def of_model(cls, spec: ModelSpec, settings: Settings, ops: Ops) -> "KVCache":
+        """The caches of a rank's shard of a model."""
+        own = spec.shard(settings.tensor_parallel_size)
+        return cls([layer.facts.cache for layer in own.layers], settings, ops)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
         """The value of each layer's group; the main group's for layers that cache nothing."""

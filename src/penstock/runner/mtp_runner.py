@@ -63,7 +63,7 @@ class MTPRunner:
         self._device = settings.device
         with self._ops.inference():
             self._head = load_mtp(checkpoint, settings, self._ops, target.model)
-            self._cache = KVCache(self._head.spec, settings, self._ops)
+            self._cache = KVCache.of_model(self._head.spec, settings, self._ops)
             self._forward = make_mtp_forward(
                 self._head,
                 self._cache.layers[0],

@@ -162,6 +162,10 @@ def start_runner(checkpoint: Checkpoint, settings: Settings, start: Start | None
     Args:
         start: what was prepared in this process for loading the model.
     """
+    if settings.backend == "transformers":
+        from penstock.runner.transformers_runner import TransformersRunner  # imports torch
+
+        return TransformersRunner(checkpoint, settings, start)
     if settings.tensor_parallel_size == 1:
         return DeviceRunner(checkpoint, settings, start=start)
     return RankedRunner(checkpoint, settings, start)

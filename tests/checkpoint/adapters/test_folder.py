@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from penstock.checkpoint.adapters import folder
-from penstock.checkpoint.adapters.folder import CONFIG_FILE, WEIGHTS_FILE, Adaptable, read_adapter
+from penstock.checkpoint.adapters.folder import CONFIG_FILE, WEIGHTS_FILE, Adaptable, AdaptableExperts, read_adapter
 from penstock.checkpoint.adapters.name_pattern import NamePattern
 from penstock.errors import AdapterError
 
@@ -130,6 +131,73 @@ def test_two_names_of_one_linear_map_are_refused(tmp_path):
     twice = {name: of | {"data_offsets": [at + 384 for at in of["data_offsets"]]} for name, of in twice.items()}
     with pytest.raises(AdapterError, match="which are the same linear map"):
         read(tmp_path, header=HEADER | twice, values=bytes(768))
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+MIXTURE = Adaptable({}, experts={EXPERTS: AdaptableExperts(2, {"gate": (6, 8), "up": (6, 8), "down": (8, 6)})})
+
+
+def read_experts(folder, shapes, **changes):
+    tensors = {f"base_model.model.{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / WEIGHTS_FILE)
+    config = CONFIG | {"target_modules": [], "target_parameters": ["experts.down_proj"]} | changes
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    return [(one.part, one.swapped, one.rank) for one in read_adapter("a", str(folder), MIXTURE).maps]
+
+
+STACKED = {f"{EXPERTS}.lora_A.weight": (8, 6), f"{EXPERTS}.lora_B.weight": (8, 8)}
+SWAPPED = {f"{EXPERTS}.lora_A.weight": (8, 12), f"{EXPERTS}.lora_B.weight": (8, 8)}
+SINGLE = {f"{EXPERTS}.1.down.lora_A.weight": (4, 6), f"{EXPERTS}.1.down.lora_B.weight": (8, 4)}
+LISTED = {"target_parameters": []}
+
+
+def test_the_shapes_tell_which_parameter_of_all_experts_is_adapted(tmp_path):
+    assert read_experts(tmp_path, STACKED) == [("down", False, 4)]
+    gate_up = {"target_parameters": ["experts.gate_up_proj"]}
+    assert read_experts(tmp_path, SWAPPED, **gate_up) == [("gate_up", True, 4)]
+    listed = LISTED | {"target_modules": ["1.down"]}
+    assert read_experts(tmp_path, SINGLE, **listed) == [("linear", False, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "changes", "words"),
+    [
+        (STACKED, {"r": 2}, "shapes are of none of the experts' maps"),
+        (STACKED, {"use_dora": True}, "use_dora: True, which is not supported for the experts"),
+        (STACKED, {"target_parameters": ["down_proj", "gate_up_proj"]}, "target_parameters names .*gate_up_proj, for"),
+        (
+            SINGLE,
+            LISTED | {"target_modules": ["down"]},
+            "target_modules names .*0.down, for which the file has no weights",
+        ),
+        (
+            {name.replace("1", "2"): shape for name, shape in SINGLE.items()},
+            LISTED,
+            "2.down, which this model does not",
+        ),
+        (
+            {name.replace("1", "01"): shape for name, shape in SINGLE.items()},
+            LISTED,
+            "01.down, which this model does not",
+        ),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(tmp_path, shapes, changes, words):
+    with pytest.raises(AdapterError, match=words):
+        read_experts(tmp_path, shapes, **changes)
+
+
+def test_magnitudes_and_dora_go_together(tmp_path):
+    magnitude = {f"base_model.model.{MODULE}.lora_magnitude_vector": np.ones(16, np.float32)}
+    tensors = {A: np.ones((4, 8), np.float32), B: np.ones((16, 4), np.float32)}
+    for found, dora, words in (
+        (tensors | magnitude, False, "lora_magnitude_vector, though use_dora"),
+        (tensors, True, "with use_dora it needs .*lora_magnitude_vector of the shape"),
+    ):
+        (tmp_path / CONFIG_FILE).write_text(json.dumps(CONFIG | {"use_dora": dora}))
+        save_file(found, tmp_path / WEIGHTS_FILE)
+        with pytest.raises(AdapterError, match=words):
+            read_adapter("a", str(tmp_path), MODEL)
 
 
 def test_a_scale_beyond_float32_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
 from penstock.checkpoint.adapters.folder import read_adapter
@@ -14,6 +15,7 @@ from penstock.models.registry import read_spec
 from penstock.models.sizes import adaptable
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_random
+from tests.support.families import CASES as FAMILIES
 from tests.support.families import DELTA, LATENTS, MAMBA, NEMOTRON, QWEN_EXPERTS, SHAPE
 from tests.support.needs import needs_native
 
@@ -44,7 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "latent attention": (
         "DeepseekV2",
         LATENTS | {"first_k_dense_replace": 1},
-        {"target_modules": r".*(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj)"},
+        {"target_modules": r".*(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"},
     ),
     "queries, keys and values by head, beside an MLP": (
         "GPTNeoX",
@@ -55,6 +57,49 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "GPT2",
         {},
         {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
+    ),
+    "embeddings and output projection": ("Llama", {}, {"target_modules": ["embed_tokens", "lm_head", "up_proj"]}),
+    "an embedding that is scaled and tied": (
+        "Gemma2",
+        {"head_dim": 12, "tie_word_embeddings": True},
+        {"target_modules": ["embed_tokens", "q_proj"]},
+    ),
+    "DoRA": ("Qwen2", {}, {"target_modules": "all-linear", "use_dora": True}),
+    "DoRA of the output projection and fused maps": (
+        "Phi3",
+        {},
+        {"target_modules": ["lm_head", "qkv_proj", "gate_up_proj"], "use_dora": True},
+    ),
+    "experts together, and their router": (
+        "Qwen3Moe",
+        QWEN_EXPERTS,
+        {
+            "target_modules": ["q_proj"],
+            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"],
+            "rank_pattern": {"down_proj": 3},
+        },
+    ),
+    "experts under another name than in the file, one map": (
+        "Mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 2},
+        {"target_modules": [], "target_parameters": ["experts.down_proj"], "use_rslora": True},
+    ),
+    "experts stored transposed and in turn": (
+        "GptOss",
+        {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "layer_types": ["full_attention"] * 3},
+        {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]},
+    ),
+    "shared experts with a gate": (
+        "Qwen2Moe",
+        QWEN_EXPERTS,
+        {"target_modules": ["shared_expert_gate", "gate_proj", "down_proj"]},
+    ),
+    "per-layer embeddings, and maps between streams": (
+        *FAMILIES["gemma3n"],
+        {
+            "target_modules": r".*(_per_layer|per_layer_\w+|linear_left|linear_right|altup_\w*projections\.\d)",
+            "exclude_modules": r".*norm",
+        },
     ),
     "delta nets": ("Qwen3_5", DELTA, {"target_modules": "all-linear"}),
     "delta nets, fused and grouped by key head": (
@@ -80,6 +125,9 @@ def write_peft(folder: Path, model: Any, **config: Any) -> Any:
     torch.manual_seed(1)
     made = peft.LoraConfig(**{"r": 5, "lora_alpha": 10, "task_type": "CAUSAL_LM", "init_lora_weights": False} | config)
     both = peft.get_peft_model(model, made).eval()
+    for name, parameter in both.named_parameters():
+        if "magnitude" in name:  # at first those of the weights, without effect
+            parameter.data *= 0.7 + torch.rand_like(parameter)
     both.save_pretrained(folder)
     return both
 
@@ -115,21 +163,28 @@ def test_an_answer_is_that_of_peft(case: str, tmp_path: Path) -> None:
             assert [one.logprob for one in made] == pytest.approx([value for _, value in reference], abs=1e-4)
 
 
-RECURRENT = {
+IN_COMPANY = {
     "delta nets": ("Qwen3_5", DELTA, ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
     "grouped delta nets": ("Qwen3Next", DELTA | QWEN_EXPERTS, ("in_proj_qkvz", "in_proj_ba", "out_proj")),
     "state spaces": ("GraniteMoeHybrid", MAMBA, ("in_proj", "out_proj")),
     "short convolutions": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, ("in_proj", "out_proj")),
+    "embeddings": ("Llama", {}, ("embed_tokens", "lm_head")),
+    "DoRA": ("Qwen2", {}, ("q_proj", "gate_proj", "down_proj", "lm_head")),
+    "latent attention": ("DeepseekV2", LATENTS, ("kv_b_proj", "q_b_proj", "gate", "up_proj", "down_proj")),
+    "experts": ("Qwen3Moe", QWEN_EXPERTS, ("gate_proj", "up_proj", "down_proj", "gate", "lm_head")),
 }
 
 
 @needs_native
-@pytest.mark.parametrize("case", RECURRENT)
-def test_adapters_of_recurrent_layers_give_the_same_bits_in_any_company(case: str, tmp_path: Path) -> None:
-    family, shape, targets = RECURRENT[case]
+@pytest.mark.parametrize("case", IN_COMPANY)
+def test_adapters_of_each_kind_of_map_give_the_same_bits_in_any_company(case: str, tmp_path: Path) -> None:
+    family, shape, targets = IN_COMPANY[case]
     base = tmp_path / "base"
     write_random(base, family, **SHAPE | shape)
-    paths = [write_adapter(tmp_path / name, base, seed=seed, targets=targets) for seed, name in enumerate("ab")]
+    paths = [
+        write_adapter(tmp_path / name, base, seed=seed, targets=targets, use_dora=case == "DoRA")
+        for seed, name in enumerate("ab")
+    ]
     names = [None, "a", "b", "a", None, "b"]
     prompts = [PROMPT[: 4 + index] for index in range(len(names))]
     options: dict[str, Any] = {"kv_cache_memory": "4MiB", "packed_cache": "off", "threads": 1, "max_model_len": 64}
@@ -148,16 +203,32 @@ def test_adapters_of_recurrent_layers_give_the_same_bits_in_any_company(case: st
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"use_dora": True}, "use_dora: True, which is not supported"),
+        (
+            {"use_dora": True, "target_modules": ["embed_tokens"]},
+            "use_dora: True, which is not supported for model.embed_tokens",
+        ),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save: \['lm_head'\], which is not supported"),
         ({"bias": "all"}, "bias: 'all', which is not supported"),
-        ({"target_modules": ["embed_tokens", "q_proj"]}, "embed_tokens"),
-        ({"target_modules": ["lm_head"]}, "lm_head.base_layer.weight, which is not a LoRA weight"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
     ],
-    ids=["DoRA", "modules_to_save", "biases", "embeddings", "lm_head"],
+    ids=["DoRA of embeddings", "modules_to_save", "biases", "tokens"],
 )
 def test_what_is_not_obeyed_is_refused_by_name(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     write_peft(adapter, write_random(base, "Llama", **SHAPE), **{"target_modules": ["q_proj"]} | config)
     with pytest.raises(AdapterError, match=f"the adapter 'a' cannot be used.*{words}"):
         read_adapter("a", str(adapter), adaptable(read_spec(open_checkpoint(str(base))), "float32"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_copy_of_the_embedding_must_be_the_models(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    write_peft(adapter, write_random(base, "Llama", **SHAPE), target_modules=["lm_head"])
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors["base_model.model.lm_head.base_layer.weight"][3, 5] += 0.1
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    options: dict[str, Any] = {"kv_cache_memory": "2MiB", "packed_cache": "off", "threads": 1, "max_model_len": 64}
+    with LLM(str(base), adapter=f"a={adapter}", **options) as llm:
+        failed, served = llm.generate([PROMPT, PROMPT], SETTINGS, adapter=["a", None])
+    assert "lm_head.base_layer.weight is not the model's" in str(failed.outputs[0].error)
+    assert served.outputs[0].error is None

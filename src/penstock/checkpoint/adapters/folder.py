@@ -1,11 +1,13 @@
 """An adapter's folder: `adapter_config.json` and `adapter_model.safetensors`, checked against a model."""
 
 import hashlib
+import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE, PeftConfig
@@ -16,10 +18,40 @@ from penstock.errors import AdapterError, ConfigError, shown
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _PREFIX = "base_model.model."
-_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+_TENSOR = re.compile(
+    r"(?P<module>.+)\.lora_(?:(?P<linear>[AB])\.weight|(?P<embedding>embedding_[AB])|(?P<magnitude>magnitude_vector))"
+)
+_COPY = re.compile(r"(.+)\.base_layer\.weight")
+"""A copy of the base model's weight, which PEFT saves with an adapter of its embedding."""
+_LAYER_EXPERTS = re.compile(r"(.+\.\d+\.)(?:.+\.)?experts")
 _LARGEST_SCALE = 3.4e38
 """About the largest float32."""
 _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptableExperts:
+    """The linear maps of a mixture's experts."""
+
+    count: int
+    maps: dict[str, tuple[int, int]]
+    """(rows, columns) of each map of an expert, by its name after the expert's number; the last is `down`."""
+    interleaved: bool = False
+    """Whether an adapter of all experts together has the rows of `gate` and `up` in turn."""
+
+    def shape_of(self, part: "ExpertsPart") -> tuple[int, int]:
+        """(rows, columns) of the maps of an expert that are one parameter."""
+        shapes = list(self.maps.values())
+        of_part = shapes[-1:] if part == "down" else shapes[:-1]
+        return sum(rows for rows, _ in of_part), of_part[0][1]
+
+    def names_of(self, part: "ExpertsPart") -> list[str]:
+        """The names of these maps, after the expert's number."""
+        return list(self.maps)[-1:] if part == "down" else list(self.maps)[:-1]
+
+
+ExpertsPart = Literal["gate_up", "down"]
+"""The maps that a parameter of all experts together has: `gate` and `up`, or `up` alone; or `down`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +60,16 @@ class Adaptable:
 
     matrices: dict[str, tuple[int, int]]
     """(rows, columns) of each linear map, by its name in the model."""
+    embeddings: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(vocabulary, columns) of each embedding."""
+    experts: dict[str, AdaptableExperts] = field(default_factory=dict)
+    """The experts of each mixture, by the prefix of their names, such as `model.layers.0.mlp.experts`."""
     prefixes: tuple[tuple[str, str], ...] = ()
     """Replacements of name prefixes, as in `ModelNames`."""
     dtype: DType = "float32"
     """The dtype to which adapter weights are converted."""
+    by_head: tuple[str, ...] = ()
+    """Those of `matrices` whose heads are used one by one, transposed in part: they take no DoRA."""
 
     def name_of(self, module: str) -> str:
         """The name in the model of a module that PEFT names `module`."""
@@ -40,17 +78,54 @@ class Adaptable:
                 return ours + module.removeprefix(stored)
         return module
 
+    def shape_of(self, matrix: str) -> tuple[int, int] | None:
+        """(rows, columns) of a linear map; None: there is none of this name."""
+        if matrix in self.matrices:
+            return self.matrices[matrix]
+        above, _, name = matrix.rpartition(".")
+        prefix, _, number = above.rpartition(".")
+        experts = self.experts.get(prefix)
+        is_one = experts is not None and number.isdecimal() and str(int(number)) == number
+        return experts.maps.get(name) if experts and is_one and int(number) < experts.count else None
+
+    def experts_of(self, module: str) -> str | None:
+        """The prefix of the experts that `transformers` has in one module; None: it is another module.
+
+        Its name in a layer may differ from that in checkpoints; a layer has at most one such module.
+        """
+        if module in self.experts:
+            return module
+        in_layer = _LAYER_EXPERTS.fullmatch(module)
+        found = [prefix for prefix in self.experts if in_layer is not None and prefix.startswith(in_layer[1])]
+        return found[0] if len(found) == 1 else None
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMap:
     """An adapter's term for one linear map: scale * B (A x)."""
 
     matrix: str
-    """Name of the linear map in the model."""
+    """Name of the linear map in the model; of experts together, their prefix."""
     module: str
     """Name of the linear map in the file, where `.lora_A.weight` and `.lora_B.weight` follow it."""
     rank: int
     scale: float
+    part: Literal["linear", "embedding"] | ExpertsPart = "linear"
+    swapped: bool = False
+    """Whether A and B of experts are those of the transposed weight, as earlier versions of PEFT have them."""
+    has_magnitude: bool = False
+    """Whether the file also has the magnitudes of the rows (DoRA)."""
+
+    @property
+    def stored_names(self) -> tuple[str, str]:
+        """The names of A and B in the file."""
+        if self.part == "embedding":
+            return f"{self.module}.lora_embedding_A", f"{self.module}.lora_embedding_B"
+        return f"{self.module}.lora_A.weight", f"{self.module}.lora_B.weight"
+
+    @property
+    def magnitude_name(self) -> str:
+        return f"{self.module}.lora_magnitude_vector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +134,8 @@ class AdapterFolder:
 
     adapter: Adapter
     maps: tuple[AdaptedMap, ...]
+    copies: tuple[tuple[str, str], ...] = ()
+    """(name in the file, name in the model) of copies of the base model's weights."""
 
     @property
     def weights(self) -> Path:
@@ -113,10 +190,13 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
         if not file.is_file():
             raise AdapterError(f"{folder} has no {WEIGHTS_FILE}; other formats are not supported")
         tensors = read_adapter_header(file)
-        maps = _maps(config, {name: tensor.shape for name, tensor in tensors.items()}, model)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        copies = {name: matrix for name in shapes if (matrix := _copied(name, shapes[name], model)) is not None}
+        own = {name: shape for name, shape in shapes.items() if name not in copies}
+        maps = _maps(config, own, model)
         check_finite(file, tensors, model.dtype)
-        elements = sum(adapted.rank * sum(model.matrices[adapted.matrix]) for adapted in maps)
-        return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps)
+        elements = sum(math.prod(shape) for shape in own.values())
+        return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps, tuple(copies.items()))
     except ConfigError as error:
         raise AdapterError(f"the adapter {name!r} cannot be used: {error}") from None
     except OSError as error:
@@ -131,48 +211,158 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
+def _copied(name: str, shape: tuple[int, ...], model: Adaptable) -> str | None:
+    """The weight of the model that a tensor of the file is a copy of; None: it is an adapter's own."""
+    copy = _COPY.fullmatch(name)
+    if copy is None:
+        return None
+    matrix = model.name_of(copy[1].removeprefix(_PREFIX))
+    return matrix if shape in (model.embeddings.get(matrix), model.shape_of(matrix)) else None
+
+
 def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adaptable) -> tuple[AdaptedMap, ...]:
     """The adapter's term for each linear map.
 
     Raises:
         AdapterError: the file lacks a tensor that the config requires, or has others.
     """
-    found: dict[str, AdaptedMap] = {}
+    found: dict[tuple[str, str], AdaptedMap] = {}
+    for module, kinds in _modules(shapes).items():
+        adapted = _map(module, kinds, shapes, config, model)
+        other = found.setdefault((adapted.matrix, adapted.part), adapted)
+        if other is not adapted:
+            raise AdapterError(f"it has {other.module} and {adapted.module}, which are the same linear map")
+        if not abs(adapted.scale) <= _LARGEST_SCALE:
+            raise AdapterError(f"the scale of {module} is {adapted.scale:g}: lora_alpha of {CONFIG_FILE} is too large")
+    if not found:
+        raise AdapterError("it has no weights")
+    _check_complete(found, config, model)
+    return tuple(found.values())
+
+
+def _modules(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, set[str]]:
+    """The modules that the file has weights of, each with the kinds of its weights."""
+    found: dict[str, set[str]] = {}
     for name in sorted(shapes):
         tensor = _TENSOR.fullmatch(name)
         if tensor is None:
             raise AdapterError(f"it has {name}, which is not a LoRA weight of a linear map")
-        module = tensor["module"].removeprefix(_PREFIX)
-        matrix = model.name_of(module)
-        if matrix not in model.matrices:
-            raise AdapterError(f"it adds to {module}, which {_why_not(matrix, model)}")
-        rank, scale = config.rank_of(module), config.scale_of(module)
-        rows, columns = model.matrices[matrix]
-        wanted = {"A": (rank, columns), "B": (rows, rank)}
-        if shapes[name] != wanted[tensor["part"]]:
-            raise AdapterError(
-                f"{name} has the shape {list(shapes[name])}; the model, and the rank {rank} of {CONFIG_FILE}, ask "
-                f"for {list(wanted[tensor['part']])}"
-            )
-        other = f"{tensor['module']}.lora_{'B' if tensor['part'] == 'A' else 'A'}.weight"
-        if other not in shapes:
-            raise AdapterError(f"it has {name}, but no {other}")
-        other_module = found.setdefault(matrix, AdaptedMap(matrix, tensor["module"], rank, scale)).module
-        if other_module != tensor["module"]:
-            raise AdapterError(f"it has {other_module} and {tensor['module']}, which are the same linear map")
-        if not abs(scale) <= _LARGEST_SCALE:
-            raise AdapterError(f"the scale of {module} is {scale:g}: lora_alpha of {CONFIG_FILE} is too large")
-    missing = [matrix for matrix in model.matrices if matrix not in found and config.has(matrix)]
-    if missing:
-        raise AdapterError(f"target_modules names {missing[0]}, for which the file has no weights")
-    if not found:
-        raise AdapterError("it has no weights")
-    return tuple(found.values())
+        found.setdefault(tensor["module"], set()).add(str(tensor.lastgroup))
+    return found
+
+
+def _map(
+    stem: str, kinds: set[str], shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
+) -> AdaptedMap:
+    """The adapter's term for the linear map `stem` of the file."""
+    module = stem.removeprefix(_PREFIX)
+    matrix = model.name_of(module)
+    shape = model.embeddings.get(matrix) if "embedding" in kinds else model.shape_of(matrix)
+    experts = model.experts_of(model.name_of(module.replace(".base_layer", "")))
+    if shape is None and experts is not None and kinds == {"linear"}:
+        return _of_experts(stem, experts, shapes, config, model)
+    if shape is None or {"embedding", "linear"} <= kinds:
+        raise AdapterError(f"it adds to {module}, which {_why_not(matrix, model)}")
+    rank = config.rank_of(module)
+    part: Literal["linear", "embedding"] = "embedding" if "embedding" in kinds else "linear"
+    made = AdaptedMap(matrix, stem, rank, config.scale_of(module), part, has_magnitude="magnitude" in kinds)
+    rows, columns = reversed(shape) if part == "embedding" else shape
+    for name, wanted in zip(made.stored_names, ((rank, columns), (rows, rank)), strict=True):
+        _check_shape(name, wanted, shapes, made)
+    if config.dora or made.has_magnitude:
+        _check_magnitude(made, rows, shapes, config, model)
+    if config.ties and (part == "embedding" or "." not in matrix):  # a matrix outside of layers: the output projection
+        raise AdapterError(f"{CONFIG_FILE} has ensure_weight_tying: True with {module}, which is not supported")
+    return made
+
+
+def _check_shape(name: str, wanted: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], made: AdaptedMap) -> None:
+    if name not in shapes:
+        (other,) = {*made.stored_names} - {name}
+        raise AdapterError(f"it has {other}, but no {name}")
+    if shapes[name] != wanted:
+        raise AdapterError(
+            f"{name} has the shape {list(shapes[name])}; the model, and the rank {made.rank} of {CONFIG_FILE}, ask "
+            f"for {list(wanted)}"
+        )
+
+
+def _check_magnitude(
+    made: AdaptedMap, rows: int, shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
+) -> None:
+    name = made.magnitude_name
+    if not config.dora:
+        raise AdapterError(f"it has {name}, though use_dora of {CONFIG_FILE} is false")
+    if made.part == "embedding" or made.matrix in model.by_head:
+        raise AdapterError(f"{CONFIG_FILE} has use_dora: True, which is not supported for {made.matrix}")
+    if shapes.get(name) != (rows,):
+        raise AdapterError(f"with use_dora it needs {name} of the shape [{rows}]")
+
+
+def _of_experts(
+    stem: str, prefix: str, shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
+) -> AdaptedMap:
+    """The adapter's term for a parameter of all experts together (`target_parameters`), which its shapes tell."""
+    experts, module = model.experts[prefix], stem.removeprefix(_PREFIX).replace(".base_layer", "")
+    if config.dora:
+        raise AdapterError(f"{CONFIG_FILE} has use_dora: True, which is not supported for the experts {module}")
+    tried = []
+    for part, name in _parameters(experts):
+        rank, scale = config.rank_of(f"{module}.{name}"), config.scale_of(f"{module}.{name}")
+        for swapped in (False, True):
+            rows, columns = reversed(experts.shape_of(part)) if swapped else experts.shape_of(part)
+            made = AdaptedMap(prefix, stem, rank, scale, part, swapped)
+            wanted = (rank * experts.count, columns), (rows, rank * experts.count)
+            if tuple(shapes.get(name) for name in made.stored_names) == wanted:
+                return made
+            tried.append(f"{list(wanted[0])} and {list(wanted[1])}")
+    raise AdapterError(
+        f"{stem} has a lora_A and a lora_B whose shapes are of none of the experts' maps; those are {', '.join(tried)}"
+    )
+
+
+def _parameters(experts: AdaptableExperts) -> tuple[tuple[ExpertsPart, str], ...]:
+    """The parameters that `transformers` has of all experts together."""
+    return ("gate_up", "gate_up_proj" if len(experts.maps) > 2 else "up_proj"), ("down", "down_proj")
+
+
+def _check_complete(found: Mapping[tuple[str, str], AdaptedMap], config: PeftConfig, model: Adaptable) -> None:
+    """
+    Raises:
+        AdapterError: there are no weights for a map that the config lists.
+    """
+    last_names = {matrix.rpartition(".")[2] for matrix, _ in found}
+    for matrix in model.matrices:
+        # what "all-linear" stands for depends on how a release of transformers writes the model
+        is_listed = config.has(matrix) and (config.targets != "all-linear" or matrix.rpartition(".")[2] in last_names)
+        if is_listed and (matrix, "linear") not in found:
+            raise AdapterError(f"target_modules names {matrix}, for which the file has no weights")
+    for embedding in model.embeddings:
+        if config.targets != "all-linear" and config.has(embedding) and (embedding, "embedding") not in found:
+            raise AdapterError(f"target_modules names {embedding}, for which the file has no weights")
+    for prefix, experts in model.experts.items():
+        for part, name in _parameters(experts):
+            if config.has_parameter(f"{prefix}.{name}") and (prefix, part) not in found:
+                raise AdapterError(f"target_parameters names {prefix}.{name}, for which the file has no weights")
+    for matrix in _expert_maps(found, model):
+        if config.has(matrix) and (matrix, "linear") not in found:
+            raise AdapterError(f"target_modules names {matrix}, for which the file has no weights")
+
+
+def _expert_maps(found: Mapping[tuple[str, str], AdaptedMap], model: Adaptable) -> Iterator[str]:
+    """The maps of all experts, if the file has some of single experts."""
+    of_single = {matrix.rsplit(".", 2)[0] for matrix, part in found if part == "linear"} & model.experts.keys()
+    for prefix, experts in model.experts.items() if of_single else ():
+        for number in range(experts.count):
+            yield from (f"{prefix}.{number}.{name}" for name in experts.maps)
 
 
 def _why_not(matrix: str, model: Adaptable) -> str:
-    last = matrix.rpartition(".")[2]
-    kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in model.matrices))
-    if any(name.rpartition(".")[2] == last for name in model.matrices):
-        return f"this model does not have, or not as a linear map that adapters may add to ({kinds} of its layers)"
-    return f"adapters cannot add to here; they can to {kinds} of the layers" if kinds else "adapters cannot add to here"
+    names = [*model.matrices, *model.embeddings, *(name for experts in model.experts.values() for name in experts.maps)]
+    kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    listed = ", ".join(kinds)
+    if matrix.rpartition(".")[2] in kinds:
+        return f"this model does not have, or not as a linear map that adapters may add to ({listed} of its layers)"
+    return (
+        f"adapters cannot add to here; they can to {listed} of the layers" if kinds else "adapters cannot add to here"
+    )

@@ -30,10 +30,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "fan_in_fan_out": (False, True),  # of the base weight alone: GPT-2 stores it transposed
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, [], {}),
-    "use_dora": (False,),
     "use_qalora": (False,),
     "lora_bias": (False,),
-    "target_parameters": (None, []),
     "layer_replication": (None, []),
     "alora_invocation_tokens": (None, []),
     "init_lora_weights": _INITS,
@@ -41,13 +39,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Supported values of keys that would change the result otherwise; each key may be absent."""
 _READ = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern",
+    "layers_to_transform", "layers_pattern", "target_parameters", "use_dora", "ensure_weight_tying",
 }  # fmt: skip
 _OF_TRAINING = {
     "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout",
     "peft_version",
     "runtime_config", "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-    "megatron_core", "megatron_config", "ensure_weight_tying",
+    "megatron_core", "megatron_config",
 }  # fmt: skip
 """Keys that concern only training, or the execution in other engines."""
 
@@ -69,6 +67,12 @@ class PeftConfig:
     layers: tuple[int, ...]
     """Indices of the layers that the adapter modifies; (): all."""
     layers_pattern: tuple[NamePattern, ...]
+    parameters: tuple[str, ...]
+    """Names, or ends of names, of parameters that are not a linear map's weight: those of all experts together."""
+    dora: bool
+    """Whether the magnitudes of the weights' rows are trained, too (DoRA)."""
+    ties: bool
+    """Whether an update of the embedding is also one of the output projection."""
 
     @classmethod
     def read(cls, folder: Path) -> "PeftConfig":
@@ -93,6 +97,9 @@ class PeftConfig:
             excluded=_names(config, "exclude_modules"),
             layers=_layers(layers),
             layers_pattern=_pattern_list(config.get("layers_pattern")),
+            parameters=_texts("target_parameters", config.get("target_parameters") or ()),
+            dora=_flag("use_dora", config.get("use_dora") or False),
+            ties=_flag("ensure_weight_tying", config.get("ensure_weight_tying") or False),
         )
 
     def rank_of(self, module: str) -> int:
@@ -115,6 +122,10 @@ class PeftConfig:
         if not found or not isinstance(self.targets, tuple) or not self.layers or module in self.targets:
             return found
         return self._layer_of(module) in self.layers
+
+    def has_parameter(self, name: str) -> bool:
+        """Whether `target_parameters` lists this parameter."""
+        return _is_named(name, self.parameters)
 
     def _layer_of(self, module: str) -> int | None:
         """The number after the first components that match `layers_pattern`; without one, after any component."""

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from penstock.config.feed_forward import Routing
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.lora import ExpertUpdates
 from penstock.native.array import AnyArray
 
 
@@ -45,6 +46,7 @@ class Experts(Protocol):
         shared_gate: AnyArray | None,
         *,
         scale_x: bool = False,
+        updates: ExpertUpdates | None = None,
     ) -> AnyArray:
         """Sum weight * down(gate_up(x)) over each token's experts, in the order of `ids`.
 
@@ -55,6 +57,7 @@ class Experts(Protocol):
             shared: the shared expert's output, added to the sum, in the dtype of `x`; has the columns of all ranks.
             shared_gate: [num_tokens, 1] float32, whose sigmoid scales `shared`.
             scale_x: whether the weights multiply the experts' inputs instead of their outputs.
+            updates: the LoRA updates of the experts' maps; None: there are none.
 
         Returns:
             [num_tokens, rows of down] in the dtype of `x`: this rank's columns.

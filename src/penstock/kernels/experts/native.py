@@ -8,6 +8,8 @@ from penstock.kernels.experts import Experts
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.native import PackedWeight, activation_code
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.lora import ExpertUpdates, LoraTable
+from penstock.kernels.lora.native import NativeLora
 from penstock.kernels.ranks import Alone, Collective
 from penstock.kernels.ranks.native import SharedMemoryCollective
 from penstock.native import Library, address, dtype_code
@@ -52,6 +54,7 @@ class PackedExperts:
         shared_gate: Array | None,
         *,
         scale_x: bool = False,
+        updates: ExpertUpdates | None = None,
     ) -> Array:
         assert x.is_contiguous()
         shared_place = None
@@ -81,8 +84,18 @@ class PackedExperts:
             scale_x=scale_x,
             mixed=self._is_mixed,
         )
+        if updates is not None:
+            arguments.adapters = updates.rows.handle
+            arguments.gate_up_slots, arguments.down_slots = map(_slots_of, (updates.gate_up, updates.down))
         call(self._library, x, arguments)
         return out
+
+
+def _slots_of(tables: Sequence[LoraTable]) -> int:
+    """The address of the library's structs of the experts' tables, which they share."""
+    (first, *_) = tables
+    assert isinstance(first, NativeLora)
+    return first.slots.handle
 
 
 def _activation_of(gate_up: LinearMap) -> Activation | None:
@@ -141,13 +154,14 @@ class _TensorExperts:
         shared_gate: Array | None,
         *,
         scale_x: bool = False,
+        updates: ExpertUpdates | None = None,
     ) -> Array:
         from penstock.kernels.arrays import array_of, tensor_of
 
         tensors = (
             None if array is None else tensor_of(array.numpy()) for array in (x, ids, weights, shared, shared_gate)
         )
-        return Array(array_of(self._experts.mix(*tensors, scale_x=scale_x)))
+        return Array(array_of(self._experts.mix(*tensors, scale_x=scale_x, updates=updates)))
 
 
 def _experts_over_nodes(

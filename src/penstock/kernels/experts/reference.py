@@ -1,10 +1,15 @@
 """Routing and experts in plain torch."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.config.feed_forward import Routing
 from penstock.kernels.linear.weight import LinearMap, Weight
+from penstock.kernels.lora import ExpertUpdates, LoraTable, LoraUpdate
+from penstock.kernels.lora.rows import AdapterRows
 from penstock.kernels.ranks import Collective
 
 
@@ -85,13 +90,14 @@ class ReferenceExperts:
         shared_gate: Tensor | None,
         *,
         scale_x: bool = False,
+        updates: ExpertUpdates | None = None,
     ) -> Tensor:
         tokens, top_k = ids.shape
         outs = torch.empty(tokens, top_k, self._down[0].rows, device=x.device)
         for expert in sorted(set(ids.flatten().tolist())):
             rows, places = (ids == expert).nonzero(as_tuple=True)
             taken = x[rows] * weights[rows, places, None].to(x.dtype) if scale_x else x[rows]
-            outs[rows, places] = self._expert(expert, taken)
+            outs[rows, places] = self._expert(expert, taken, updates, rows)
         total = torch.zeros_like(outs[:, 0])
         for place in range(top_k):  # a fixed order of summation
             total += outs[:, place] if scale_x else weights[:, place, None] * outs[:, place]
@@ -101,10 +107,19 @@ class ReferenceExperts:
             total += shared.float() if shared_gate is None else shared_gate.sigmoid() * shared.float()
         return total.to(x.dtype)
 
-    def _expert(self, expert: int, x: Tensor) -> Tensor:
-        """[rows, columns] -> [rows, rows of down] float32."""
+    def _expert(self, expert: int, x: Tensor, updates: ExpertUpdates | None, tokens: Tensor) -> Tensor:
+        """[rows, columns] -> [rows, rows of down] float32, of these tokens."""
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in self._biases)
-        inner = self._gate_up[expert].linear(x, gate_up_bias, x.dtype)
+        rows = None if updates is None or updates.rows.is_empty else AdapterRows()
+        if rows is not None and updates is not None:
+            rows.assign(updates.rows.row_slots[tokens.cpu().numpy().astype(np.int64)])
+
+        def update(x: Tensor, tables: Sequence[LoraTable]) -> LoraUpdate | None:
+            return None if rows is None or rows.is_empty else tables[expert].update(x, rows)
+
+        of_first = None if updates is None else update(x, updates.gate_up)
+        inner = self._gate_up[expert].linear(x, gate_up_bias, x.dtype, of_first)
         inner = self._collective.columns(inner, self._down[expert].columns)
-        outer: Tensor = self._down[expert].linear(inner, down_bias, torch.float32)
+        of_down = None if updates is None else update(inner, updates.down)
+        outer: Tensor = self._down[expert].linear(inner, down_bias, torch.float32, of_down)
         return outer

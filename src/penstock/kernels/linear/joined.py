@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from penstock.config.feed_forward import Activation
-from penstock.kernels.linear.weight import Weight
+from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.lora import LoraUpdate
 from penstock.native.array import AnyArray, AnyDtype
 from penstock.native.program import empty_rows
@@ -37,3 +38,14 @@ class JoinedWeight:
             else:
                 part.linear_into(out, 0, x, part_bias, after_gate=self.gate if index else None, update=added)
         return out
+
+
+def weight_of_row(linear_map: LinearMap, row: int) -> tuple[Weight, int]:
+    """The weight that has a row of a linear map, and the row's place in it."""
+    if not isinstance(linear_map, JoinedWeight):
+        return cast("Weight", linear_map), row
+    for part in linear_map.parts:
+        if row < part.rows:
+            return part, row
+        row -= part.rows
+    raise AssertionError(f"a joined weight has {sum(part.rows for part in linear_map.parts)} rows")

@@ -196,6 +196,7 @@ class PackedWeight:
             arguments.added = update.added.data_ptr() + update.first * update.added.dtype.itemsize
             arguments.added_stride = update.added.stride(0)
             arguments.adapters = update.rows.handle
+            arguments.lora, arguments.lora_stride, arguments.lora_first = update.slots, 1, update.first
         call(self._library, x, arguments)
 
 

@@ -83,7 +83,12 @@ class ReferenceWeight:
     def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
         out = self._products(x, bias)
         if update is not None:
-            out = (out.float() + update.added[:, update.first : update.first + self.rows]).to(out.dtype)
+            columns = slice(update.first, update.first + self.rows)
+            if update.factors is not None:
+                factors = update.factors[:, columns]
+                scaled = self._products(x, None).float() * factors + (0.0 if bias is None else bias.float())
+                out = torch.where((factors != 1).any(-1, keepdim=True), scaled, out.float())
+            out = (out.float() + update.added[:, columns]).to(x.dtype)
         if self.activation is not None:
             out = (activate_gated if self.gated else apply_activation)(out, self.activation)
         return out.to(dtype)

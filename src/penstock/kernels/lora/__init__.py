@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.native.array import AnyArray, AnyDtype
 
@@ -18,7 +21,7 @@ MAX_SLOTS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraMap:
-    """An adapter's update of consecutive rows of a weight: scale * B (A x)."""
+    """An adapter's update of consecutive rows of a weight W: scale * B (A x), beside factors * (W x) for DoRA."""
 
     first: int
     """First row of the weight that it updates."""
@@ -28,6 +31,8 @@ class LoraMap:
     """[rank, columns]"""
     b: AnyArray
     """[rank, rows]: B transposed."""
+    factors: NDArray[np.float32] | None = None
+    """[rows]: what DoRA multiplies W x by, before the bias is added; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +45,10 @@ class LoraUpdate:
     """If no row has an adapter, `added` is not read."""
     first: int = 0
     """First column of the map's outputs."""
+    factors: AnyArray | None = None
+    """[num_tokens, columns] float32, multiplied with W x; None: all 1, or the native kernels find them in `slots`."""
+    slots: int | None = None
+    """Address of the library's structs of the table."""
 
 
 class LoraTable(Protocol):
@@ -53,8 +62,37 @@ class LoraTable(Protocol):
         """Empty a slot."""
         ...
 
-    def update(self, x: AnyArray, rows: AdapterRows) -> LoraUpdate | None:
-        """The update of the outputs for `x` [num_tokens, columns], whose rows have these adapters; None: no update."""
+    def update(self, x: AnyArray, rows: AdapterRows, *, column: int = 0) -> LoraUpdate | None:
+        """The update of the outputs for the columns of `x` [num_tokens, any] from `column` on, whose rows have these
+        adapters; None: no update.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertUpdates:
+    """The updates of a mixture's experts."""
+
+    rows: AdapterRows
+    """The adapters of the tokens."""
+    gate_up: Sequence[LoraTable]
+    """One per expert, like `down`; both from `NewExpertLora`."""
+    down: Sequence[LoraTable]
+
+
+class LookupTable(Protocol):
+    """The updates of an embedding by all adapters in memory. Each has one map, whose `a` is [vocabulary, rank]."""
+
+    def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
+        """Fill an empty slot."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        ...
+
+    def add(self, y: AnyArray, row_ids: AnyArray, rows: AdapterRows) -> None:
+        """Add the updates of the ids `row_ids` [n] int64 to the rows looked up, `y` [n, columns], in place."""
         ...
 
 
@@ -62,3 +100,15 @@ class NewLora(Protocol):
     """Makes a table for a weight [rows, columns], with all slots empty."""
 
     def __call__(self, rows: int, columns: int, dtype: AnyDtype, device: str) -> LoraTable: ...
+
+
+class NewExpertLora(Protocol):
+    """Makes a table for each of `count` experts' weights [rows, columns]."""
+
+    def __call__(self, count: int, rows: int, columns: int, dtype: AnyDtype, device: str) -> Sequence[LoraTable]: ...
+
+
+class NewLookupTable(Protocol):
+    """Makes a table for an embedding of this many columns, with all slots empty."""
+
+    def __call__(self, columns: int, dtype: AnyDtype, device: str) -> LookupTable: ...

@@ -21,21 +21,23 @@ class AdapterRows:
         self._struct = structs.AdapterRows()
         self.handle = ctypes.addressof(self._struct)
         """Address of the struct that native kernels read."""
-        self._slots = self._starts = self._rows = _NOTHING
+        self._slots = self._starts = self._rows = self.row_slots = _NOTHING
+        """`row_slots` [num_rows]: the slot of each row or `NO_ADAPTER`; empty if no row has an adapter."""
 
     def assign(self, row_slots: IntArray | None) -> None:
         """Set the rows of a pass: the slot of each row [num_rows] or `NO_ADAPTER`; None: no row has an adapter."""
         if row_slots is None or bool((row_slots == NO_ADAPTER).all()):
             self._struct.num_runs = 0
-            self._slots = self._starts = self._rows = _NOTHING
+            self._slots = self._starts = self._rows = self.row_slots = _NOTHING
             return
+        self.row_slots = np.ascontiguousarray(row_slots, np.int32)
         self._rows = np.argsort(row_slots, kind="stable").astype(np.int32)
         in_order = row_slots[self._rows]
         begins = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
         self._slots = in_order[begins].astype(np.int32)
         self._starts = np.append(begins, len(in_order)).astype(np.int32)
-        self._struct.slots, self._struct.starts, self._struct.rows = (
-            part.ctypes.data for part in (self._slots, self._starts, self._rows)
+        self._struct.slots, self._struct.starts, self._struct.rows, self._struct.row_slots = (
+            part.ctypes.data for part in (self._slots, self._starts, self._rows, self.row_slots)
         )
         self._struct.num_runs = len(self._slots)
 

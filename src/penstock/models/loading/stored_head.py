@@ -1,6 +1,7 @@
-"""Looks in safetensors files for an output projection that differs from the embedding, though they are tied. No torch.
+"""Looks for embeddings and output projections in a checkpoint's safetensors files. No torch.
 
-`transformers` uses the stored one then. Files that cannot be read are left to the loader, which reports them.
+`transformers` uses an output projection that differs from the embedding, though they are tied. Files that cannot be
+read are left to the loader, which reports them.
 """
 
 import logging
@@ -8,11 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.checkpoint import weight_files
-from penstock.checkpoint.safetensors import StoredTensor, read_header
+from penstock.checkpoint.safetensors import MappedTensors, StoredTensor, read_header
 from penstock.errors import CheckpointError
 from penstock.models.spec import ModelNames
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -74,3 +79,18 @@ def renamed(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
         if name.startswith(stored):
             return ours + name.removeprefix(stored)
     return name
+
+
+def stored_tensor(folder: Path, names: ModelNames, name: str) -> "NDArray[Any] | None":
+    """The tensor `name` of the checkpoint in `folder`, mapped; None: it has none of this name.
+
+    Raises:
+        CheckpointError: a file is damaged, or `folder` has no safetensors files.
+        OSError: a file cannot be read.
+    """
+    for file in weight_files(folder):
+        tensors = read_header(file)
+        for stored in tensors:
+            if renamed(stored, names.prefixes) == name:
+                return MappedTensors(file, tensors).read(stored)
+    return None
