@@ -48,10 +48,12 @@ class Hearing:
         return self.model.generate(self.features(samples), **options)[0].tolist()
 
 
-def make_hearing(folder: Path, *, multilingual: bool = True) -> Hearing:
+def make_hearing(
+    folder: Path, *, multilingual: bool = True, context: int = CONTEXT, positions: int = POSITIONS
+) -> Hearing:
     """Write the checkpoint to `folder`."""
     torch.manual_seed(5)
-    vocab = NO_TIMESTAMPS + 1 + POSITIONS + 1
+    vocab = NO_TIMESTAMPS + 1 + positions + 1
     tokens = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
     config = transformers.WhisperConfig(
         vocab_size=vocab,
@@ -63,8 +65,8 @@ def make_hearing(folder: Path, *, multilingual: bool = True) -> Hearing:
         decoder_attention_heads=2,
         encoder_ffn_dim=48,
         decoder_ffn_dim=40,
-        max_source_positions=POSITIONS,
-        max_target_positions=CONTEXT,
+        max_source_positions=positions,
+        max_target_positions=context,
         **tokens,
     )
     model = transformers.WhisperForConditionalGeneration(config).eval()
@@ -83,12 +85,12 @@ def make_hearing(folder: Path, *, multilingual: bool = True) -> Hearing:
         max_initial_timestamp_index=20,
         suppress_tokens=[7, 8, START, TRANSLATE, TRANSCRIBE, TEXT + 6, TEXT + 7, TEXT + 8],
         begin_suppress_tokens=[30, END],
-        max_length=CONTEXT,
+        max_length=context,
         return_timestamps=False,
     )
     model.save_pretrained(folder)
     tokenizer = byte_level_bpe(TEXT)
-    names = [*SPECIAL, "nospeech", "notimestamps", *(f"{step / 50:.2f}" for step in range(POSITIONS + 1))]
+    names = [*SPECIAL, "nospeech", "notimestamps", *(f"{step / 50:.2f}" for step in range(positions + 1))]
     tokenizer.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
     assert tokenizer.get_vocab_size() == vocab
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.system.host import CLOSED_PIPE, end_process, importing, keep_own_rights
 
 COMMANDS = (
-    *("generate", "chat", "serve", "top", "reload", "quantize", "verify", "simulate"),
+    *("generate", "chat", "transcribe", "serve", "top", "reload", "quantize", "verify", "simulate"),
     *("pull", "list", "show", "rm", "cache", "doctor", "config", "completion"),
 )
 """Modules of this package, in the order of the help."""

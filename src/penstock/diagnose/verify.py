@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from penstock.api.request import Image, Request, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
+from penstock.config.model_facts import TowerFacts
 from penstock.core import sequence as core
 from penstock.core.speculation import Draft, Speculation
 from penstock.engine.core import EngineCore
@@ -165,7 +168,8 @@ class SelfTest:
     def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
         """A request with a prompt of random tokens; half of the requests are sampled, half are greedy."""
         prompt = [rng.randrange(self.core.info.vocab_size) for _ in range(length)]
-        images = self._images(rng, prompt) if length >= PICTURED else ()
+        tower = self.core.settings.tower
+        images = () if tower is None else self._images(rng, prompt, tower)
         sampled = rng.random() < 0.5
         params = SamplingParams(
             temperature=0.9 if sampled else 0.0,
@@ -176,13 +180,16 @@ class SelfTest:
             ignore_eos=True,
             logprobs=LOGPROBS,
         )
-        made = self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0)
-        return replace(made, images=images)
+        return self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0, images=images)
 
-    def _images(self, rng: Random, prompt: list[int]) -> tuple[Image, ...]:
-        """Random pictures in the prompt, the first two equal; none if the model takes text only."""
-        tower = self.core.settings.tower
-        if tower is None:
+    def _images(self, rng: Random, prompt: list[int], tower: TowerFacts) -> tuple[Image, ...]:
+        """Random pictures in a long prompt, the first two equal; or a window of random features.
+
+        All have the same window: some would end before another one is encoded, and never run together.
+        """
+        if tower.is_attended:
+            return (_window(tower, self.core.settings.max_model_len),)
+        if len(prompt) < PICTURED:
             return ()
         side = tower.patch_pixels * math.isqrt(tower.max_patches // tower.max_tokens)
         rows, columns = PICTURE if tower.max_tokens >= math.prod(PICTURE) else (1, 1)
@@ -339,3 +346,12 @@ def first_difference(expected: Answer, got: Answer) -> str | None:
 
 def _logprobs(entry: TokenLogprob) -> list[tuple[int, float]]:
     return [(entry.token_id, entry.logprob), *entry.top]
+
+
+def _window(tower: TowerFacts, context: int) -> Image:
+    """A window of random log-mel features."""
+    assert tower.patch_height is not None
+    height, width = tower.patch_height, tower.patch_pixels * tower.max_tokens
+    pixels = np.random.default_rng(0).random((height, width), np.float32).tobytes()
+    digest = hashlib.sha256(struct.pack("<II", height, width) + pixels).digest()
+    return Image(0, context, 1, tower.max_tokens, height, width, digest, pixels)
