@@ -6,6 +6,7 @@ with LLM() as llm:
 
 import functools
 import itertools
+import os
 import sys
 import time
 from collections import deque
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
     from penstock.engine.core import EngineCore
     from penstock.engine.encoder_core import EncoderCore
+    from penstock.frontend.audio.reader import SoundReader
+    from penstock.frontend.audio.transcription import Transcript
     from penstock.frontend.images.prompts import OfflineImages
 
     Core: TypeAlias = EngineCore | EncoderCore
@@ -98,6 +101,8 @@ class LLM:
         self._validator = GrammarValidator(core.info.model_path, core.info.vocab_size)
         self._image_limits = config.images
         self._images: "OfflineImages | None" = None
+        self._audio_limits = config.audio
+        self._sounds: "SoundReader | None" = None
         self._ids = itertools.count()
         self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
@@ -241,6 +246,60 @@ class LLM:
         scoring = Scoring(encoder, pairs, side_of(truncate))
         return scoring.scores(self._encode(scoring.encoded, progress), raw=raw)
 
+    def transcribe(
+        self,
+        audio: "str | os.PathLike[str] | bytes | NDArray[np.float32]",
+        *,
+        language: str | None = None,
+        translate: bool = False,
+        prompt: str = "",
+        temperature: float = 0.0,
+        seed: int | None = None,
+        timestamps: bool = False,
+    ) -> "Transcript":
+        """Transcribe a sound of any length: a file's path, its bytes, or float32 samples, 16,000 a second.
+
+        Args:
+            language: its code, such as "de"; None: the model tells.
+            translate: whether into English.
+            prompt: text that may come before, for its style and spelling.
+            timestamps: whether the segments of a sound of 30 seconds or less have times.
+
+        Raises:
+            InvalidRequestError: the sound cannot be read, an option is invalid, or the model does not transcribe.
+        """
+        from penstock.frontend.audio.transcription import Transcription, TranscriptOptions
+
+        options = TranscriptOptions(language, translate, prompt, temperature, seed, has_segments=timestamps)
+        sounds, tokenizer = self._need_sounds(), self._need_tokenizer()
+        transcription = Transcription(
+            sounds.read(audio),
+            sounds.about,
+            self._engine.info.max_model_len,
+            options,
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            tokenizer.decode,
+        )
+        while questions := transcription.next():
+            prompts = [ImagePrompt(list(one.prompt), one.images) for one in questions]
+            outputs = self.generate(prompts, [one.params for one in questions], progress=False)
+            answers = [output.outputs[0] for output in outputs]
+            for answer in answers:
+                if answer.error is not None:
+                    raise EngineError(answer.error)
+            transcription.answer(answers)
+        return transcription.transcript
+
+    def _need_sounds(self) -> "SoundReader":
+        if self._sounds is None:
+            from penstock.frontend.audio.reader import SoundReader  # here: few models transcribe
+
+            about = self._engine.info.audio_input
+            if about is None:
+                raise InvalidRequestError(f"{self.model_name} does not transcribe: load a Whisper model", "audio")
+            self._sounds = SoundReader(about, self._audio_limits)
+        return self._sounds
+
     def _encode(self, encoded: Sequence[EncodedText], progress: bool | None) -> list[RequestOutput]:
         assert self._engine
         now = time.monotonic()
@@ -335,6 +394,8 @@ class LLM:
             self._validator.close()
             if self._images is not None:
                 self._images.close()
+            if self._sounds is not None:
+                self._sounds.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
             self._core.close()

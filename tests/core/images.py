@@ -15,7 +15,12 @@ SIDE = 2
 
 
 def make_tower(
-    num_layers: int = 3, layer_elements: int = 1, *, attends_within: bool = False, rope_axes: bool = False
+    num_layers: int = 3,
+    layer_elements: int = 1,
+    *,
+    attends_within: bool = False,
+    rope_axes: bool = False,
+    is_attended: bool = False,
 ) -> TowerFacts:
     return TowerFacts(
         num_layers=num_layers,
@@ -29,6 +34,7 @@ def make_tower(
         max_patches=12,
         attends_within=attends_within,
         rope_axes=rope_axes,
+        is_attended=is_attended,
     )
 
 
@@ -105,7 +111,19 @@ class ImageRunner(FakeRunner):
                 contents[row] = content(rows.digest, index)
         if self.settings.tower.attends_within:
             self._check_ends(forward)
+        if self.settings.tower.is_attended:
+            self._add_windows(forward, contents)
         return contents
+
+    def _add_windows(self, forward: ForwardPlan, contents: list[int]) -> None:
+        """The first token of a text stands for its window, too."""
+        assert len(forward.windows) == len(forward.query_lens)
+        row = 0
+        for digest, start, count in zip(forward.windows, forward.starts, forward.query_lens, strict=True):
+            assert self.layers.get(digest) == self.settings.tower.num_layers, "a window is used that is not there"
+            if start == 0:
+                contents[row] = content(digest, contents[row])
+            row += count
 
     def _check_ends(self, forward: ForwardPlan) -> None:
         """A token of an image attends to all of it, so all of it is computed in the step or before."""
@@ -119,6 +137,8 @@ class ImageRunner(FakeRunner):
 
     def prompt_contents(self, request: Request) -> list[int]:
         contents = super().prompt_contents(request)
+        if self.settings.tower.is_attended:
+            return [content(request.images[0].digest, contents[0]), *contents[1:]]
         for image in request.images:
             index = 0
             for at in range(image.start, image.start + image.count):

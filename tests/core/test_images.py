@@ -3,6 +3,7 @@
 import random
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -164,6 +165,63 @@ def test_whatever_is_encoded_cached_or_freed_every_answer_is_that_of_its_own_pix
 
     file = FakeFile()
     file.is_full = not stored
+    traffic = ImageTraffic(make, runner, budget, file)
+    traffic.play(events)
+    traffic.check()
+
+
+def about_a_window(event: dict[str, Any], name: int) -> dict[str, Any]:
+    """The request with a window of audio instead of images."""
+    window = make_image(name)
+    return event | {"images": (replace(window, count=MAX_LEN),)}
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=st.lists(
+        st.one_of(
+            st.builds(about_a_window, requests(), st.integers(0, 4)),
+            st.builds(about_a_window, requests(), st.integers(0, 4)),
+            st.tuples(st.just("abort"), st.integers(0, 20), st.sampled_from([None, 0, 1])),
+            st.integers(1, 6),
+            st.just("killed"),
+        ),
+        min_size=1,
+        max_size=25,
+    ),
+    num_blocks=st.integers(7, 16),
+    extra_budget=st.integers(0, 12),
+    caching=st.booleans(),
+    policy=st.sampled_from(["fair", "fcfs", "priority"]),
+    windows_that_fit=st.integers(1, 3),
+    layer_cost=st.integers(1, 40),
+)
+def test_every_token_is_computed_while_its_window_of_audio_is_there(
+    events: list[Any],
+    num_blocks: int,
+    extra_budget: int,
+    caching: bool,
+    policy: str,
+    windows_that_fit: int,
+    layer_cost: int,
+) -> None:
+    """The runner checks it; there are windows of five sounds, and room for fewer."""
+    tower, budget, groups = make_tower(layer_elements=layer_cost, is_attended=True), 4 + extra_budget, (num_blocks,)
+    images = make_images(tower, 24 * windows_that_fit)
+    runner = ImageRunner(tuple(map(CacheGroup, groups)), 4, images)
+
+    def make(make_tier: MakeTier | None) -> Scheduler:
+        return make_scheduler(
+            groups=tuple(map(CacheGroup, groups)),
+            max_num_seqs=4,
+            budget=budget,
+            caching=caching,
+            policy=policy,
+            images=images,
+        )
+
+    file = FakeFile()
+    file.is_full = True
     traffic = ImageTraffic(make, runner, budget, file)
     traffic.play(events)
     traffic.check()

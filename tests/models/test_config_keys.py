@@ -54,6 +54,7 @@ INTERVALS = {
     "no_rope_layer_interval": "no_rope_layers",
     "interleave_moe_layer_step": "moe_layers",
     "first_k_dense_replace": "mlp_layer_types",
+    "global_attn_every_n_layers": "layer_types",
 }
 """Settings that a list of the layers goes before, which is taken out to try them."""
 SHOWN_BY_TENSORS = {

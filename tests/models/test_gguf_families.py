@@ -102,6 +102,13 @@ UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 moe": ("Qwen2Moe", TWO | QWEN_EXPERTS),
     "seed-oss": ("SeedOss", TWO | {"head_dim": 16, "attention_out_bias": True}),
     "starcoder2": ("Starcoder2", TWO),
+    "afmoe": (
+        "Afmoe",
+        FAMILY_CASES["afmoe"][1] | {"num_hidden_layers": 4, "global_attn_every_n_layers": 4, "num_dense_layers": 2},
+    ),
+    "falcon": FAMILY_CASES["falcon"],
+    "falcon, grouped": FAMILY_CASES["falcon, grouped"],
+    "gpt bigcode": ("GPTBigCode", TWO | {"n_inner": 80}),
     "falcon-h1": ("FalconH1", TWO | FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "jamba": ("Jamba", JAMBA),
     "olmo": ("Olmo", TWO | {"clip_qkv": 0.3}),
@@ -206,7 +213,7 @@ def test_logits_from_a_file_are_those_of_transformers(
 def test_each_architecture_that_is_read_is_held_to_transformers() -> None:
     tested = {FAMILIES[class_name(family)][0] for family, _ in CASES.values()} | set(PLAIN.values())
     elsewhere = {"bailingmoe2", "qwen2vl", "qwen3vl", "qwen3vlmoe"}  # test_bailing_moe_v2.py, test_gguf_vision.py
-    elsewhere |= {"bert", "nomic-bert"}  # test_gguf_encoders.py
+    elsewhere |= {"bert", "gemma-embedding", "nomic-bert"}  # test_gguf_encoders.py
     assert set(ARCHITECTURES) - tested - elsewhere == {"nemotron_h"}  # which is the other, without experts
 
 

@@ -41,6 +41,7 @@ FAMILIES = [
     "lfm2 moe, not renormalised, no correction",
     "deepseek v2, groups, yarn, biases",
     "gpt-oss",
+    "afmoe",  # a projection of gates for all columns of the attention
     "apertus",
     "cohere",
     "falcon, grouped",  # one matrix of queries, keys and values, by head of keys

@@ -295,5 +295,5 @@ def test_a_checkpoint_without_a_tower_takes_text_only():
         split_images(f"a![]({RED_URL})", takes_images=False)
     assert split_images("![](https://example.org/a.png)", takes_images=False) == ["![](https://example.org/a.png)"]
     limits = CallLimitsConfig()
-    assert limits.body_bytes(takes_images=True) == 5 * limits.body_bytes(takes_images=False) == 20 * 2**20
-    assert CallLimitsConfig(max_body_bytes=7).body_bytes(takes_images=True) == 7
+    assert limits.body_bytes("images") == 5 * limits.body_bytes("text") == 20 * 2**20
+    assert CallLimitsConfig(max_body_bytes=7).body_bytes("images") == 7

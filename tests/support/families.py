@@ -600,6 +600,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
         },
     ),
+    "afmoe": (
+        "Afmoe",
+        {"head_dim": 12, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "sliding_window": 9}
+        | {"layer_types": None, "global_attn_every_n_layers": 2, "mup_enabled": True, "route_scale": 1.5},
+    ),
     "arcee": ("Arcee", TWO),
     "arcee, biases, yarn": ("Arcee", TWO | YARN | {"attention_bias": True, "mlp_bias": True}),
     "dots1": ("Dots1", TWO | SHARED_EXPERTS | {"head_dim": 16, "norm_topk_prob": True, "sliding_window": None}),

@@ -21,6 +21,7 @@ from tests.support.gguf_tensors import (
     correction_biases,
     delta_tensors,
     falcon_h1_tensors,
+    falcon_tensors,
     gemma3n_tensors,
     gemma4_tensors,
     gpt2_tensors,
@@ -351,6 +352,21 @@ def _add_granite_hybrid(writer: GGUFWriter, config: Config) -> None:
     writer.add_ssm_time_step_rank(config["mamba_n_heads"])
 
 
+def _add_afmoe(writer: GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_expert_weights_scale(config["route_scale"])
+    writer.add_expert_weights_norm(True)
+    writer.add_uint32("afmoe.expert_gating_func", 2)
+
+
+def _add_falcon(writer: GGUFWriter, config: Config) -> None:
+    writer.add_head_count_kv(config["num_kv_heads"] if config["new_decoder_architecture"] else 1)
+
+
+def _add_bigcode(writer: GGUFWriter, config: Config) -> None:
+    writer.add_head_count_kv(1)
+
+
 def _add_falcon_h1(writer: GGUFWriter, config: Config) -> None:
     writer.add_ssm_conv_kernel(config["mamba_d_conv"])
     writer.add_ssm_state_size(config["mamba_d_state"])
@@ -474,6 +490,9 @@ FAMILIES: dict[str, Kind] = {
     "Glm4MoeForCausalLM": ("glm4moe", _add_glm4_moe, correction_biases),
     "GptOssForCausalLM": ("gpt-oss", _add_gpt_oss, gpt_oss_tensors),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, granite_hybrid_tensors),
+    "AfmoeForCausalLM": ("afmoe", _add_afmoe, correction_biases),
+    "FalconForCausalLM": ("falcon", _add_falcon, falcon_tensors),
+    "GPTBigCodeForCausalLM": ("starcoder", _add_bigcode, None),
     "FalconH1ForCausalLM": ("falcon-h1", _add_falcon_h1, falcon_h1_tensors),
     "OlmoForCausalLM": ("olmo", _add_olmo, interleaved),
     "StableLmForCausalLM": ("stablelm", _add_partial_rope, None),

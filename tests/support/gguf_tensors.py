@@ -187,6 +187,17 @@ def granite_hybrid_tensors(name: str, tensor: Tensor, config: Config) -> Tensors
         yield from _mamba(name, tensor, config)
 
 
+def falcon_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With all queries, keys and values together."""
+    if "query_key_value" in name and config["new_decoder_architecture"]:
+        share = config["num_attention_heads"] // config["num_kv_heads"]
+        grouped = tensor.view(config["num_kv_heads"], share + 2, -1, *tensor.shape[1:])
+        parts = (grouped[:, :share], grouped[:, share : share + 1], grouped[:, share + 1 :])
+        tensor = torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+    if name != "lm_head.weight" or not config["tie_word_embeddings"]:
+        yield name, tensor
+
+
 def falcon_h1_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     """With the factors in the matrices."""
     of_gate, of_down = config["mlp_multipliers"]

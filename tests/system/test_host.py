@@ -15,7 +15,9 @@ from penstock.system.host import (
     cpu_bindings,
     free_memory,
     keep_own_rights,
+    may_raise_priority,
     physical_cores,
+    set_low_priority,
     shorten_pauses,
 )
 from tests.support.waiting import alive, wait_until
@@ -247,3 +249,19 @@ def test_a_serving_process_collects_without_its_modules_and_threads_take_short_t
     finally:
         gc.unfreeze()
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.skipif(not may_raise_priority(), reason="this user may not raise a priority again")
+def test_a_process_has_a_low_priority_until_it_gets_ours_again() -> None:
+    script = "import threading; threading.Thread(target=input).start(); print(flush=True)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        threads = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+        assert len(threads) == 2
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        for is_low in (True, False):
+            set_low_priority([process.pid], is_low=is_low)
+            assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {own + 5 * is_low}
+    set_low_priority([process.pid], is_low=True)  # it has ended

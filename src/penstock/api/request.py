@@ -53,7 +53,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image, or one tile of it, in a prompt: the resized picture that a model's vision tower encodes."""
+    """An image, or one tile of it, in a prompt: the resized picture that a model's vision tower encodes.
+
+    Or a window of audio that a transcript is about. It stands for all tokens of the context: `count` is its length.
+    """
 
     start: int
     """Position in the prompt of the first token that stands for it."""
@@ -64,12 +67,12 @@ class Image:
     """Its features are `rows * columns` vectors, in reading order, one per placeholder token."""
     columns: int
     height: int
-    """Height and width of the resized picture, in pixels."""
+    """Height and width of the resized picture, in pixels; of audio, mels and frames."""
     width: int
     digest: bytes
     """SHA-256 of height and width (uint32, little endian) and of the pixels."""
     pixels: bytes
-    """uint8 [height, width, 3] RGB, row by row."""
+    """uint8 [height, width, 3] RGB, row by row; of audio, float32 [height, width] log-mel features."""
 
 
 @dataclass(frozen=True, slots=True)

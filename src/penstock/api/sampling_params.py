@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
+from penstock.api.transcript_rules import TranscriptRules
 from penstock.errors import InvalidRequestError
 
 T = TypeVar("T")
@@ -231,6 +232,8 @@ class SamplingParams:
     """The form that the answer must have; None: any."""
     shown_special_tokens: Sequence[int] = ()
     """Special tokens that the text includes; it omits all others."""
+    transcript: TranscriptRules | None = None
+    """Rules for the tokens of a transcript, which the transcribing routes and methods set."""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -461,6 +464,7 @@ class ResolvedParams:
     allowed_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: int | None = None
     beams: Beams | None = None
+    transcript: TranscriptRules | None = None
 
     @property
     def num_sequences(self) -> int:

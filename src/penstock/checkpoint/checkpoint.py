@@ -138,7 +138,7 @@ def open_checkpoint(
         read_defaults(changed, config, generation_file, config_file),
         task=wanted,
         hf_overrides=hf_overrides,
-        unheeded=unheeded_settings(generation),
+        unheeded=unheeded_settings(generation, transcribes=config.get("model_type") == "whisper"),
         recipe=recipe,
     )
 

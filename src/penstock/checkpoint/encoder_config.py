@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from penstock.checkpoint.checkpoint import Checkpoint, read_json, read_text
+from penstock.checkpoint.gguf.architectures import DENSE_MAPS
 from penstock.checkpoint.gguf.config import pooling_of
+from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.errors import CheckpointError, shown
 
 Task = Literal["generate", "embed", "score"]
@@ -126,7 +128,8 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
     if checkpoint.gguf is not None:
         pooling = pooling_of(checkpoint.gguf)
         named = None if pooling is None or pooling == "rank" else (pooling,)
-        return EncoderConfig(task, named, normalize=named is not None, sigmoid=task == "score")
+        maps = _dense_of_gguf(checkpoint.gguf)
+        return EncoderConfig(task, named, maps, normalize=named is not None, sigmoid=task == "score")
     found: dict[str, Any] = {}
     dense, unread = [], []
     for kind, path in _modules(folder):
@@ -170,6 +173,15 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         unread=tuple(unread),
         **found,
     )
+
+
+def _dense_of_gguf(file: GGUFFile) -> tuple[DenseModule, ...]:
+    """EmbeddingGemma's linear maps, where the file has them."""
+    maps = [(name, file.tensors[f"{name}.weight"]) for name in DENSE_MAPS if f"{name}.weight" in file.tensors]
+    for name, info in maps:
+        if len(info.shape) != 2 or max(info.shape) > _MAX_DENSE:
+            raise CheckpointError(f"{file.path} is damaged: its tensor {name}.weight has the shape {list(info.shape)}")
+    return tuple(DenseModule(name, info.shape[1], info.shape[0], bias=False, activation=None) for name, info in maps)
 
 
 def _unread(file: Path, kind: str) -> list[str]:

@@ -32,6 +32,13 @@ _HARMLESS = {
     "forced_bos_token_id",  # acts on prompts of one token only
     *("length_penalty", "early_stopping", "diversity_penalty"),  # of beam search: `num_beams` is reported
 }
+_TRANSCRIPTION = {
+    *("begin_suppress_tokens", "lang_to_id", "task_to_id", "is_multilingual", "max_initial_timestamp_index"),
+    *("no_timestamps_token_id", "prev_sot_token_id"),  # `checkpoint/audio_input.py` reads these
+    *("forced_decoder_ids", "language", "task", "return_timestamps", "max_length"),  # a request says it
+    *("alignment_heads", "median_filter_width"),  # of the times of words, which are not computed
+}
+"""Keys of models that transcribe."""
 _NEUTRAL: tuple[object, ...] = (None, False, 0, 1, [], {})
 _NEUTRAL_OF: dict[str, tuple[object, ...]] = {
     "max_length": (None, 20),  # the default of `transformers`, which older files spell out
@@ -109,9 +116,13 @@ def read_defaults(
     )
 
 
-def unheeded(generation: dict[str, Any]) -> tuple[str, ...]:
-    """Keys that change, or may change, the answers of `transformers` but not Penstock's."""
-    known = _READ | _HARMLESS
+def unheeded(generation: dict[str, Any], *, transcribes: bool = False) -> tuple[str, ...]:
+    """Keys that change, or may change, the answers of `transformers` but not Penstock's.
+
+    Args:
+        transcribes: whether the model transcribes audio.
+    """
+    known = _READ | _HARMLESS | (_TRANSCRIPTION if transcribes else set())
     if _single_biases(generation.get("sequence_bias")) is not None:
         known = known | {"sequence_bias"}
     return tuple(

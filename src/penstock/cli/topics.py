@@ -24,6 +24,7 @@ _TITLES = {
     "speculation": "speculative decoding",
     "adapters": "adapters (LoRA)",
     "images": "images in prompts",
+    "audio": "transcription",
     "": "answers and streams",
     "call_limits": "limits on connections and calls",
     "queue": "limits on requests",

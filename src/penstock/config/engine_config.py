@@ -266,6 +266,19 @@ class ImageConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """Limits on audio that is transcribed."""
+
+    max_audio_bytes: int = option(26_214_400, "maximum size of a sound, as a file")
+    max_audio_seconds: int = option(3600, "maximum length of a sound")
+
+    def __post_init__(self) -> None:
+        for name in ("max_audio_bytes", "max_audio_seconds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options of an engine, as the user gave them, and its role in the fleet."""
 
@@ -275,6 +288,7 @@ class EngineConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
     images: ImageConfig = field(default_factory=ImageConfig)
+    audio: AudioConfig = field(default_factory=AudioConfig)
     role: Role = "any"
     kv_transfer: KVTransfer = "file"
     rendezvous: Rendezvous | None = None
@@ -301,6 +315,7 @@ class EngineConfig:
             speculation=SpeculationConfig(**parsed.get("speculation", {})),
             adapters=AdapterConfig(**parsed.get("adapters", {})),
             images=ImageConfig(**parsed.get("images", {})),
+            audio=AudioConfig(**parsed.get("audio", {})),
         )
 
     def options(self) -> dict[str, Any]:
@@ -315,6 +330,7 @@ _SECTIONS: dict[str, type] = {
     "speculation": SpeculationConfig,
     "adapters": AdapterConfig,
     "images": ImageConfig,
+    "audio": AudioConfig,
 }
 
 

@@ -22,7 +22,7 @@ class ImageSettings:
     def num_patches(self, height: int, width: int) -> int:
         """Number of patches of a picture."""
         side = self.tower.patch_pixels
-        return -(-height // side) * -(-width // side)
+        return -(-height // (self.tower.patch_height or side)) * -(-width // side)
 
     def layer_tokens(self, height: int, width: int) -> int:
         """Cost of one layer of the tower for a picture: the text tokens that take as many multiplications."""

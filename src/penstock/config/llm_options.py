@@ -103,3 +103,7 @@ class LLMOptions(TypedDict, total=False):
     default: the checkpoint's own, but no more than 4096"""
     image_cache_bytes: int
     """memory for the latest resized images, which later turns of a conversation send again; 0: none"""
+    max_audio_bytes: int
+    """maximum size of a sound, as a file"""
+    max_audio_seconds: int
+    """maximum length of a sound"""

@@ -220,13 +220,17 @@ def plan_memory(
 _LARGEST_IMAGES = 2
 """Number of the largest images whose features fit their budget at least: one in use, one being encoded."""
 _AUTO_FEATURES = 64 * MIB
+_WINDOWS = 16
+"""Number of audio windows whose keys fit their budget, memory permitting: as many as are decoded at a time."""
 
 
 def _tower_bytes(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> tuple[int, int]:
-    """Bytes of a vision tower's weights, and the budget for features."""
+    """Bytes of a tower's weights, and the budget for features."""
     weights = int(tower.num_parameters * _PACKED_BYTES[model.dtype])
-    features = _LARGEST_IMAGES * largest_image_bytes(tower, BYTES_OF[model.dtype])
-    return weights, max(features, min(_AUTO_FEATURES, machine.memory // 64))
+    largest = largest_image_bytes(tower, BYTES_OF[model.dtype])
+    if tower.is_attended:
+        return weights, largest * max(_LARGEST_IMAGES, min(_WINDOWS, machine.memory // 16 // largest))
+    return weights, max(_LARGEST_IMAGES * largest, min(_AUTO_FEATURES, machine.memory // 64))
 
 
 def _tower_workspace(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> int:
@@ -234,7 +238,7 @@ def _tower_workspace(model: ModelPrecision, tower: TowerFacts, machine: Machine)
     native = machine.device == "cpu" and machine.native
     activations = tower.activation_sizes.native if native else tower.activation_sizes.reference
     patch = (activations + 4 * tower.hidden_size) * BYTES_OF[model.dtype] + 4 * tower.activation_sizes.widest
-    return tower.max_patches * (patch + 2 * 4 * 3 * tower.patch_pixels**2)
+    return tower.max_patches * (patch + 2 * 4 * tower.patch_elements)
 
 
 def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLimits) -> MemoryPlan:

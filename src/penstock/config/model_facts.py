@@ -106,11 +106,24 @@ class LayerFacts:
     """Activations of each of its parts."""
 
 
+WINDOW_BLOCK = 16
+"""Positions in a block of an audio window's keys, which are cached apart from those of texts."""
+
+
+def blocks_of_window(num_positions: int) -> int:
+    """Number of blocks of an audio window."""
+    return -(-num_positions // WINDOW_BLOCK)
+
+
 @dataclass(frozen=True, slots=True)
 class TowerFacts:
-    """Sizes of a vision tower for the memory plan and the scheduler."""
+    """Sizes of a vision or audio tower for the memory plan and the scheduler.
+
+    To them a window of audio is an image: its log-mel features, a row of `width` frames for each of `height` mels.
+    """
 
     num_layers: int
+    """Of an audio tower, those that compute keys of the text model's layers included."""
     patch_pixels: int
     """Height and width of a patch, in pixels."""
     layer_elements: int
@@ -129,6 +142,15 @@ class TowerFacts:
     """Whether an image's tokens attend to each other in the text model, also to later ones."""
     rope_axes: bool = False
     """Whether the text model's rotary positions have three axes."""
+    patch_height: int | None = None
+    """Height of a patch that is no square."""
+    is_attended: bool = False
+    """Whether all tokens of a text attend to features (cross-attention), instead of some tokens being them."""
+
+    @property
+    def patch_elements(self) -> int:
+        """Elements of the row that the first linear map makes a patch of; at least three per pixel."""
+        return 3 * self.patch_pixels * (self.patch_height or self.patch_pixels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +179,7 @@ class ModelFacts:
     is_encoder: bool = False
     """Whether it is an encoder: it embeds or scores texts, and caches nothing between steps."""
     tower: TowerFacts | None = None
-    """Its vision tower; None: it takes text only."""
+    """Its vision or audio tower; None: it takes text only."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
     usual_length: int | None = None

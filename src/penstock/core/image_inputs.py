@@ -13,8 +13,11 @@ from penstock.core.sequence import INT32, Sequence
 
 
 def add_image_inputs(forward: ForwardPlan, sequences: list[Sequence], tower: TowerFacts) -> None:
-    """Set a plan's image rows, rotary positions and seen ends, if any of its sequences has images."""
+    """Set a plan's image rows, rotary positions and seen ends, if any of its sequences has images; or its windows."""
     if not any(seq.image_end for seq in sequences):
+        return
+    if tower.is_attended:
+        forward.windows = [seq.request.images[0].digest for seq in sequences]
         return
     for seq, start, count, row in _chunks(forward, sequences):
         if start < seq.image_end:

@@ -3,6 +3,8 @@
     waiting ──layers, in one step or several──> ready ──not needed, and room is wanted──> freed
                        └── a step failed, or the oldest sequence takes its room ──> waiting
 
+A window of audio is an image that stands for all tokens of its text, and is needed until that ends.
+
 A layer costs as many tokens of the step's budget as take the same multiplications in the text model. A sequence's
 chunk ends before an image that is not ready; an image that becomes ready in a step can be used in the same step.
 
@@ -63,6 +65,16 @@ class ImageWork:
         if image is not None and image.digest not in self._images:
             has_room = self._take_room(image, kept=set())
             assert has_room, "an image was accepted that exceeds the budget of features"
+
+    def can_decode(self, seq: Sequence) -> bool:
+        """Whether a sequence that lacks one token has the features that it attends to; those stay for the step."""
+        if not self.settings.tower.is_attended:
+            return True
+        if not all(map(self._is_ready, seq.request.images)):
+            return False
+        for image in seq.request.images:
+            self._use(image.digest)
+        return True
 
     def least_tokens(self, seq: Sequence) -> int:
         """Tokens of the budget to keep for the oldest running sequence: one, or those of an image that attends within

@@ -137,6 +137,8 @@ class ForwardPlan:
     rope_positions: "array[int] | None" = None
     """int32 [3 * tokens], axis by axis (time, height, width), for models with multi-axis rotary positions; None: each
     axis has the token's plain position."""
+    windows: list[bytes] = field(default_factory=list)
+    """Digests of the audio windows that the sequences attend to, one per sequence; empty: the model takes none."""
     seen_ends: "array[int] | None" = None
     """int32 [tokens], the position after the last key that each token attends to, for models whose images' tokens see
     each other; None: its own position + 1."""

@@ -221,9 +221,9 @@ class Scheduler:
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         step.copies.extend(self.kv.drain_copies())
         self._claim(step)  # first: the sequences that it preempts must not be in the step
-        prompts = self._add_decodes(step)
         if self.images is not None:
             self.images.begin_step()
+        prompts = self._add_decodes(step)
         self._add_prompts(step, prompts)
         self._admit(step)
         if not step.requests and self.tier is not None and self.tier.is_loading:
@@ -282,12 +282,18 @@ class Scheduler:
         """Budget to keep for the oldest sequence: it advances in each step, whatever the tenants' turns."""
         return 1 if self.images is None or oldest is None else self.images.least_tokens(oldest)
 
-    def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0) -> int:
-        """Add a sequence's missing tokens to the step, within the budgets and minus `kept` tokens for another."""
+    def _add_chunk(self, seq: Sequence, step: Step, kept: int = 0, *, has_room: bool = False) -> int:
+        """Add a sequence's missing tokens to the step, within the budgets and minus `kept` tokens for another.
+
+        Args:
+            has_room: whether it has slots for all of them, as after its admission.
+        """
         most = len(seq.tokens) - seq.num_computed
         if self.images is not None and seq.num_computed < seq.image_end:
-            encoded = step.trace.encoded_tokens
+            encoded, lacking = step.trace.encoded_tokens, most
             most = self.images.prepare(seq, step, kept)
+            if lacking == 1 and not has_room and self.images.settings.tower.is_attended:
+                most = 0  # it decodes in the next step, and gets its slot there
             self._prefill_order.computed(seq, step.trace.encoded_tokens - encoded)
         count = step.add_chunk(seq, most, kept)
         if count:
@@ -306,8 +312,10 @@ class Scheduler:
         for seq in self._sequences.running:
             if seq.status is not Status.RUNNING:  # just preempted for an earlier one
                 continue
-            if len(seq.tokens) - seq.num_computed > 1 or seq.num_computed < seq.image_end:
+            if len(seq.tokens) - seq.num_computed > 1 or self._lacks_image(seq):
                 (returned if seq.num_returned else behind).append(seq)
+            elif self.images is not None and not self.images.can_decode(seq):
+                behind.append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
         if step.trace.preempted:  # victims may be in these lists already
@@ -319,6 +327,12 @@ class Scheduler:
         oldest = self._sequences.running[0] if self._sequences.running else None
         keep = self._least_tokens(oldest) if behind and behind[0] is oldest else 0
         return behind + [seq for seq in returned if not step.add_returned(seq, keep)]
+
+    def _lacks_image(self, seq: Sequence) -> bool:
+        """Whether the sequence's next token belongs to an image, or comes before one."""
+        if seq.num_computed >= seq.image_end or self.images is None:
+            return False
+        return not self.images.settings.tower.is_attended
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
         """Preempt until there is a slot for the sequence's next token; False if there is none in this step.
@@ -362,7 +376,7 @@ class Scheduler:
             self._start(seq, free if allowed is None else min(free, allowed), step)
             self._num_claims = 0  # the head had its turn, so claims may overtake again
             allowed = None if allowed is None else allowed - seq.num_slots
-            added = self._add_chunk(seq, step)
+            added = self._add_chunk(seq, step, has_room=True)
             assert added or seq.image_end, "a sequence was admitted for which there is no budget"
 
     def _block_reason(self, seq: Sequence, step: Step, allowed: int | None) -> BlockReason | None:

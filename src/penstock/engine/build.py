@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.api.request import Request
 from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
+from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
 from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import AdapterConfig, EngineConfig
@@ -121,7 +122,11 @@ def _build_engine(
         most = settings.memory.adapters // BYTES_OF[settings.dtype]
         adapters = AdapterRoom(runner, most)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
-    info = replace(_describe(checkpoint, facts, settings, takes), image_input=image_input)
+    info = replace(
+        _describe(checkpoint, facts, settings, takes),
+        image_input=image_input,
+        audio_input=read_audio_input(checkpoint),
+    )
     make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
         info,
@@ -217,7 +222,7 @@ _SIZED = ("qwen2_vl", "pixtral")
 
 def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
     """How the model takes images; None: it has no tower, or is to take text only."""
-    if facts.tower is None or not config.images.images:
+    if facts.tower is None or facts.tower.is_attended or not config.images.images:
         return None
     found, most = read_image_input(checkpoint), config.images.max_image_tokens
     if found is None:
@@ -232,7 +237,9 @@ def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerF
     """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose; None:
     no picture is taken.
     """
-    if tower is None or image_input is None:
+    if tower is None or tower.is_attended:
+        return tower
+    if image_input is None:
         return None
     most = image_input.max_tokens
     if not most or most >= tower.max_tokens or image_input.processor not in _SIZED:

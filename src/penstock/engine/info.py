@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from penstock.checkpoint.adapters.folder import Adaptable
 from penstock.checkpoint.encoder_config import EncoderConfig
 from penstock.checkpoint.generation_config import GenerationDefaults
+from penstock.config.audio_input import AudioInput
 from penstock.config.engine_config import Role
 from penstock.config.image_input import ImageInput
 from penstock.core.block_writer import TierStats
@@ -45,7 +46,9 @@ class EngineInfo:
     hf_overrides: str | None = None
     """JSON object that replaces settings of the model's config.json."""
     image_input: ImageInput | None = None
-    """How the model takes images; None: it takes text only."""
+    """How the model takes images; None: it takes none."""
+    audio_input: AudioInput | None = None
+    """How the model transcribes; None: it does not."""
     memory_bytes: int = 0
     """Bytes of the memory plan."""
 

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -26,6 +26,7 @@ from penstock.fleet.placement import Capacity, ReplicaStatus
 from penstock.fleet.replica import DEFAULT_RESTARTS, Death, OnLoading, Replica, RestartPolicy, await_ready
 from penstock.fleet.request import FleetRequest
 from penstock.fleet.router import ROUTERS
+from penstock.system.host import set_low_priority
 
 logger = logging.getLogger("penstock.engine")
 
@@ -43,6 +44,8 @@ class FleetOptions:
     numbers: Iterator[int] | None = None
     """Numbers of new replicas, which the fleets of several models share; None: from 0."""
     on_loading: OnLoading | None = None
+    yields: Callable[[], bool] = bool
+    """Whether a starting engine leaves most of the cores to others, as another model has requests; by default never."""
 
 
 class FleetOwner(Protocol):
@@ -122,8 +125,14 @@ class Fleet:
 
     async def _all_ready(self, links: Sequence[Link]) -> list[EngineInfo]:
         starting = [asyncio.ensure_future(await_ready(link, self._options.on_loading)) for link in links]
+        pids = [link.pid for link in links] if self._options.yields() else []
         try:
-            return await asyncio.gather(*starting)
+            if pids:
+                await asyncio.to_thread(set_low_priority, pids, is_low=True)
+            infos = await asyncio.gather(*starting)
+            if pids:
+                await asyncio.to_thread(set_low_priority, pids, is_low=False)
+            return infos
         except BaseException:
             for start in starting:
                 start.cancel()

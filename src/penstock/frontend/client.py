@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
@@ -59,6 +59,7 @@ from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from penstock.frontend.audio.reader import QueuedSounds
     from penstock.frontend.images.prompts import ImagePrompts
 
 logger = logging.getLogger("penstock.engine")
@@ -86,6 +87,8 @@ class Beside:
     numbers: Iterator[int]
     """Numbers of new replicas."""
     on_loading: OnLoading
+    others_work: Callable[[], bool]
+    """Whether another model has open requests."""
     entries: Sequence[Entry] = ()
     """Its unfinished requests in the journal, which is open and stays so when this engine is closed."""
 
@@ -129,7 +132,7 @@ class AsyncEngine:
         links = list(link) if isinstance(link, Sequence) else [link]
         options = FleetOptions(step_deadline, restarts, router)
         if beside is not None:
-            options = replace(options, numbers=beside.numbers, on_loading=beside.on_loading)
+            options = replace(options, numbers=beside.numbers, on_loading=beside.on_loading, yields=beside.others_work)
         fleet, own_journal = Fleet(options, config.scheduler.policy), journal if beside is None else None
         try:
             template = await asyncio.to_thread(read_template, config.model.chat_template)
@@ -144,6 +147,7 @@ class AsyncEngine:
                 config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling, beside
             )
             engine.images = engine._image_prompts(image_urls)
+            engine.sounds = engine._queued_sounds()
             await asyncio.to_thread(engine.adapters.add_listed, config.adapters.paths)
             engine._take_up_journal()
         except BaseException:
@@ -191,7 +195,9 @@ class AsyncEngine:
         self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
         self.texts = TextEncoder(tokenizer, info)
         self.images: "ImagePrompts | None" = None
-        """Prompts with images; None: the model takes text only."""
+        """Prompts with images; None: the model takes none."""
+        self.sounds: "QueuedSounds | None" = None
+        """Sounds that are transcribed; None: the model does not transcribe."""
         self.given_up = asyncio.Event()
         self._metrics = Metrics()
         self.history = History(config.scheduler.policy) if beside is None else beside.history
@@ -248,6 +254,13 @@ class AsyncEngine:
             logger.warning("the model takes images, for which Pillow is needed: pip install '.[images]'")
         return ImagePrompts(image_input, self.tokenizer, limits, ImageURLs(urls, limits.max_image_bytes))
 
+    def _queued_sounds(self) -> "QueuedSounds | None":
+        if self.info.audio_input is None:
+            return None
+        from penstock.frontend.audio.reader import QueuedSounds  # here: few models transcribe
+
+        return QueuedSounds(self.info.audio_input, self._config.audio)
+
     def _live_output_processor(self, request_id: str) -> OutputProcessor | None:
         one = self.open_requests.find(request_id)
         return None if one is None else one.output_processor
@@ -281,6 +294,8 @@ class AsyncEngine:
         await asyncio.to_thread(self._text_work.close)
         if self.images is not None:
             await asyncio.to_thread(self.images.close)
+        if self.sounds is not None:
+            await asyncio.to_thread(self.sounds.close)
         await self._grammar_checks.close()
         if self.tokenizer is not None:
             await asyncio.to_thread(self.tokenizer.close)

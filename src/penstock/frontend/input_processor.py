@@ -116,11 +116,17 @@ class PromptEncoder:
 def check_generates(info: EngineInfo) -> None:
     """
     Raises:
-        WrongTaskError: the model embeds or scores.
+        WrongTaskError: the model embeds, scores or transcribes.
     """
     if info.encoder is not None:
         does, route = ("embeds texts", "embeddings") if info.encoder.task == "embed" else ("scores pairs", "rerank")
         raise WrongTaskError(f"{info.model_name} does not generate; it {does}", "model", over_http=f"ask /v1/{route}")
+    if info.audio_input is not None:
+        raise WrongTaskError(
+            f"{info.model_name} transcribes audio; it does not continue texts",
+            "model",
+            over_http="ask /v1/audio/transcriptions",
+        )
 
 
 MAX_CANDIDATES = 256
@@ -197,7 +203,8 @@ class InputProcessor:
                 `max_tokens` together.
             InvalidRequestError: the engine cannot serve it; `param` names the invalid field.
         """
-        check_generates(self._info)
+        if self._info.audio_input is None or not images:
+            check_generates(self._info)
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
@@ -341,7 +348,8 @@ class InputProcessor:
         min_tokens, banned, bias = params.min_tokens, self._banned(params), params.logit_bias
         if params.num_beams == 1:
             min_tokens = min_tokens or min(self._info.defaults.min_tokens, max_tokens)
-            banned = tuple(dict.fromkeys((*banned, *self._default_bans)))
+            allowed = {(token,) for token in params.allowed_token_ids or ()}  # which the caller names
+            banned = tuple(dict.fromkeys((*banned, *(run for run in self._default_bans if run not in allowed))))
             bias = {**self._default_bias, **bias}
         self._check_some_token_left(params, banned, stops if min_tokens else ())
         logprobs = params.logprobs
@@ -368,6 +376,7 @@ class InputProcessor:
             logit_bias=tuple((token, float(value)) for token, value in bias.items() if value),
             banned=banned,
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(sorted({*params.allowed_token_ids})),
+            transcript=params.transcript,
         )
         return resolved if params.num_beams == 1 else self._for_beams(resolved, params)
 

@@ -250,7 +250,7 @@ class ServedModels:
         began, model.progress = time.monotonic(), 0.0
         logger.info("the model %s is being loaded", model.name)
         if model.engine is None:
-            beside = Beside(self._history, self._numbers, model.on_loading, model.entries)
+            beside = Beside(self._history, self._numbers, model.on_loading, self._have_requests, model.entries)
             model.engine = await self._start(model.config, beside)
             model.entries = ()
         else:
@@ -261,6 +261,9 @@ class ServedModels:
         self.broker.loaded(model.name, num_bytes, time.monotonic())
         logger.info("the model %s is loaded, after %.1f s", model.name, time.monotonic() - began)
         model.watch = self.begin(self._watch(model))
+
+    def _have_requests(self) -> bool:
+        return any(engine.fleet.dispatcher.num_sequences for engine in self.awake)
 
     async def _load_or_fail(self, model: ServedModel) -> None:
         try:

@@ -57,6 +57,8 @@ class AttentionSpec:
     chunk: int | None = None
     """Chunked attention: tokens per chunk; a query attends to the keys of its own chunk. None: no chunks."""
     qkv_bias: bool = False
+    key_bias: bool = True
+    """Whether the keys have a bias, if `qkv_bias`."""
     output_bias: bool = False
     qk_norm_eps: float | None = None
     """Epsilon of the RMS norms of queries and keys; None: no such norms."""
@@ -96,6 +98,8 @@ class AttentionSpec:
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
     head_gates: bool = False
     """Whether a projection yields one number a head, whose sigmoid scales the head's output."""
+    column_gates: bool = False
+    """Whether it yields one number for each column of the output instead."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
     @property
@@ -113,6 +117,11 @@ class AttentionSpec:
     def qkv_names(self) -> tuple[str, ...]:
         """Names of the existing query, key and value projections."""
         return self.names.qkv[: self.parts]
+
+    @property
+    def biases(self) -> bool | tuple[bool, ...]:
+        """Whether those projections have biases, or whether each has one."""
+        return self.qkv_bias if self.key_bias or not self.qkv_bias else (True, False, True)[: self.parts]
 
     @property
     def query_size(self) -> int:
@@ -135,7 +144,7 @@ class AttentionSpec:
     @property
     def activation_sizes(self) -> ActivationSizes:
         columns = 2 * sum(self.sizes)  # queries, keys and values, and the attention output, which is no wider
-        columns += 3 * self.query_size if self.head_gates else 0
+        columns += 3 * self.query_size if self.head_gates or self.column_gates else 0
         return ActivationSizes(columns, columns, self.query_size)
 
     @property
@@ -161,13 +170,14 @@ class Attention:
             self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
             self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
         else:
-            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.qkv_bias)
+            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.biases)
             if spec.qkv_by_head:
                 factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
             self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
         self._gates = None
-        if spec.head_gates:
-            self._gates = Linear((names.gates,), hidden, (spec.num_heads,), factory, bias=False)
+        if spec.head_gates or spec.column_gates:
+            columns = spec.query_size if spec.column_gates else spec.num_heads
+            self._gates = Linear((names.gates,), hidden, (columns,), factory, bias=False)
         self._norms = None if spec.qk_norm_eps is None else _head_norms(spec, spec.qk_norm_eps, factory)
         own, whole = self._spec, spec.qk_norm_whole
         self._rope = RopeOptions(
@@ -219,11 +229,15 @@ class Attention:
         return self._ops.head_gates(seen, query, spec.num_heads)
 
     def _spread(self, gates: AnyArray) -> AnyArray:
-        """`gates` [num_tokens, num_heads] -> [num_tokens, num_heads * 2 * head_dim], as `Ops.head_gates` takes them: in
-        the second half of each head.
+        """`gates` [num_tokens, num_heads, or columns] -> [num_tokens, num_heads * 2 * head_dim], as `Ops.head_gates`
+        takes them: in the second half of each head.
         """
         spec, size = self._spec, self._spec.head_dim
         spread = self._ops.empty_rows(gates, (2 * spec.query_size,), gates.dtype)
+        if spec.column_gates:
+            by_column = Columns(0, size, size, heads=spec.num_heads, step=size, to_step=2 * size)
+            self._ops.copy_columns(gates, spread, by_column)
+            return spread
         for head in range(spec.num_heads):
             columns = Columns(head, (2 * head + 1) * size, 1, heads=size, step=0, to_step=1)
             self._ops.copy_columns(gates, spread, columns)

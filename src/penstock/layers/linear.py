@@ -32,7 +32,7 @@ class Linear:
         out_sizes: tuple[int, ...],
         factory: WeightFactory,
         *,
-        bias: bool,
+        bias: bool | tuple[bool, ...],
         gated: bool = False,
         activation: Activation | None = None,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
@@ -44,6 +44,7 @@ class Linear:
     ) -> None:
         """
         Args:
+            bias: whether the layers have biases, or whether each has one.
             pieces: for each layer, how its rows are sharded, if not evenly by `out_sizes`.
             whole: whether the weight is replicated: every rank has all rows.
             gather_input: whether the input is sharded by columns, so that it is all-gathered first.
@@ -55,7 +56,10 @@ class Linear:
             names, out_sizes, in_size, gated=gated, activation=activation, pieces=pieces, whole=whole
         )
         bias_dtype = self.weight.bias_dtype
-        self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole) if bias else None
+        self.bias = None
+        if bias:
+            biased = bias if isinstance(bias, tuple) else None
+            self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole, biased=biased)
         self._lora = None
         if adaptable:
             self._lora = factory.lora(names, out_sizes, in_size, self.weight, pieces=pieces, whole=whole)

@@ -1,5 +1,6 @@
 """The sizes of weights, read off a build over a factory that records their shapes and allocates nothing. No torch."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -154,5 +155,6 @@ class SizeRecorder(WeightFactory):
         self.sizes.matrices += [MatrixSize(rows.name, rows.kept, columns) for rows in maps]
         return NOTHING
 
-    def _fill_bias(self, maps: Sequence[MapRows], bias: object) -> None:
-        self.sizes.num_other_parameters += sum(rows.kept for rows in maps)
+    def _fill_bias(self, maps: Sequence[MapRows], bias: object, biased: tuple[bool, ...] | None = None) -> None:
+        kept = [rows.kept for rows in maps]
+        self.sizes.num_other_parameters += sum(kept if biased is None else itertools.compress(kept, biased))

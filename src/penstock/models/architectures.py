@@ -32,6 +32,7 @@ class FamilyReader:
 
 
 _DECODERS = {
+    "AfmoeForCausalLM": "afmoe.afmoe_spec",
     "ApertusForCausalLM": "apertus.apertus_spec",
     "ArceeForCausalLM": "arcee.arcee_spec",
     "BailingMoeV2ForCausalLM": "bailing_moe_v2.bailing_moe_v2_spec",
@@ -127,6 +128,7 @@ _DECODERS = {
     "StableLmForCausalLM": "stablelm.stablelm_spec",
     "Starcoder2ForCausalLM": "starcoder2.starcoder2_spec",
     "VaultGemmaForCausalLM": "gemma2.vault_gemma_spec",
+    "WhisperForConditionalGeneration": "whisper.whisper_spec",
     "YoutuForCausalLM": "deepseek.youtu_spec",
 }
 

@@ -19,6 +19,7 @@ the name to look for is `architectures` in the model's `config.json` ([all of th
 These take images: SmolVLM and Idefics 3, Gemma 3 and 4, InternVL 2.5 to 3.5, LFM2-VL, Llama 4, Pixtral 12B, Mistral
 Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders and from GGUF files
 with their [vision files](gguf.md#vision-files). Of another multimodal checkpoint only the text model is loaded.
+[Whisper](transcription.md) transcribes audio, from Hugging Face folders.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
 reported when the model is opened. Embedding models and rerankers have [their own table](#models-that-embed-or-score).

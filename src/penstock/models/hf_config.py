@@ -180,6 +180,16 @@ _LARGEST = {
     "n_heads": 2**16,
     "n_layers": 10_000,
     "embedding_size": 2**24,
+    "d_model": 2**24,
+    "encoder_layers": 10_000,
+    "decoder_layers": 10_000,
+    "encoder_attention_heads": 2**16,
+    "decoder_attention_heads": 2**16,
+    "encoder_ffn_dim": 2**24,
+    "decoder_ffn_dim": 2**24,
+    "max_source_positions": 2**20,
+    "max_target_positions": 2**20,
+    "num_mel_bins": 2**12,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(_LARGEST)

@@ -23,6 +23,7 @@ from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
 from penstock.models.architectures import ARCHITECTURES, ENCODERS
+from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
 from penstock.models.encoders import encoder_spec, module_files, read_encoder
@@ -322,14 +323,18 @@ def _make_model(
 
 def _make_tower(
     checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
-) -> Tower:
-    """Build the vision tower, whole in each rank and unquantized; `factory` gets its parameters."""
+) -> "Tower | AudioTower":
+    """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.quantization.base import Unquantized, WeightFactory
 
-    assert spec.tower is not None, "its facts were read"
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
-    tower = Tower(spec.tower, read_image_input(checkpoint), own)
+    tower: Tower | AudioTower
+    if spec.audio is not None:
+        tower = AudioTower(spec.audio, own)
+    else:
+        assert spec.tower is not None, "its facts were read"
+        tower = Tower(spec.tower, read_image_input(checkpoint), own)
     factory.include(own)
     return tower
 

@@ -15,6 +15,7 @@ from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.altup import AltUpSpec
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.cross_attention import CrossAttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
@@ -314,6 +315,41 @@ class TowerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionSpec:
+    """A convolution of width 3 over frames, with a bias and GELU, padded by a frame of zeros on each side."""
+
+    name: str
+    in_size: int
+    out_size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class AudioTowerSpec:
+    """An audio tower, to whose output all tokens of the text model attend.
+
+    log-mel frames -> convolutions + positions -> layers, each position sees all -> norm -> keys and values per layer
+    """
+
+    num_mels: int
+    num_positions: int
+    """Of a window, after the convolutions."""
+    hidden_size: int
+    convolutions: tuple[ConvolutionSpec, ...]
+    positions: str
+    """Complete name of the vectors that are added to positions."""
+    layers: tuple[LayerSpec, ...]
+    last_norm: NormSpec
+    readers: tuple[tuple[str, CrossAttentionSpec], ...]
+    """The text model's layers that attend to it, with their names."""
+
+    @property
+    def num_frames(self) -> int:
+        """Log-mel frames of a window."""
+        return self.num_positions * math.prod(one.stride for one in self.convolutions)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder (embedding, layers, final norm, output projection), or an encoder."""
 
@@ -347,6 +383,8 @@ class ModelSpec:
     """The decoder's table of learned positions; None: it has none."""
     tower: TowerSpec | None = None
     """The vision tower, if Penstock knows the checkpoint's."""
+    audio: AudioTowerSpec | None = None
+    """The audio tower of a model that transcribes."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
 

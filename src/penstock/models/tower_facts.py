@@ -1,15 +1,16 @@
-"""The sizes of a model's vision tower, for the memory plan and the scheduler. No torch."""
+"""The sizes of a model's vision or audio tower, for the memory plan and the scheduler. No torch."""
 
 import logging
 from functools import lru_cache
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.image_input import read_image_input
-from penstock.config.model_facts import ActivationSizes, TowerFacts
+from penstock.config.model_facts import WINDOW_BLOCK, ActivationSizes, TowerFacts, blocks_of_window
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
-from penstock.models.spec import ModelSpec, TowerSpec
+from penstock.models.audio_tower import AudioTower
+from penstock.models.spec import AudioTowerSpec, LayerSpec, ModelSpec, TowerSpec
 from penstock.models.tower import Tower
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | None:
     """The facts of the tower; None: the model takes text only, as it has no tower or no settings of its pictures."""
+    if spec.audio is not None:
+        return _audio_facts(spec.audio)
     tower = spec.tower
     if tower is None:
         return None
@@ -34,7 +37,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     most = max(area // tower.patch.size**2, tower.merge**2)
     if tower.side is None and pixels.max_tokens:
         most = pixels.max_tokens * tower.merge**2
-    layer = sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower).matrices)
+    layer = sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower.layers[0]).matrices)
     activations = [part.activation_sizes for part in tower.layers[0].parts]
     hidden = tower.hidden_size
     return TowerFacts(
@@ -56,15 +59,43 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     )
 
 
+def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
+    hidden, (layer, *_) = tower.hidden_size, tower.layers
+    activations = [part.activation_sizes for part in layer.parts]
+    begin = max(3 * one.in_size * hidden // one.out_size for one in tower.convolutions)  # at the first one's frames
+    places = blocks_of_window(tower.num_positions) * WINDOW_BLOCK
+    keys = 2 * sum(reader.hidden_size for _, reader in tower.readers)
+    return TowerFacts(
+        num_layers=len(tower.layers) + len(tower.readers),
+        patch_pixels=tower.num_frames // tower.num_positions,
+        patch_height=tower.num_mels,
+        layer_elements=sum(one.rows * one.columns for one in _layer_sizes(layer).matrices),
+        hidden_size=hidden,
+        num_parameters=_sizes(tower).num_parameters,
+        feature_elements=-(-places * keys // tower.num_positions),
+        activation_sizes=ActivationSizes(
+            3 * hidden + 2 * begin + sum(part.native for part in activations),
+            3 * hidden + 2 * begin + sum(part.reference for part in activations),
+            max(begin, *(part.widest for part in activations)),
+        ),
+        max_tokens=tower.num_positions,
+        max_patches=tower.num_positions,
+        is_attended=True,
+    )
+
+
 @lru_cache(maxsize=4)
-def _sizes(tower: TowerSpec) -> WeightSizes:
+def _sizes(tower: TowerSpec | AudioTowerSpec) -> WeightSizes:
     recorder = SizeRecorder()
-    Tower(tower, None, recorder)
+    if isinstance(tower, AudioTowerSpec):
+        AudioTower(tower, recorder)
+    else:
+        Tower(tower, None, recorder)
     return recorder.sizes
 
 
-def _layer_sizes(tower: TowerSpec) -> WeightSizes:
+def _layer_sizes(layer: LayerSpec) -> WeightSizes:
     recorder = SizeRecorder()
-    for part in tower.layers[0].parts:
+    for part in layer.parts:
         part.build(recorder)
     return recorder.sizes

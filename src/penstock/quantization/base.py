@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -527,23 +528,32 @@ class WeightFactory:
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
+        biased: tuple[bool, ...] | None = None,
     ) -> AnyArray:
-        """Allocate the concatenated biases of linear layers, filled on a cache hit; names and sizes as in `linear`."""
+        """Allocate the concatenated biases of linear layers, filled on a cache hit; names and sizes as in `linear`.
+
+        Args:
+            biased: whether each layer has a bias; the others get zeros. None: all have one.
+        """
         maps = self._named(names, sizes, pieces, whole)
-        filled = [f"{rows.name}.bias" for rows in maps]
-        made = self._tensor("+".join(filled), (sum(rows.kept for rows in maps),), dtype, *filled)
-        self._fill_bias(maps, made)
+        filled = [f"{rows.name}.bias" for rows in itertools.compress(maps, biased or (True,) * len(maps))]
+        total = sum(rows.kept for rows in maps)
+        made = self._tensor("+".join(filled), (total,), dtype, *filled)
+        if biased is not None and not self.filled.issuperset(filled):
+            self.ops.store(made, 0, np.zeros(total, np.float32))
+        self._fill_bias(maps, made, biased)
         return made
 
     def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: AnyArray) -> None:
         """Load the biases of these linear layers into `bias`, concatenated."""
         self._fill_bias(self._named(names, sizes), bias)
 
-    def _fill_bias(self, maps: Sequence[MapRows], bias: AnyArray) -> None:
+    def _fill_bias(self, maps: Sequence[MapRows], bias: AnyArray, biased: tuple[bool, ...] | None = None) -> None:
         first = 0
-        for rows in maps:
-            target = TensorParameter(self.ops.store, bias[first : first + rows.kept])
-            self.parameters[f"{rows.name}.bias"] = self._of_rows(target, rows)
+        for rows, has_bias in zip(maps, biased or (True,) * len(maps), strict=True):
+            if has_bias:
+                target = TensorParameter(self.ops.store, bias[first : first + rows.kept])
+                self.parameters[f"{rows.name}.bias"] = self._of_rows(target, rows)
             first += rows.kept
 
     def embedding(self, name: str, rows: int, columns: int) -> Callable[[AnyArray], AnyArray]:

@@ -2,5 +2,6 @@
 
 Tested elsewhere: `forward`: `tests/runner/test_recorded.py`, `tests/runner/test_kv_cache.py`; ranks:
 `tests/runner/test_ranks.py`; `adapters`: `tests/e2e/test_adapters.py`; `encoder_runner`:
-`tests/models/test_encoders.py`; `fingerprint`: `tests/runner/test_ranks.py`.
+`tests/models/test_encoders.py`; `fingerprint`: `tests/runner/test_ranks.py`; `audio_runner`:
+`tests/models/test_whisper.py`.
 """

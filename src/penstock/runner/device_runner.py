@@ -15,13 +15,16 @@ from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops
 from penstock.kernels.tables import make_ops
+from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.loading.stored_head import stored_tensor
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
+from penstock.models.tower import Tower
 from penstock.native import set_num_threads
 from penstock.native.array import AnyArray
 from penstock.runner.adapters import LoadedAdapters
+from penstock.runner.audio_runner import AudioRunner
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.runner.image_runner import ImageRunner
@@ -90,8 +93,11 @@ class DeviceRunner:
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
             tower = self._model.tower
-            self.images = None if tower is None else ImageRunner(tower, self._ops, settings)
-            """None: the model takes text only."""
+            self.images = ImageRunner(tower, self._ops, settings) if isinstance(tower, Tower) else None
+            """None: the model takes no images."""
+            self._audio = AudioRunner(tower, self._ops, settings) if isinstance(tower, AudioTower) else None
+            if self._audio is not None:
+                self._cache.attend_to(self._audio, self._model.spec)
             self._forward = make_forward(
                 self._model,
                 self._cache,
@@ -102,6 +108,7 @@ class DeviceRunner:
                 max_rows=self._max_rows,
                 hidden=self.hidden,
                 images=self.images,
+                audio=self._audio,
             )
 
     def _base_tensor(self, checkpoint: Checkpoint, matrix: str) -> NDArray[Any] | None:
@@ -165,11 +172,12 @@ class DeviceRunner:
             return result
 
     def _encode(self, forward: ForwardPlan) -> list[bytes]:
-        """Compute layers of the vision tower; returns the digests of images whose features are not finite."""
-        if self.images is None:
+        """Compute layers of the tower; returns the digests of images whose features are not finite."""
+        encoder = self.images or self._audio
+        if encoder is None:
             assert not forward.encode, "this model takes no images"
             return []
-        return self.images.encode(forward)
+        return encoder.encode(forward)
 
     def _compute(self, forward: ForwardPlan) -> AnyArray | None:
         """The step's logits; None if it only updates tables and copies blocks."""
@@ -212,5 +220,5 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Free the memory; the runner cannot be used afterwards."""
-        del self._model, self._cache, self._forward, self.hidden, self.images
+        del self._model, self._cache, self._forward, self.hidden, self.images, self._audio
         empty_device_cache(self._device)

@@ -18,6 +18,7 @@ from penstock.kernels.cache import AnyCache
 from penstock.kernels.lora.rows import AdapterRows, IntArray
 from penstock.kernels.ops import Ops
 from penstock.kernels.recurrent.states import StateCaches, StateShape
+from penstock.layers.cross_attention import CrossAttentionSpec
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
@@ -25,6 +26,7 @@ from penstock.native.array import INT64, AnyArray, CannotRecordError
 from penstock.native.program import Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.adapters import LoadedAdapters
+from penstock.runner.audio_runner import AudioRunner
 from penstock.runner.hidden_states import HiddenStates
 from penstock.runner.image_points import EagerImages, RecordedImages, has_axes, stand_ins
 from penstock.runner.image_runner import ImageRunner
@@ -69,13 +71,23 @@ class KVCache:
         own = spec.shard(settings.tensor_parallel_size)
         return cls([layer.facts.cache for layer in own.layers], settings, ops)
 
+    def attend_to(self, audio: AudioRunner, spec: ModelSpec) -> None:
+        """Let the layers that attend to audio windows read their caches; their batch follows those of the groups."""
+        readers = [index for index, mixer in enumerate(spec.mixers) if isinstance(mixer, CrossAttentionSpec)]
+        for layer, cache in zip(readers, audio.caches, strict=True):
+            self.layers[layer], self._group_of[layer] = cache, len(self.groups)
+
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
         """The value of each layer's group; the main group's for layers that cache nothing."""
         return [of_groups[group] for group in self._group_of]
 
     def back(self, num_blocks: Sequence[int]) -> None:
-        """Touch the memory of the first blocks of each group before the kernels write to them."""
-        for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=True):
+        """Touch the memory of the first blocks of each group before the kernels write to them.
+
+        Args:
+            num_blocks: of the groups; those of windows, at its end, have been written.
+        """
+        for group, caches, count in zip(self.groups, self._caches, num_blocks, strict=False):
             caches.back(min(count, group.num_blocks))
 
     @property
@@ -140,6 +152,21 @@ def build_batch(
     return Batch(memory, len(plan.query_lens), len(plan.token_ids), pool_blocks, device, branches, ends)
 
 
+def build_batches(
+    plan: ForwardPlan,
+    block_tables: "list[list[array[int]]]",
+    cache: KVCache,
+    ops: Ops,
+    device: str,
+    audio: AudioRunner | None,
+) -> list[Batch]:
+    """The batches of `plan`'s tokens: for each cache group, then for the windows, if the model has any."""
+    batches = [
+        build_batch(plan, tables, cache.block_size, ops, device, group) for group, tables in enumerate(block_tables)
+    ]
+    return batches if audio is None else [*batches, audio.batch(plan)]
+
+
 class Forward(Protocol):
     """A model over its cache."""
 
@@ -198,18 +225,17 @@ class EagerForward:
         kept: HiddenStates | None = None,
         loaded: LoadedAdapters | None = None,
         images: ImageRunner | None = None,
+        audio: AudioRunner | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
+        self._audio = audio
         self._kept, self._adapters = kept, PassAdapters(loaded)
         self._stand_in = None if model.spec.tower is None else model.spec.tower.stand_in
         self._images = None if images is None else EagerImages(images, ops, device, has_axes=has_axes(model.spec))
         self._hidden: Sequence[AnyArray] = ()
 
     def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
-        batches = [
-            build_batch(plan, tables, self._cache.block_size, self._ops, self._device, group)
-            for group, tables in enumerate(block_tables)
-        ]
+        batches = build_batches(plan, block_tables, self._cache, self._ops, self._device, self._audio)
         self._cache.back([batch.pool_blocks for batch in batches])
         self._model.positions.prepare(batches[0].positions)
         ids = batches[0].token_ids
@@ -255,6 +281,7 @@ def make_forward(
     hidden: HiddenStates | None = None,
     loaded: LoadedAdapters | None = None,
     images: ImageRunner | None = None,
+    audio: AudioRunner | None = None,
 ) -> Forward:
     """Record the model for steps of up to `max_tokens` tokens and `max_rows` samples, if possible; otherwise run it
     eagerly: without native operations, or with ranks that torch connects.
@@ -263,10 +290,10 @@ def make_forward(
     """
     if ops.library is not None:
         try:
-            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded, images)
+            return RecordedForward(model, cache, ops, ops.library, max_tokens, max_rows, hidden, loaded, images, audio)
         except CannotRecordError as error:
             log.warning("this model runs eagerly, more slowly, as no recorded step has %s", error)
-    return EagerForward(model, cache, ops, device, hidden, loaded, images)
+    return EagerForward(model, cache, ops, device, hidden, loaded, images, audio)
 
 
 class RecordedForward:
@@ -291,10 +318,12 @@ class RecordedForward:
         kept: HiddenStates | None = None,
         loaded: LoadedAdapters | None = None,
         images: ImageRunner | None = None,
+        audio: AudioRunner | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
+        self._audio = audio
         self._layers, self._head = Program(max_tokens), Program(max_rows)
-        self._batches = [RecordedBatch() for _ in cache.groups]
+        self._batches = [RecordedBatch() for _ in range(len(cache.groups) + (audio is not None))]
         # inputs first: memory of results that are no longer needed is used again by later calls
         self._token_ids, self._positions = (self._layers.array((), INT64) for _ in range(2))
         self._slots = None if kept is None else self._layers.array((), INT64)
@@ -317,10 +346,7 @@ class RecordedForward:
         self._logits = memory_of(model.compute_logits(self._hidden, self._rows, self._adapters.in_head))
 
     def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
-        batches = [
-            build_batch(plan, tables, self._cache.block_size, self._ops, "cpu", group)
-            for group, tables in enumerate(block_tables)
-        ]
+        batches = build_batches(plan, block_tables, self._cache, self._ops, "cpu", self._audio)
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
         self._model.positions.prepare(batch.positions)

@@ -17,6 +17,7 @@ A control costs nothing to the rows that do without it. The order within `proces
     min_tokens          tokens that end the answer too early: minus infinity      MinNewTokensLengthLogitsProcessor
     allowed_token_ids   all others: minus infinity                                PrefixConstrainedLogitsProcessor
     grammar             what it does not allow: minus infinity                    PrefixConstrainedLogitsProcessor
+    transcript          what its rules forbid: minus infinity                     WhisperTimeStampLogitsProcessor
 
 The four penalties read the counts that `SlotStates` keeps, and change a row in one pass (`Ops.penalize`).
 """
@@ -35,6 +36,7 @@ from penstock.kernels.sampling import SCALE, Controls
 from penstock.native.array import AnyArray
 from penstock.sampling.random import uniforms
 from penstock.sampling.state import BatchState, SlotStates
+from penstock.sampling.transcripts import forbidden
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -59,6 +61,7 @@ def processed(ops: Ops, logits: AnyArray, batch: SampleBatch, states: SlotStates
         _penalize(ops, edits, batch, states, state)
     _ban(edits, batch, state)
     _mask(ops, logits, batch, state.masked)
+    _follow_rules(ops, edits, batch, state.transcripts)
     yield
     if state.logprobs:
         edits.undo()
@@ -69,7 +72,7 @@ def processed(ops: Ops, logits: AnyArray, batch: SampleBatch, states: SlotStates
 def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
     """Whether a row's controls could leave no token."""
     params = batch.sequences[row].params
-    ruled_out = params.banned or params.min_tokens or params.allowed_token_ids is not None
+    ruled_out = params.banned or params.min_tokens or params.allowed_token_ids is not None or params.transcript
     return bool(ruled_out) or (batch.mask is not None and row in batch.mask.rows)
 
 
@@ -135,6 +138,19 @@ def _mask(ops: Ops, logits: AnyArray, batch: SampleBatch, rows: list[int]) -> No
         ops.apply_bitmask(logits, np.array(rows, np.int64), np.stack(bits))
     if batch.mask is not None:
         ops.apply_bitmask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
+
+
+def _follow_rules(ops: Ops, edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
+    for row in rows:
+        sequence, first = batch.sequences[row], row * edits.vocab
+        rules = sequence.params.transcript
+        assert rules is not None
+        answer = sequence.tokens[sequence.prompt_len : batch.positions[row]]
+        if answer and not rules.has_timestamps:
+            continue
+        logits = ops.take(edits.logits, np.arange(first, first + edits.vocab))
+        banned = forbidden(logits, answer, rules) & (logits < np.inf)  # NaN stays
+        edits.change(np.flatnonzero(banned) + first, lambda before: np.full_like(before, -np.inf))
 
 
 # ── what they look up ────────────────────────────────────────────────────────────────────────────────────────────────

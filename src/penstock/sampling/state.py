@@ -79,6 +79,7 @@ class BatchState(NamedTuple):
     first_ends: list[tuple[int, int]]
     """(row, first position at which a token may end the answer) of the rows with min_tokens."""
     masked: list[int]
+    transcripts: list[int]
     logprobs: list[tuple[int, int]]
     """(row, number of top alternatives) of the rows that return log-probabilities."""
 
@@ -92,7 +93,8 @@ class SlotStates:
         self._penalties = np.zeros((num_slots, 4))
         self._num_logprobs = np.full(num_slots, -1, np.int64)  # -1: none are asked for
         self._first_ends = np.zeros(num_slots, np.int64)  # 0: at any position
-        self._biased, self._penalized, self._banned, self._masked = (np.zeros(num_slots, bool) for _ in range(4))
+        self._biased, self._penalized, self._banned = (np.zeros(num_slots, bool) for _ in range(3))
+        self._masked, self._transcripts = (np.zeros(num_slots, bool) for _ in range(2))
         self._owners: list[SampledSequence | None] = [None] * num_slots
         self._counts: list[TokenCounts | None] = [None] * num_slots
         self._latest: tuple[list[SampledSequence], BatchState] | None = None
@@ -123,6 +125,7 @@ class SlotStates:
             banned=_rows(self._banned[slots]),
             first_ends=[(row, int(first_ends[row])) for row in _rows(first_ends > 0)],
             masked=_rows(self._masked[slots]),
+            transcripts=_rows(self._transcripts[slots]),
             logprobs=[(row, int(num_logprobs[row])) for row in _rows(num_logprobs >= 0)],
         )
 
@@ -145,6 +148,7 @@ class SlotStates:
         self._penalized[slot] = (self._penalties[slot] != NO_PENALTY).any()
         self._banned[slot] = bool(params.banned)
         self._masked[slot] = params.allowed_token_ids is not None
+        self._transcripts[slot] = params.transcript is not None
 
     def counts(self, batch: SampleBatch, rows: list[int]) -> list[CountTable]:
         """The token counts of each row's history; `rows` must include all rows of their sequences.

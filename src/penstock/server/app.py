@@ -15,7 +15,7 @@ from penstock.server.access_log import AccessLog, HeadRequests, RequestId
 from penstock.server.call_context import PUBLIC_PATHS
 from penstock.server.call_limits import CallLimits
 from penstock.server.client_paths import ClientPaths
-from penstock.server.config import ServerConfig
+from penstock.server.config import ServerConfig, Takes
 from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
 from penstock.server.exposition import CONTENT_TYPE, OneOf, PenstockNames, VllmNames, expose, process_collectors
@@ -94,7 +94,7 @@ def create_app(
         CallLimits,
         keys=keys or KeyRing([]),
         limits=config.call_limits,
-        takes_images=engine.images is not None or served is not None,
+        takes="audio" if served is not None else _takes(engine),
     )
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
     app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
@@ -128,6 +128,10 @@ def _serving(
             raise ConfigError(f"an adapter cannot have the model's own name, {name!r}")
     engine.metrics.model_info.set(1, model_names[0])
     return Serving(engine, model_names, recent_responses, config.resumable_streams)
+
+
+def _takes(engine: AsyncEngine) -> Takes:
+    return "audio" if engine.sounds is not None else "text" if engine.images is None else "images"
 
 
 def _check_prefix(app: FastAPI, prefix: str) -> None:

@@ -81,7 +81,7 @@ class BodyRoute(APIRoute):
                 else:
                     checked = self._check(raw)
             if isinstance(checked, Body):
-                _record_ignored(checked, request)
+                record_ignored(checked, request)
             return await handle(CheckedRequest(request, raw, checked))
 
         return handle_body
@@ -127,7 +127,12 @@ def _has_long_number(raw: bytes) -> bool:
     return any(_LONG_NUMBER.search(raw, at, at + _PIECE + overlap) for at in range(0, len(raw), _PIECE))
 
 
-def _record_ignored(body: Body, request: Request) -> None:
+def record_ignored(body: Body, request: Request) -> None:
+    """Record which of a body's fields have no effect.
+
+    Raises:
+        InvalidRequestError: a field is unknown, and the server refuses those (`--strict-fields`).
+    """
     ignored = body.ignored_fields()
     if ignored.unknown and getattr(request.app.state, "strict_fields", False):
         name = next(iter(ignored.unknown))

@@ -16,7 +16,7 @@ from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestE
 from penstock.frontend.limits import SharedLimit
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, context_of, is_public, is_upload
-from penstock.server.config import CallLimitsConfig
+from penstock.server.config import CallLimitsConfig, Takes
 from penstock.server.dialects import error_response
 from penstock.server.keys import KeyHolder, KeyRing
 from penstock.system.host import trim_heaps
@@ -101,9 +101,9 @@ class CallLimits:
     In any dialect, the header `x-queue-timeout` sets the seconds that a call's requests may wait in the queue.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, limits: CallLimitsConfig, takes_images: bool = False) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, limits: CallLimitsConfig, takes: Takes = "text") -> None:
         self._app = app
-        self._max_body_bytes = limits.body_bytes(takes_images)
+        self._max_body_bytes = limits.body_bytes(takes)
         self._keys = keys
         self._limits = limits
         self._open = SharedLimit(limits.max_concurrent_requests)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from penstock.api.sampling_params import DEFAULTABLE, SamplingParams
 from penstock.config.engine_config import KVTransfer, option, parse_value
@@ -20,7 +20,9 @@ MAX_ENGINES = 1024
 """Maximum engines of a server."""
 
 
-_BODY_BYTES, _IMAGE_BODY_BYTES = 4 * 2**20, 20 * 2**20
+Takes = Literal["text", "images", "audio"]
+"""What a model takes beside text."""
+_BODY_BYTES: dict[Takes, int] = {"text": 4 * 2**20, "images": 20 * 2**20, "audio": 27 * 2**20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ class CallLimitsConfig:
     max_header_bytes: int = option(32_768, "maximum size of an HTTP request's head (request line and header fields)")
     max_headers: int = option(100, "maximum header fields of a request")
     max_body_bytes: int | None = option(
-        None, "maximum size of an HTTP body; default: 4194304, or 20971520 of a model that takes images"
+        None,
+        "maximum size of an HTTP body; default: 4194304; 20971520 of a model that takes images, "
+        "28311552 of one that transcribes",
     )
     max_held_body_bytes: int = option(
         536_870_912, "maximum total size of the bodies of all open calls; bodies below 64 KiB do not count"
@@ -63,11 +67,11 @@ class CallLimitsConfig:
                     f"{larger} ({getattr(self, larger)}) must be at least {smaller} ({getattr(self, smaller)})"
                 )
 
-    def body_bytes(self, takes_images: bool) -> int:
+    def body_bytes(self, takes: Takes) -> int:
         """Maximum size of an HTTP body."""
         if self.max_body_bytes is not None:
             return self.max_body_bytes
-        return min(self.max_held_body_bytes, _IMAGE_BODY_BYTES if takes_images else _BODY_BYTES)
+        return min(self.max_held_body_bytes, _BODY_BYTES[takes])
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,16 +370,29 @@ class Call:
             await before_end()
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
-    async def outputs(self, accepted: Sequence[Accepted]) -> list[RequestOutput]:
-        """Run the prompts to completion. Raises the same errors as `answer`."""
+    async def outputs(self, accepted: Sequence[Accepted], *, watched: bool = True) -> list[RequestOutput]:
+        """Run the prompts to completion. Raises the same errors as `answer`.
+
+        Args:
+            watched: whether a disconnect aborts them; False: the response watches the connection, and calls `abort`.
+        """
         request_stream = self._context.request_stream = await self._open(accepted, stream=False)
-        with request_stream, on_disconnect(self._context.receive, request_stream.abort):
-            outputs = await request_stream.results()
+        with request_stream:
+            if watched:
+                with on_disconnect(self._context.receive, request_stream.abort):
+                    outputs = await request_stream.results()
+            else:
+                outputs = await request_stream.results()
         for output in outputs:
             for answer in output.outputs:
                 if failure := self._failure_of(answer):
                     raise failure
         return outputs
+
+    def abort(self) -> None:
+        """Abort the requests that the call waits for."""
+        if self._context.request_stream is not None:
+            self._context.request_stream.abort()
 
     async def compute(
         self, encoded: Sequence[EncodedText], *, request_id: str, priority: int | None = None

@@ -11,6 +11,7 @@ from penstock.server.ollama.schema import ChatBody as OllamaChatBody
 from penstock.server.ollama.schema import EmbedBody as OllamaEmbedBody
 from penstock.server.ollama.schema import GenerateBody as OllamaGenerateBody
 from penstock.server.ollama.schema import Options
+from penstock.server.openai.audio import TranscriptionBody, TranslationBody
 from penstock.server.openai.encoding import EmbeddingsBody, RerankBody, ScoreBody
 from penstock.server.openai.responses_schema import ResponsesBody
 from penstock.server.openai.schema import ChatBody, CompletionBody
@@ -27,7 +28,8 @@ penstock.server.dialects_doc > docs/dialects.md`.
 
 - **OpenAI**: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` (text and [tools](tools.md); recent ones are
   [stored](limits.md#stored-responses)), `/v1/models`. For [models that embed or score](embeddings.md):
-  `/v1/embeddings`, `/v1/rerank` (as Cohere and Jina define it), and `/v1/score` (as vLLM does).
+  `/v1/embeddings`, `/v1/rerank` (as Cohere and Jina define it), and `/v1/score` (as vLLM does). For Whisper:
+  `/v1/audio/transcriptions` and `/v1/audio/translations` ([transcription.md](transcription.md)), which take forms.
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` serves its client as well. A final
   assistant turn is continued. A full server answers with status 529.
 - **Ollama**: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`,
@@ -105,6 +107,8 @@ BODIES: dict[str, type[Body]] = {
     "POST /tokenize": TokenizeBody,
     "POST /chat_tokenize": ChatTokenizeBody,
     "POST /v1/embeddings": EmbeddingsBody,
+    "POST /v1/audio/transcriptions": TranscriptionBody,
+    "POST /v1/audio/translations": TranslationBody,
     "POST /v1/rerank": RerankBody,
     "POST /v1/score": ScoreBody,
     "POST /v2/rerank": CohereRerankBody,

@@ -6,10 +6,12 @@ import ctypes
 import gc
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -32,6 +34,10 @@ _PLAIN_VARIABLES = (
 """Prefixes of environment variables that a Python process may need."""
 _NOT_WRITTEN = 120
 """Exit code if standard output could not be flushed; the interpreter's own for this case."""
+_LOW = 5
+"""Niceness of a process that others need not wait for: with one of 0 on the same core it gets a quarter."""
+_CAP_SYS_NICE = 23  # capabilities(7)
+_AUTOGROUP_TRIES = 5
 SWITCH_SECONDS = 0.0005
 """Seconds after which a thread that computes gives up the GIL to one that waits for it; Python's default is 0.005."""
 CLOSED_PIPE = 128 + signal.SIGPIPE
@@ -203,6 +209,52 @@ def importing() -> Iterator[None]:
                 gc.freeze()
                 gc.unfreeze()  # to the oldest generation
             gc.enable()
+
+
+def set_low_priority(pids: Sequence[int], *, is_low: bool) -> None:
+    """Give processes about a quarter of the cores that others need, too, or this process's own priority again.
+
+    Linux keeps a priority for each session, where it groups processes by sessions, and one for each thread. That of
+    threads is left alone if this process may not raise it again. May wait for half a second.
+    """
+    for pid in pids:
+        _set_niceness(pid, _LOW if is_low else 0, threads=may_raise_priority())
+
+
+def may_raise_priority() -> bool:
+    """Whether this process may give others its own priority after a lower one."""
+    if sys.platform != "linux":
+        return False
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", _read(Path("/proc/self/status")) or "", re.MULTILINE)
+    import resource  # not on every system
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    has_right = effective is not None and bool(int(effective[1], 16) >> _CAP_SYS_NICE & 1)
+    return has_right or limit >= 20 - os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _set_niceness(pid: int, niceness: int, *, threads: bool) -> None:
+    """Set the niceness of a process's session, and of the threads of the process and its descendants."""
+    for _ in range(_AUTOGROUP_TRIES):
+        if _set_autogroup(pid, niceness):
+            break
+        time.sleep(0.1)  # Linux takes ten changes a second
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir() if threads else ():
+            for child in (_read(task / "children") or "").split():
+                _set_niceness(int(child), niceness, threads=True)
+            os.setpriority(os.PRIO_PROCESS, int(task.name), os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+
+
+def _set_autogroup(pid: int, niceness: int) -> bool:
+    """Set the niceness of a process's session; False if Linux takes no change at the moment."""
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
+    except BlockingIOError:
+        return False
+    except OSError:  # there is no such group, or the process has ended
+        pass
+    return True
 
 
 def trim_heaps() -> None:

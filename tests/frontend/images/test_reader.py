@@ -8,7 +8,8 @@ import pytest
 
 from penstock.config.engine_config import ImageConfig
 from penstock.errors import EngineDeadError, InvalidRequestError
-from penstock.frontend.images.reader import ImageReader, _blame
+from penstock.frontend.decoders import Decoders
+from penstock.frontend.images.reader import _DECODER, ImageReader
 from penstock.text.content import ImageSource
 from tests.support.pictures import INPUT, base64_of, square, url_of
 
@@ -80,7 +81,7 @@ def test_a_process_that_is_killed_from_outside_is_replaced(reader):
 def test_an_image_that_ends_its_process_is_refused():
     for code, words in ((-signal.SIGSEGV, "exit code -11"), (-signal.SIGPROF, "processor time"), (None, "within")):
         with pytest.raises(InvalidRequestError, match=words):
-            _blame(code, "f")
+            Decoders(_DECODER)._blame(code, "f")
 
 
 def test_a_closed_reader_reads_nothing():

@@ -80,7 +80,7 @@ def add_wordpiece(writer: GGUFWriter, texts: list[str]) -> None:
     writer.add_sep_token_id(texts.index("[SEP]"))
 
 
-def add_unigram(writer: GGUFWriter, texts: list[str]) -> None:
+def add_unigram(writer: GGUFWriter, texts: list[str], end: str = "[SEP]", *, begins: bool = True) -> None:
     is_special = [text.startswith("[") for text in texts]
     writer.add_tokenizer_model("t5")
     writer.add_token_list([text if special else f"▁{text}" for text, special in zip(texts, is_special, strict=True)])
@@ -88,9 +88,9 @@ def add_unigram(writer: GGUFWriter, texts: list[str]) -> None:
     writer.add_token_scores([-1.0 - place / 100 for place in range(len(texts))])
     writer.add_token_type_count(1)
     writer.add_bos_token_id(texts.index("[CLS]"))
-    writer.add_eos_token_id(texts.index("[SEP]"))
+    writer.add_eos_token_id(texts.index(end))
     writer.add_unk_token_id(texts.index("[UNK]"))
-    writer.add_add_bos_token(True)
+    writer.add_add_bos_token(begins)
     writer.add_add_eos_token(True)
     writer.add_add_space_prefix(True)
     writer.add_remove_extra_whitespaces(True)
@@ -133,6 +133,62 @@ def test_a_nomic_bert_file_gives_the_vectors_of_its_folder(tmp_path: Path) -> No
         wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
     with LLM(str(file), threads=1, packed_cache="off") as llm:
         assert largest_difference(llm.embed(texts), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("has_maps", [True, False])
+def test_a_gemma_embedding_file_gives_the_vectors_of_its_folder(tmp_path: Path, has_maps: bool) -> None:
+    folder, file = tmp_path / "gemma", tmp_path / "gemma.gguf"
+    config = config_of("gemma3")
+    write_model(folder, transformers.Gemma3TextModel(config))
+    modules = [("0", "Transformer", ""), ("1", "Pooling", "1_Pooling"), ("2", "Normalize", "4_Normalize")]
+    if has_maps:
+        modules[2:2] = [("2", "Dense", "2_Dense"), ("3", "Dense", "3_Dense")]
+    listed = [{"idx": idx, "name": idx, "path": path, "type": f"x.{kind}"} for idx, kind, path in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    half_precision(folder)
+    rng, maps = np.random.default_rng(0), {}
+    for number, (rows, columns) in enumerate([(160, 64), (64, 160)], start=2) if has_maps else ():
+        maps[f"dense_{number}.weight"] = rng.normal(0, 0.1, (rows, columns)).astype(np.float16)
+        path = folder / f"{number}_Dense"
+        path.mkdir()
+        sizes = {"in_features": columns, "out_features": rows, "bias": False}
+        (path / "config.json").write_text(json.dumps(sizes | {"activation_function": "torch.nn.Identity"}))
+        save_file({"linear.weight": maps[f"dense_{number}.weight"].astype(np.float32)}, path / "model.safetensors")
+    write_gemma(file, folder, maps)
+    texts = some_texts()
+    with LLM(str(folder), threads=1, packed_cache="off") as exact:
+        wanted = exact.embed(texts)
+    with LLM(str(file), threads=1, packed_cache="off") as llm:
+        assert largest_difference(llm.embed(texts), wanted) < 1e-5
+
+
+def write_gemma(path: Path, folder: Path, maps: Mapping[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    writer = GGUFWriter(None, "gemma-embedding")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_sliding_window(16)
+    writer.add_pooling_type(PoolingType.MEAN)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    add_unigram(writer, sorted(vocabulary, key=vocabulary.__getitem__), end="[EOS]", begins=False)
+    names = get_tensor_name_map({name: key for key, name in MODEL_ARCH_NAMES.items()}["gemma-embedding"], 12)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        stored = names.get_name(f"model.{name}", try_suffixes=(".weight",))
+        assert stored is not None, name
+        writer.add_tensor(stored, tensor.astype(np.float16) if tensor.ndim > 1 else tensor + np.float32(1))
+    for name, tensor in maps.items():
+        writer.add_tensor(name, tensor)
+    finish(writer, path)
 
 
 def test_a_rerankers_file_gives_the_scores_of_its_folder(tmp_path: Path) -> None:

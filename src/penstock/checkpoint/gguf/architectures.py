@@ -17,6 +17,7 @@ from penstock.checkpoint.gguf.hybrids import (
 )
 from penstock.checkpoint.gguf.keys import NULL, Given
 from penstock.checkpoint.gguf.mixtures import (
+    read_afmoe,
     read_bailing_moe_v2,
     read_deepseek2,
     read_dots1,
@@ -210,6 +211,28 @@ def _read_gpt2(given: Given) -> dict[str, Any]:
     return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _GPT2_NAMES.items()}}
 
 
+def _read_gpt_bigcode(given: Given) -> dict[str, Any]:
+    given.keys.expect("attention.head_count_kv", 1)
+    return {**_read_gpt2(given), "multi_query": True}
+
+
+def _read_falcon(given: Given) -> dict[str, Any]:
+    heads, of_keys = (given.config[key] for key in ("num_attention_heads", "num_key_value_heads"))
+    grouped, two_norms = of_keys not in (1, heads), given.has("attn_norm_2.weight")
+    return {
+        "num_kv_heads": of_keys,
+        "num_key_value_heads": None,
+        "ffn_hidden_size": given.config["intermediate_size"],
+        "intermediate_size": None,
+        "layer_norm_epsilon": given.config["rms_norm_eps"],
+        "rms_norm_eps": None,
+        "new_decoder_architecture": grouped or two_norms,
+        "num_ln_in_parallel_attn": 1 + two_norms if grouped or two_norms else None,
+        "multi_query": of_keys == 1,
+        "bias": given.has("attn_qkv.bias"),
+    }
+
+
 def _read_nemotron(given: Given) -> dict[str, Any]:
     return {**_read_plain_mlp(given), "norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
 
@@ -298,6 +321,11 @@ def _read_bert(given: Given) -> dict[str, Any]:
     }
 
 
+def _read_gemma_embedding(given: Given) -> dict[str, Any]:
+    given.keys.ignore(*(f"{name}_feat_{side}" for name in DENSE_MAPS for side in ("in", "out")))
+    return {**_read_gemma3(given), "use_bidirectional_attention": True}
+
+
 def _read_nomic_bert(given: Given) -> dict[str, Any]:
     others = dict.fromkeys(("num_key_value_heads",))
     return {**_layer_norm_eps(given), **others, "hidden_act": "silu", "type_vocab_size": _num_token_types(given)}
@@ -319,12 +347,16 @@ def _num_labels(given: Given) -> int:
     return output.shape[0]
 
 
+DENSE_MAPS = ("dense_2", "dense_3")
+"""Linear maps after the pooling, in their order."""
 _RANK = 4
 """`pooling_type` of rerankers."""
 ARCHITECTURES = {
     "bert": Architecture(("BertModel",), False, _read_bert, bidirectional=True),
+    "gemma-embedding": Architecture(("Gemma3TextModel",), False, _read_gemma_embedding, bidirectional=True),
     "nomic-bert": Architecture(("NomicBertModel",), False, _read_nomic_bert, bidirectional=True),
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
+    "afmoe": Architecture(("AfmoeForCausalLM",), False, read_afmoe),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
     "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),
     "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
@@ -343,6 +375,7 @@ ARCHITECTURES = {
     "exaone-moe": Architecture(
         ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
     ),
+    "falcon": Architecture(("FalconForCausalLM",), False, _read_falcon),
     "falcon-h1": Architecture(("FalconH1ForCausalLM",), False, read_falcon_h1),
     "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
@@ -401,6 +434,7 @@ ARCHITECTURES = {
     "seed_oss": Architecture(("SeedOssForCausalLM",), False, _read_seed_oss),
     "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
     "stablelm": Architecture(("StableLmForCausalLM",), False, _read_stablelm, partial_rope=True),
+    "starcoder": Architecture(("GPTBigCodeForCausalLM",), False, _read_gpt_bigcode),
     "starcoder2": Architecture(("Starcoder2ForCausalLM",), False, _read_starcoder2),
 }
 """By `general.architecture`. Files of Mistral models have `llama`."""

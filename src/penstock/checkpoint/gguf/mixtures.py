@@ -112,6 +112,25 @@ def read_bailing_moe_v2(given: Given) -> dict[str, Any]:
     }
 
 
+def read_afmoe(given: Given) -> dict[str, Any]:
+    """Arcee's Trinity; llama.cpp takes every fourth layer to see all, and embeddings to be scaled."""
+    keys, experts = given.keys, read_experts(given.keys)
+    keys.expect("expert_gating_func", _SIGMOID)
+    keys.expect("expert_weights_norm", True)
+    return {
+        "num_experts": experts.get("num_local_experts"),
+        "num_experts_per_tok": experts.get("num_experts_per_tok"),
+        "num_shared_experts": keys.find("expert_shared_count", int),
+        "moe_intermediate_size": keys.find("expert_feed_forward_length", int),
+        "num_dense_layers": keys.find("leading_dense_block_count", int),
+        "route_scale": keys.find("expert_weights_scale", float),
+        "sliding_window": keys.need("attention.sliding_window", int),
+        "global_attn_every_n_layers": 4,
+        "mup_enabled": True,
+        "attention_bias": given.has("attn_q.bias"),
+    }
+
+
 def read_exaone_moe(given: Given) -> dict[str, Any]:
     """The experts of EXAONE's mixtures."""
     given.keys.expect("expert_gating_func", _SIGMOID)

@@ -32,6 +32,9 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
         if head := _MTP_HEAD.fullmatch(name):  # the tables have these for few architectures
             found[name] = f"blk.{head[1]}.nextn.{head[2].replace('.', '_')}"
             continue
+        if name.endswith(".linear"):  # after the pooling of an encoder
+            found[name] = name.removesuffix(".linear")
+            continue
         layer = _LAYER.search(name)
         first = _ENCODER.sub("", _LAYER.sub(".0.", without_expert(name), count=1))
         stored = table.get_name(first) or table.get_name(_as_converted(first)) or table.get_name(with_gate_up(first))

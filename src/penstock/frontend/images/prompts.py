@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.errors import InvalidRequestError
-from penstock.frontend.images.reader import NUM_WORKERS, ImageReader, Picture
+from penstock.frontend.decoders import NUM_WORKERS
+from penstock.frontend.images.reader import ImageReader, Picture
 from penstock.frontend.images.tokens import ImageTokens
 from penstock.frontend.images.urls import ImageURLs
 from penstock.frontend.input_processor import ImagePrompt

@@ -2,13 +2,11 @@
 
     source ──digest──> cache, or a process of `penstock.frontend.images.worker` ──> Picture
 
-Images are strangers' bytes. At most `NUM_WORKERS` processes decode at a time; one that crashes or exceeds its limits
-ends alone, and its image is refused. Conversations repeat their images in each turn: those come from the cache.
+Images are strangers' bytes, so processes decode them (`Decoders`). Conversations repeat their images in each turn:
+those come from the cache.
 """
 
 import hashlib
-import queue
-import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,16 +15,12 @@ from typing import Any
 
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
-from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
+from penstock.errors import InvalidRequestError
+from penstock.frontend.decoders import DecoderKind, Decoders
 from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, pack, unpack
 from penstock.system.extras import has_pillow
-from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 from penstock.text.content import ImageSource
 
-NUM_WORKERS = 2
-PATIENCE = 120.0
-"""Seconds to wait for a decoding process, which may be short of CPU time."""
-_LONGEST_ANSWER = 2**29
 _LONGEST_HEAD = 256
 """Characters of a data URL before its content."""
 
@@ -63,7 +57,7 @@ class ImageReader:
     def __init__(self, image_input: ImageInput, limits: ImageConfig) -> None:
         self._image_input = asdict(image_input)
         self._limits = limits
-        self._workers = _Workers()
+        self._workers = Decoders(_DECODER)
         self._kept = _KeptPictures(limits.image_cache_bytes)
 
     def read(self, source: ImageSource, namespace: str = "", *, wants_pixels: bool = True) -> Picture:
@@ -158,86 +152,12 @@ def _parts(sizes: Sequence[Sequence[int]], digests: Sequence[str] | None, pixels
     return parts
 
 
-class _Workers:
-    """Processes, started when they are first needed; each serves one thread at a time."""
-
-    def __init__(self) -> None:
-        # Last in, first out: while few images come, few processes are started. None stands for one not yet started.
-        self._idle: queue.LifoQueue[WorkerProcess | None] = queue.LifoQueue()
-        for _ in range(NUM_WORKERS):
-            self._idle.put(None)
-        self._running: set[WorkerProcess] = set()
-        self._is_closed = False
-
-    def ask(self, frame: bytes, field: str) -> bytes:
-        """The answer of a process; one that was killed from outside is replaced once.
-
-        Raises:
-            InvalidRequestError: the image ended the process.
-            EngineError: there is no process, or it was killed twice.
-        """
-        for _ in range(2):
-            answer = self._attempt(frame, field)
-            if answer is not None:
-                return answer
-        raise EngineError("the process that decodes images was killed from outside, twice in a row")
-
-    def _attempt(self, frame: bytes, field: str) -> bytes | None:
-        worker = self._idle.get()
-        kept: WorkerProcess | None = None
-        try:
-            if self._is_closed:
-                raise EngineDeadError("the engine is closed, and its image reader with it")
-            worker = worker or _start()
-            self._running.add(worker)
-            answer = worker.ask(frame, longest=_LONGEST_ANSWER, patience=PATIENCE)
-            if answer[:1] != NO_MEMORY:  # after which it ends
-                kept = worker
-            return answer
-        except WorkerEndedError as error:
-            _blame(error.exit_code, field)
-            return None
-        finally:
-            if kept is None and worker is not None:
-                self._running.discard(worker)
-                worker.kill()
-            self._idle.put(kept)
-
-    def close(self) -> None:
-        """Kill all processes; callers that wait for an answer get an error."""
-        self._is_closed = True
-        for worker in list(self._running):
-            worker.kill()
-        idle = [self._idle.get() for _ in range(NUM_WORKERS)]  # waits for the threads that still use one
-        for worker in filter(None, idle):
-            worker.close()
-        for _ in idle:
-            self._idle.put(None)
-
-
-def _start() -> WorkerProcess:
+def _check_pillow() -> None:
     if not has_pillow():
         raise InvalidRequestError("Pillow is needed for images: pip install '.[images]' in Penstock's source folder")
-    try:
-        return WorkerProcess("penstock.frontend.images.worker")
-    except OSError as error:
-        raise EngineError(f"the process that decodes images cannot be started: {error}") from error
 
 
-def _blame(exit_code: int | None, field: str) -> None:
-    """Raise if the image ended the process, rather than a kill from outside.
-
-    Raises:
-        InvalidRequestError: decoding exceeded a time limit, or crashed the process.
-    """
-    if exit_code in (0, -signal.SIGKILL):
-        return
-    fault = f"ends the process that decodes it, with exit code {exit_code}"
-    if exit_code is None:
-        fault = f"was not decoded within {PATIENCE:g} s"
-    elif exit_code == -signal.SIGPROF:
-        fault = f"takes more than {CPU_SECONDS:g} s of processor time to decode"
-    raise InvalidRequestError(f"{field}: the image {fault}", field)
+_DECODER = DecoderKind("penstock.frontend.images.worker", "image", CPU_SECONDS, _check_pillow)
 
 
 class _KeptPictures:

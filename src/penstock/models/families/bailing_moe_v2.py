@@ -31,7 +31,14 @@ def bailing_moe_v2_spec(config: HFConfig) -> ModelSpec:
     config.expect("norm_head", False)
     config.expect("use_rmsnorm", True)
     config.expect("use_sliding_window", False, None)
-    dense = read_dense(config, max_position=32768, head_dim=128, num_kv_heads=4, theta=600000.0, partial_rotary=0.5)
+    dense = read_dense(
+        config,
+        max_position=32768,
+        head_dim=128,
+        num_kv_heads=4,
+        theta=600000.0,
+        partial_rotary=config.size("rotary_dim", 64) / config.size("head_dim", 128),
+    )
     attention = replace(
         dense.attention,
         qkv_bias=config.get("use_qkv_bias", False),

@@ -35,7 +35,7 @@ _OF_ACTIVATIONS = "act_"
 """Begin of AutoRound's settings of activations, which are not rounded here."""
 _MOST_CHOICES = 64
 """Patterns of a recipe in config.json: each matrix is compared with all of them."""
-_ROUNDED = tuple(format.name for format in FORMATS.values() if format.has_row_scales)
+_ROUNDED = tuple(one.name for one in FORMATS.values() if one.has_row_scales and one.scale == "uint8")
 """Formats that floating-point weights can be quantized to on loading."""
 _ABOUT_QUANTIZING = (
     *("quant_method", "damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "desc_act", "dataset"),

@@ -83,6 +83,8 @@ def _capabilities(engine: AsyncEngine) -> list[str]:
     encoder = engine.info.encoder
     if encoder is not None:
         return ["embedding" if encoder.task == "embed" else "rerank"]
+    if engine.info.audio_input is not None:
+        return ["transcription"]
     return ["completion"] if engine.images is None else ["completion", "vision"]
 
 

@@ -1,0 +1,23 @@
+"""Rules for the tokens of a transcript, as plain data."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptRules:
+    """Rules that Whisper's answers follow (Radford et al., 2022, arXiv:2212.04356, section 2.3).
+
+    Timestamps come in pairs, the end of a segment and the begin of the next, never go back, and are chosen where they
+    are together more likely than any other token.
+    """
+
+    first_timestamp: int
+    """Token of 0 seconds; all above it are timestamps, and the one below it says that there are none."""
+    end: int
+    """Token that ends the answer; those below it are text."""
+    begin_suppress: tuple[int, ...] = ()
+    """Tokens with which the answer must not begin."""
+    has_timestamps: bool = True
+    """False: only `begin_suppress` applies."""
+    max_initial: int | None = None
+    """Highest first timestamp, in steps; None: any."""

@@ -1,0 +1,6 @@
+"""Transcription: from sound files to segments of text.
+
+    file ──reader──> worker: decode, mix, resample, features ──transcription──> windows ──engine──> segments
+
+Tested elsewhere: `reader` and `worker`: `tests/frontend/audio/test_transcription.py`.
+"""

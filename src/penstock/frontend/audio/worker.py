@@ -1,0 +1,48 @@
+"""Worker process that decodes sounds and computes their features.
+
+Run as `python -m penstock.frontend.audio.worker` by `penstock.frontend.audio.reader`, within limits of its own, as the
+worker of images.
+"""
+
+from penstock.frontend.audio.features import log_mel
+from penstock.frontend.audio.sounds import SoundError, read_sound
+from penstock.frontend.images.frames import DECODED, NO_MEMORY, REFUSED, pack, unpack
+from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_time
+
+MEMORY_BYTES = 3 * 2**30
+"""Maximum address space: an hour takes 230 MB as samples, 120 MB as features of 80 mels, and both several times."""
+CPU_SECONDS = 120.0
+"""Maximum CPU seconds for one sound."""
+
+
+def answer(frame: bytes) -> bytes:
+    """The answer frame for one sound."""
+    try:
+        header, content = unpack(memoryview(frame))
+        samples = read_sound(bytes(content), header["max_seconds"])
+        features = log_mel(samples, header["num_mels"], header["num_frames"])
+        return DECODED + pack({"num_samples": len(samples), "frames": features.shape[1]}, features.tobytes())
+    except SoundError as error:
+        return REFUSED + str(error).encode()
+    except MemoryError:
+        return NO_MEMORY
+
+
+def main() -> None:
+    """Decode sounds until the parent ends or memory runs out."""
+    limit_memory(MEMORY_BYTES)
+    channel = Channel()
+    try:
+        while True:
+            frame = channel.receive()
+            with limited_cpu_time(CPU_SECONDS):
+                made = answer(frame)
+            channel.send(made)
+            if made == NO_MEMORY:
+                return  # the next sound gets another process, with its memory in one piece
+    except (EOFError, OSError):  # the parent is gone
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Transcriptions and translations over HTTP, by OpenAI's client."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from penstock import LLM
+from penstock.errors import InvalidRequestError
+from penstock.server.openai.multipart import parse_form
+from tests.server.running import RunningServer
+from tests.support.hearing import a_sound, make_hearing, wav_of
+
+LONG = wav_of(a_sound(5.3))
+SHORT = wav_of(a_sound(1.5, 4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_hearing(tmp_path_factory.mktemp("hearing")).folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    """Transcripts by `LLM.transcribe`."""
+    with LLM(str(folder), dtype="float32", kv_cache_memory="8MiB") as llm:
+        return {
+            "long": llm.transcribe(LONG, language="en"),
+            "short": llm.transcribe(SHORT, language="de"),
+            "translated": llm.transcribe(SHORT, translate=True),
+        }
+
+
+@pytest.fixture(scope="module")
+def hearing_server(folder, tmp_path_factory):
+    journal = tmp_path_factory.mktemp("journal") / "journal"
+    flags = ("--model", str(folder), "--dtype", "float32", "--kv-cache-memory", "8MiB", "--journal", str(journal))
+    running = RunningServer(*flags, "--max-audio-seconds", "20").wait_until_listening()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def client(hearing_server):
+    return openai.OpenAI(base_url=f"{hearing_server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_each_format_has_the_transcript(client, expected):
+    asked = {"file": ("a.wav", LONG), "model": client.models.list().data[0].id, "language": "en"}
+    ask = client.audio.transcriptions.create
+    found = ask(**asked)
+    assert found.text == expected["long"].text
+    assert found.usage.seconds == 6
+    assert ask(**asked, response_format="text") == expected["long"].text + "\n"
+    verbose = ask(**asked, response_format="verbose_json", timestamp_granularities=["segment"])
+    assert (verbose.text, verbose.language) == (found.text, "en")
+    assert verbose.duration == pytest.approx(5.3)
+    segments = expected["long"].segments
+    assert [(one.text, one.tokens, one.seek) for one in verbose.segments] == [
+        (one.text, list(one.tokens), one.seek) for one in segments
+    ]
+    for one in verbose.segments:
+        assert one.avg_logprob < 0
+        assert 0 <= one.no_speech_prob <= 1
+        assert one.compression_ratio > 0
+    srt, vtt = (ask(**asked, response_format=form) for form in ("srt", "vtt"))
+    assert srt.startswith("1\n00:00:00,100 --> 00:00:01,800\n")
+    assert vtt.startswith("WEBVTT\n\n00:00:00.100 --> 00:00:01.800\n")
+    assert srt.count(" --> ") == vtt.count(" --> ") == len(segments)
+
+
+@pytest.mark.filterwarnings("ignore:deprecated")  # the client's method
+def test_a_sound_is_translated(client, expected):
+    found = client.audio.translations.create(file=("a.wav", SHORT), model="tgi")
+    assert found.text == expected["translated"].text
+    found = client.audio.transcriptions.create(file=("a.wav", SHORT), model="tgi", language="de", temperature=0)
+    assert found.text == expected["short"].text
+
+
+def test_a_stream_has_the_text_of_each_window_and_then_all_of_it(client, expected):
+    events = list(client.audio.transcriptions.create(file=("a.wav", LONG), model="tgi", language="en", stream=True))
+    assert [event.type for event in events[-2:]] == ["transcript.text.delta", "transcript.text.done"]
+    assert len(events) > 3
+    assert events[-1].text == expected["long"].text
+    assert "".join(event.delta for event in events[:-1]).strip() == expected["long"].text
+
+
+def test_a_killed_engine_changes_no_transcript(hearing_server, client, expected):
+    texts = []
+
+    def ask():
+        texts.append(client.audio.transcriptions.create(file=("a.wav", LONG), model="tgi", language="en").text)
+
+    asking = [threading.Thread(target=ask) for _ in range(3)]
+    for one in asking:
+        one.start()
+    time.sleep(0.05)
+    os.kill(hearing_server.engine_pid, signal.SIGKILL)
+    for one in asking:
+        one.join()
+    assert texts == [expected["long"].text] * 3
+
+
+def test_what_cannot_be_done_is_refused_by_name(client):
+    ask = client.audio.transcriptions.create
+    for options, word in (
+        ({"language": "xx"}, "language"),
+        ({"response_format": "diarized_json"}, "response_format"),
+        ({"response_format": "verbose_json", "timestamp_granularities": ["word"]}, "timestamp_granularities"),
+        ({"timestamp_granularities": ["segment"]}, "timestamp_granularities"),
+        ({"include": ["logprobs"]}, "include"),
+        ({"temperature": 7}, "temperature"),
+        ({"stream": True, "response_format": "srt"}, "stream"),
+        ({"prompt": "word " * 200}, "prompt"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=word):
+            ask(file=("a.wav", SHORT), model="tgi", **options)
+    for content, word in ((b"nothing", "soundfile|format"), (wav_of(a_sound(21)), "max_audio_seconds"), (b"", "file")):
+        with pytest.raises(openai.BadRequestError, match=word):
+            ask(file=("a.wav", content), model="tgi")
+    with pytest.raises(openai.NotFoundError):
+        ask(file=("a.wav", SHORT), model="another")
+    with pytest.raises(openai.BadRequestError, match="/v1/audio/transcriptions"):
+        client.chat.completions.create(model="tgi", messages=[{"role": "user", "content": "Hello"}])
+    with pytest.raises(openai.BadRequestError, match="/v1/audio/transcriptions"):
+        client.completions.create(model="tgi", prompt="Hello")
+
+
+def test_a_model_that_takes_text_says_so(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="does not transcribe"):
+        client.audio.transcriptions.create(file=("a.wav", SHORT), model="tgi")
+    part = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
+    with pytest.raises(openai.BadRequestError, match="input_audio"):
+        client.chat.completions.create(model="tgi", messages=[{"role": "user", "content": [part]}])
+
+
+def form(*parts, boundary="x"):
+    made = b""
+    for head, content in parts:
+        made += f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+    return made + f"--{boundary}--\r\n".encode()
+
+
+def test_forms_are_divided_into_fields_and_files():
+    body = form(
+        ('name="file"; filename="a.wav"', b"\r\n--y\0\xff"), ('name="model"', "ä".encode()), ('name="l[]"', b"1")
+    )
+    body = body.replace(b"--x--", b'--x \r\ncontent-disposition: form-data; name="l[]"\r\n\r\n2\r\n--x--')
+    for text in (b"", b"a preamble\r\n"):
+        found = parse_form('multipart/form-data; boundary="x"', text + body)
+        assert found.files == {"file": b"\r\n--y\0\xff"}
+        assert found.fields == {"model": ["ä"], "l[]": ["1", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", b"--x--"),
+        ("multipart/form-data; boundary=" + "x" * 71, b"--x--"),
+        ("multipart/form-data; boundary=x", b""),
+        ("multipart/form-data; boundary=x", form(('name="a"', b"1"))[:-8]),
+        ("multipart/form-data; boundary=x", form(("nothing", b"1"))),
+        ("multipart/form-data; boundary=x", form(('name="a"', b"\xff"))),
+        ("multipart/form-data; boundary=x", form(('name="a"', b"1" * 70_000))),
+        ("multipart/form-data; boundary=x", form(*[('name="a"', b"1")] * 65)),
+        ("multipart/form-data; boundary=x", b"--x\r\n" + b"a" * 9000 + b"\r\n\r\n\r\n--x--"),
+        ("multipart/form-data; boundary=x", form(*[('name="f"; filename="g"', b"1")] * 2)),
+    ],
+)
+def test_damaged_forms_are_refused(kind, body):
+    with pytest.raises(InvalidRequestError):
+        parse_form(kind, body)
+
+
+def test_unknown_fields_are_named_in_the_header(hearing_server):
+    files = {"file": ("a.wav", SHORT)}
+    answer = httpx.post(
+        f"{hearing_server.url}/v1/audio/transcriptions", files=files, data={"language": "de", "frob": "1"}, timeout=60
+    )
+    assert answer.status_code == 200
+    assert json.loads(answer.content)["text"]
+    assert answer.headers["penstock-ignored"] == "frob"
