@@ -56,10 +56,11 @@ class Linear:
             names, out_sizes, in_size, gated=gated, activation=activation, pieces=pieces, whole=whole
         )
         bias_dtype = self.weight.bias_dtype
-        self.bias = self._lora = None
+        self.bias = None
         if bias:
             biased = bias if isinstance(bias, tuple) else None
             self.bias = factory.bias(names, out_sizes, bias_dtype, pieces=pieces, whole=whole, biased=biased)
+        self._lora = None
         if adaptable:
             self._lora = factory.lora(names, out_sizes, in_size, self.weight, pieces=pieces, whole=whole)
         self._dtype, self._collective = dtype or factory.dtype, factory.ops.collective

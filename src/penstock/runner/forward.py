@@ -65,17 +65,17 @@ class KVCache:
                     self._group_of[cache_spec.layer],
                 )
 
-    def attend_to(self, audio: AudioRunner, spec: ModelSpec) -> None:
-        """Let the layers that attend to audio windows read their caches; their batch follows those of the groups."""
-        readers = [index for index, mixer in enumerate(spec.mixers) if isinstance(mixer, CrossAttentionSpec)]
-        for layer, cache in zip(readers, audio.caches, strict=True):
-            self.layers[layer], self._group_of[layer] = cache, len(self.groups)
-
     @classmethod
     def of_model(cls, spec: ModelSpec, settings: Settings, ops: Ops) -> "KVCache":
         """The caches of a rank's shard of a model."""
         own = spec.shard(settings.tensor_parallel_size)
         return cls([layer.facts.cache for layer in own.layers], settings, ops)
+
+    def attend_to(self, audio: AudioRunner, spec: ModelSpec) -> None:
+        """Let the layers that attend to audio windows read their caches; their batch follows those of the groups."""
+        readers = [index for index, mixer in enumerate(spec.mixers) if isinstance(mixer, CrossAttentionSpec)]
+        for layer, cache in zip(readers, audio.caches, strict=True):
+            self.layers[layer], self._group_of[layer] = cache, len(self.groups)
 
     def by_layer(self, of_groups: Sequence[T]) -> list[T]:
         """The value of each layer's group; the main group's for layers that cache nothing."""

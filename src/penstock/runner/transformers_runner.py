@@ -87,7 +87,7 @@ class TransformersRunner(DeviceRunner):
                 if cache is not None and not isinstance(cache, StateCache)
             ]
             attach(loaded, attention)
-        self._adapters = self.hidden = self.images = None
+        self._adapters = self.hidden = self.images = self._audio = None
         self._forward = TransformersForward(loaded, attention, self._cache, self._ops, self._device)
 
     def close(self) -> None:
