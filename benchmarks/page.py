@@ -219,6 +219,9 @@ def claims() -> list[str]:
     single, batch = (span(ratios(runs, "llamacpp", column)) for column in ("1 stream", "8 streams"))
     beside = span(ratios(runs, "openvino", "1 stream") + ratios(runs, "openvino", "8 streams"))
     more = span(ratios(runs, "openvino", "24 to 64 streams"))
+    long, load = span(ratios(runs, "llamacpp", "long prompt")), span(ratios(runs, "llamacpp", "load_s"))
+    vllm = read("zen5", "peers")
+    speeds = ", ".join(span(ratios(vllm, "vllm", column)) for column in ("1 stream", "8 streams", "long prompt"))
     kills = read(NEWEST, "kills")
     answers = kills["engines killed under 64 streams: answers told right"]["value"]
     assert not any(
@@ -227,6 +230,8 @@ def claims() -> list[str]:
     return [
         f"{single} times as fast as llama.cpp with one stream and {batch} times with eight",
         f"{beside} times as fast as OpenVINO with one or eight streams ({more} with 24 and more",
+        f"| {single}, {batch}, {long} | uses llama.cpp | {speeds} (bfloat16, Zen 5) |",
+        f"| {load} | uses llama.cpp | {span(ratios(vllm, 'vllm', 'load_s'))} |",
         f"none of {answers:,.0f} answers was lost, repeated or changed",
     ]
 
