@@ -11,20 +11,21 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A_co, A_contra
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, Weight
-from penstock.native.array import AnyArray, AnyDtype, Array, dtype_name, dtype_of
+from penstock.native.array import AnyDtype, Array, dtype_name, dtype_of
 from penstock.system.allocator import Allocator
 
 LARGE_BYTES = 2**16
 """Minimum size of tensors that are allocated from the memory for packed weights, and so lie in their file."""
 
 
-class ModelTensor(Protocol):
+class ModelTensor(Protocol[A_co]):
     """A tensor that the cache of packed weights can store. See `Packable` for the methods."""
 
     @property
-    def tensor(self) -> AnyArray: ...
+    def tensor(self) -> A_co: ...
 
     @property
     def is_filled(self) -> bool:
@@ -36,21 +37,21 @@ class ModelTensor(Protocol):
     def adopt(self, packed: Packed) -> bool: ...
 
 
-class NewTensor(Protocol):
+class NewTensor(Protocol[A_co]):
     """Allocates a tensor, without content unless `packed` has it in this shape and dtype: then in that memory."""
 
     def __call__(
         self, shape: tuple[int, ...], dtype: AnyDtype, device: str, packed: Packed | None = None
-    ) -> ModelTensor: ...
+    ) -> ModelTensor[A_co]: ...
 
 
-class Store(Protocol):
+class Store(Protocol[A_contra]):
     """Stores rows of a checkpoint in a weight or a tensor, from row `first` on: packed, copied or uploaded.
 
     They are converted to the target's dtype; a weight of a quantized format takes quantized rows.
     """
 
-    def __call__(self, target: AnyArray | Weight, first: int, rows: NDArray[Any] | Quantized) -> None: ...
+    def __call__(self, target: A_contra | Weight[A_contra], first: int, rows: NDArray[Any] | Quantized) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

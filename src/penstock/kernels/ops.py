@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.weight_formats import WeightFormat
+from penstock.kernels.array_types import A, A_contra
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
 from penstock.kernels.batch import BatchKernels, LayOut
@@ -46,15 +47,15 @@ from penstock.kernels.recurrent.states import StateCaches, StateShape
 from penstock.kernels.sampling import Controls, CountTable, TopkLogprobs
 from penstock.kernels.sampling.native import SamplingKernels
 from penstock.native import Library
-from penstock.native.array import AnyArray, AnyDtype, dtype_of
+from penstock.native.array import AnyDtype, Array, dtype_of
 from penstock.native.program import empty_rows, from_host, on_host
 from penstock.system.allocator import Allocator
 
 
-class Penalize(Protocol):
+class Penalize(Protocol[A_contra]):
     def __call__(
         self,
-        logits: AnyArray,
+        logits: A_contra,
         rows: NDArray[np.int64],
         penalties: NDArray[np.float64],
         tables: Sequence[CountTable],
@@ -78,86 +79,86 @@ class Penalize(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ops:
+class Ops(Generic[A]):
     """One version of every operation."""
 
     # ── what layers compute with ─────────────────────────────────────────────────────────────────────────────────────
-    new_weight: NewWeight
+    new_weight: NewWeight[A]
     """Makes a linear map's weight, not yet filled."""
-    new_lora: NewLora
+    new_lora: NewLora[A]
     """Makes the table of a linear map's LoRA updates."""
-    new_expert_lora: NewExpertLora
+    new_expert_lora: NewExpertLora[A]
     """Makes the tables of experts' updates, one for each expert."""
-    new_lookup_table: NewLookupTable
+    new_lookup_table: NewLookupTable[A]
     """Makes the table of an embedding's updates."""
-    new_caches: Callable[[Sequence[CacheShape]], LayerCaches]
+    new_caches: Callable[[Sequence[CacheShape]], LayerCaches[A]]
     """Makes the KV caches of a cache group's layers, with attention over them. All have as many blocks of one size."""
     new_states: Callable[[StateShape], StateCaches]
     """Makes the recurrent states of a cache group's layers."""
-    causal_conv: CausalConv
-    gated_delta_rule: GatedDeltaRule
-    state_space_scan: StateSpaceScan
-    selective_scan: SelectiveScan
-    gated_rms_norm: GatedRMSNorm
-    rms_norm: RMSNormOp
-    add_rms_norm: AddRMSNormOp
-    rms_norm_columns: Callable[[AnyArray, int, AnyArray, float], None]
+    causal_conv: CausalConv[A]
+    gated_delta_rule: GatedDeltaRule[A]
+    state_space_scan: StateSpaceScan[A]
+    selective_scan: SelectiveScan[A]
+    gated_rms_norm: GatedRMSNorm[A]
+    rms_norm: RMSNormOp[A]
+    add_rms_norm: AddRMSNormOp[A]
+    rms_norm_columns: Callable[[A, int, A, float], None]
     """(x [rows, columns], first, weight [size], eps): `rms_norm` of the columns from `first` on, in place."""
-    add_rows: AddRowsOp
-    gate: GateOp
-    mix_streams: MixStreamsOp
-    match_magnitude: Callable[[AnyArray, AnyArray, float], AnyArray]
+    add_rows: AddRowsOp[A]
+    gate: GateOp[A]
+    mix_streams: MixStreamsOp[A]
+    match_magnitude: Callable[[A, A, float], A]
     """(x [rows, columns], like [rows, columns or more], least) -> x, each row scaled to the root mean square of the
     first columns of `like`, and taken to have a mean square of at least `least`; overwrites `x`."""
-    keep_above: Callable[[AnyArray, float], AnyArray]
+    keep_above: Callable[[A, float], A]
     """(x [rows, columns], deviations) -> max(0, x - mean - deviations * standard deviation), by row; overwrites `x`."""
-    head_gates: Callable[[AnyArray, AnyArray, int], AnyArray]
+    head_gates: Callable[[A, A, int], A]
     """(x [rows, num_heads * head_dim], query, num_heads) -> each head times the sigmoid of its gate; overwrites `x`.
 
     `query` [rows, num_heads * 2 * head_dim, or more]: each query head is followed by its gate of the same length.
     """
-    route: Route
+    route: Route[A]
     """Routes each token to its experts."""
-    new_experts: NewExperts
+    new_experts: NewExperts[A]
     """Makes the experts of a mixture, not yet filled."""
-    gather: Callable[[AnyArray, AnyArray], AnyArray]
+    gather: Callable[[A, A], A]
     """(table [rows, ...], row_ids [count] int64) -> [count, ...]; each row of the table is contiguous."""
-    gather_axes: Callable[[AnyArray, AnyArray, AnyArray], AnyArray]
+    gather_axes: Callable[[A, A, A], A]
     """(table [rows, 2, columns] float32, row_ids [count, 3] int64, axes [columns] int32) -> [count, 2, columns]: each
     column from the row that its axis names."""
-    scatter: Callable[[AnyArray, AnyArray, AnyArray], None]
+    scatter: Callable[[A, A, A], None]
     """(x [count, ...], row_ids [count] int64, table [rows, ...]): copies the rows of `x` to these rows of the table,
     all different."""
-    copy_rows: Callable[[AnyArray, Sequence[tuple[int, int]]], None]
+    copy_rows: Callable[[A, Sequence[tuple[int, int]]], None]
     """(table [rows, ...], pairs): copies rows of the table simultaneously; each pair is (source, target)."""
-    copy_columns: Callable[[AnyArray, AnyArray, Columns], None]
+    copy_columns: Callable[[A, A, Columns], None]
     """(x [rows, any], out [rows, any], which): copies columns of `x` to columns of `out`, converted to its dtype."""
-    activate: ActivateOp
-    limit: Callable[[AnyArray, int, int, AnyArray, AnyArray], None]
+    activate: ActivateOp[A]
+    limit: Callable[[A, int, int, A, A], None]
     """(x [rows, any], first, count, low [1], high [1] float32): limits `count` columns from `first` on, in place."""
 
-    empty_rows: Callable[[AnyArray, tuple[int, ...], AnyDtype], AnyArray]
+    empty_rows: Callable[[A, tuple[int, ...], AnyDtype], A]
     """(like [rows, ...], shape, dtype) -> [rows, *shape], uninitialised; recorded if `like` is."""
-    from_host: Callable[[NDArray[Any], AnyArray], AnyArray]
+    from_host: Callable[[NDArray[Any], A], A]
     """(array, like) -> the array on the device of `like`; without a copy if that is the host."""
-    on_host: Callable[[AnyArray], NDArray[Any]]
+    on_host: Callable[[A], NDArray[Any]]
     """(x) -> its content; without a copy if it is on the host."""
 
     # ── from logits [rows, vocab] float32, contiguous, to tokens ─────────────────────────────────────────────────────
-    argmax: Callable[[AnyArray], NDArray[np.int64]]
+    argmax: Callable[[A], NDArray[np.int64]]
     """(logits) -> [rows]: the first largest; -1 where one is NaN or plus infinity, or all are minus infinity."""
-    sample: Callable[[AnyArray, Controls], NDArray[np.int64]]
+    sample: Callable[[A, Controls], NDArray[np.int64]]
     """(logits, controls) -> [rows] tokens; -1 as `argmax`."""
-    topk_logprobs: Callable[[AnyArray, int], TopkLogprobs]
+    topk_logprobs: Callable[[A, int], TopkLogprobs]
     """(logits, k) -> the `k` most likely tokens, at most the vocabulary, of each row."""
-    take: Callable[[AnyArray, NDArray[np.int64]], NDArray[np.float32]]
+    take: Callable[[A, NDArray[np.int64]], NDArray[np.float32]]
     """(logits, places [n] in the flat tensor) -> a copy of the logits there."""
-    put: Callable[[AnyArray, NDArray[np.int64], NDArray[np.float32]], None]
+    put: Callable[[A, NDArray[np.int64], NDArray[np.float32]], None]
     """(logits, places [n] in the flat tensor, all different, values [n]): replaces the logits there."""
-    apply_bitmask: Callable[[AnyArray, NDArray[np.int64], NDArray[np.int32]], None]
+    apply_bitmask: Callable[[A, NDArray[np.int64], NDArray[np.int32]], None]
     """(logits, rows, bits [len(rows), vocab / 32 rounded up]): sets logits with bit 0 to minus infinity, in place."""
 
-    penalize: Penalize
+    penalize: Penalize[A]
     """Applies penalties to some rows, in place."""
 
     # ── before a step, and before the first ──────────────────────────────────────────────────────────────────────────
@@ -165,16 +166,16 @@ class Ops:
     """Lays a step's plan out as the columns of a `Batch`."""
     dtype: Callable[[str], AnyDtype]
     """(name, as numpy has it) -> the dtype of tensors."""
-    new_tensor: NewTensor
+    new_tensor: NewTensor[A]
     """Allocates a tensor of the model."""
-    constant: Callable[[NDArray[Any], AnyDtype | None, str], AnyArray]
+    constant: Callable[[NDArray[Any], AnyDtype | None, str], A]
     """(values, dtype, device) -> a tensor with these values; None: of their dtype."""
-    store: Store
+    store: Store[A]
     """Stores rows of a checkpoint, which are numpy arrays, in a weight or a tensor."""
     quantize: Callable[[NDArray[Any], WeightFormat], Quantized | None]
     """(weight [out, in], format) -> integers; None if a weight is not finite or too large."""
 
-    collective: Collective
+    collective: Collective[A]
     """Gathers the outputs of layers whose rows are divided among ranks."""
 
     allocator: Allocator
@@ -187,13 +188,16 @@ class Ops:
     """The native library, if it computes the layers' operations: then calls can be recorded."""
 
 
-def native_ops(library: Library, collective: Collective | None = None, allocator: Allocator | None = None) -> Ops:
+def native_ops(
+    library: Library, collective: Collective | None = None, allocator: Allocator | None = None
+) -> Ops[Array]:
     """Operations in C++, on the CPU."""
     collective, allocator = collective or Alone(), allocator or Allocator()
     norm, elementwise, sampling = NormKernels(library), ElementwiseKernels(library), SamplingKernels(library)
     recurrent, mixture = RecurrentKernels(library, allocator), MixtureKernels(library, collective)
     lora = LoraKernels(library)
-    return Ops(
+    table: type[Ops[Array]] = Ops  # named, so that mypy compares the arrays of each operation
+    return table(
         new_weight=LinearKernels(library, allocator).new_weight,
         new_lora=lora.new_lora,
         new_expert_lora=lora.new_expert_lora,

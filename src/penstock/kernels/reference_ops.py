@@ -46,10 +46,11 @@ from penstock.system.allocator import Allocator
 
 def reference_ops(
     collective: Collective | None = None, *, widened_weights: bool = False, allocator: Allocator | None = None
-) -> Ops:
+) -> Ops[torch.Tensor]:
     """Operations in plain torch, on any device; `widened_weights`: see `ReferenceWeight`."""
     collective, allocator = collective or Alone(), allocator or Allocator()
-    return Ops(
+    table: type[Ops[torch.Tensor]] = Ops  # named, so that mypy compares the arrays of each operation
+    return table(
         new_weight=partial(ReferenceWeight, widened=widened_weights),
         new_lora=ReferenceLora,
         new_expert_lora=new_expert_lora,

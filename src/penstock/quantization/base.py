@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,8 +17,17 @@ from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.linear.joined import JoinedWeight
-from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
+from penstock.quantization.adapted import AdaptedEmbedding, AdaptedHeads, AdaptedRows
+from penstock.quantization.parameters import (
+    FirstRepeated,
+    FloatRows,
+    GatheredMatrix,
+    ReshapedParameter,
+    TapsParameter,
+    TapsPart,
+    TensorParameter,
+)
 from penstock.quantization.rows import (
     Fillable,
     MapRows,
@@ -34,115 +43,11 @@ from penstock.quantization.rows import (
 
 if TYPE_CHECKING:
     from penstock.kernels.lora import LookupTable, LoraTable
-    from penstock.kernels.memory import ModelTensor, Store
+    from penstock.kernels.memory import ModelTensor
     from penstock.kernels.ops import Ops
     from penstock.native.array import AnyArray, AnyDtype
 
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
-
-
-class TensorParameter:
-    """A tensor that is converted to the target's dtype, optionally scaled by `factor` and shifted by `offset`."""
-
-    def __init__(self, store: Store, target: AnyArray, offset: float = 0.0, factor: float = 1.0) -> None:
-        self.shape: tuple[int, ...] = tuple(target.shape)
-        self._store, self._target, self._offset, self._factor = store, target, offset, factor
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        if self._offset or self._factor != 1.0:
-            rows = rows.astype(np.float32) * np.float32(self._factor) + np.float32(self._offset)
-        self._store(self._target, first, rows)
-
-
-class TapsParameter:
-    """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
-
-    def __init__(self, store: Store, target: AnyArray, factors: NDArray[np.float32] | None = None) -> None:
-        """`target` [kernel, channels], `factors` [channels] on its values."""
-        kernel, channels = target.shape
-        self.shape: tuple[int, ...] = (channels, 1, kernel)
-        self._store, self._target, self._factors = store, target, factors
-        self._gathered: NDArray[np.float32] | None = None
-        self._missing = channels
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        if self._gathered is None:
-            self._gathered = np.empty(self.shape[2:] + self.shape[:1], np.float32)
-        self._gathered[:, first : first + len(rows)] = rows[:, 0].T
-        self._missing -= len(rows)
-        if not self._missing:
-            made = self._gathered if self._factors is None else self._gathered * self._factors
-            self._store(self._target, 0, made)
-            self._gathered = None
-
-
-class TapsPart:
-    """The weights of some of a convolution's channels, which a tensor of their own holds in the checkpoint."""
-
-    def __init__(self, whole: TapsParameter, first: int, channels: int) -> None:
-        self.shape: tuple[int, ...] = (channels, *whole.shape[1:])
-        self._whole, self._first = whole, first
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        self._whole.load(self._first + first, rows)
-
-
-class ReshapedParameter:
-    """A tensor that the checkpoint stores in another shape, whose first dimension is 1."""
-
-    def __init__(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
-        self.shape, self._parameter = shape, parameter
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        self._parameter.load(0, rows.reshape(self._parameter.shape))
-
-
-class FirstRepeated:
-    """A tensor whose first row is also that of the rows that the checkpoint lacks at its end."""
-
-    def __init__(self, parameter: Parameter, rows: int) -> None:
-        """
-        Args:
-            rows: in the checkpoint.
-        """
-        self.shape: tuple[int, ...] = (rows, *parameter.shape[1:])
-        self._parameter, self._lacking = parameter, range(rows, parameter.shape[0])
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        self._parameter.load(first, rows)
-        if first == 0:
-            for row in self._lacking:
-                self._parameter.load(row, rows[:1])
-
-
-class FloatRows:
-    """Rows of a weight that is floating point both in the checkpoint and in the kernel."""
-
-    def __init__(self, weight: Fillable, first: int, count: int) -> None:
-        self.shape: tuple[int, ...] = (count, weight.columns)
-        self.weight, self.first = weight, first
-
-    def load(self, first: int, rows: NDArray[Any]) -> None:
-        self.weight.load(self.first + first, rows)
-
-
-class GatheredMatrix:
-    """A matrix, stored in any format, that is passed to a callback in floating point once all its rows are loaded."""
-
-    def __init__(self, rows: int, columns: int, format: WeightFormat, take: Callable[[NDArray[Any]], None]) -> None:
-        self.rows, self.columns, self.format = rows, columns, format
-        self._missing, self._take = rows, take
-        self._values: NDArray[Any] = np.empty((0, columns))
-
-    def load(self, first: int, rows: NDArray[Any] | Quantized) -> None:
-        made = dequantize(rows, self.format) if isinstance(rows, Quantized) else rows
-        if self._missing == self.rows:  # allocate on the first rows only
-            self._values = np.empty((self.rows, self.columns), made.dtype)
-        self._values[first : first + len(made)] = made
-        self._missing -= len(made)
-        if not self._missing:
-            self._take(self._values)
-            self._values = np.empty((0, self.columns))
 
 
 class Method(Protocol):
@@ -170,53 +75,6 @@ class Unquantized:
 
     def parameters(self, weight: Fillable, name: str, first: int, count: int) -> dict[str, Parameter]:
         return {f"{name}.weight": FloatRows(weight, first, count)}
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedRows:
-    """The destination of an adapter's LoRA matrices for one checkpoint matrix."""
-
-    table: LoraTable
-    first: int
-    """First row of the matrix in the table's weight."""
-    runs: tuple[RowRun, ...]
-    """The rows of the matrix that this rank has."""
-    weight: LinearMap
-    """The weight, which has the table's rows."""
-    order: tuple[RowRun, ...] = ()
-    """Where the checkpoint's rows go before; (): they stay."""
-
-    def own_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The rank's rows of `rows` [as in the checkpoint, any]."""
-        if self.order:
-            stored, rows = rows, np.empty_like(rows)
-            for run in self.order:
-                rows[run.first : run.first + run.rows] = stored[run.given : run.given + run.rows]
-        return np.concatenate([rows[run.given : run.given + run.rows] for run in self.runs])
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedHeads:
-    """The destination of an adapter's LoRA matrices for a matrix of which each head has the rows of its key part, then
-    those of its value part, and whose key parts are used transposed."""
-
-    keys: tuple[LoraTable, ...]
-    """One for each of the rank's heads, like `values`."""
-    values: tuple[LoraTable, ...]
-    heads: range
-    """The rank's heads."""
-    key_dim: int
-    """Rows of a head's key part."""
-    value_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedEmbedding:
-    """The destination of an adapter's LoRA matrices for an embedding."""
-
-    table: LookupTable
-    rows: int
-    """Rows that are looked up; those after the checkpoint's are its first one."""
 
 
 class WeightFactory:

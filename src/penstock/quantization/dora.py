@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.kernels.ops import Ops
-    from penstock.quantization.base import AdaptedRows
+    from penstock.quantization.adapted import AdaptedRows
 
 _ROWS = 512
 """Rows computed at a time."""

@@ -8,7 +8,8 @@ from penstock.config.recipes import Recipe
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import CheckpointError
 from penstock.kernels.ops import Ops
-from penstock.quantization.base import REFUSED, FloatRows
+from penstock.quantization.base import REFUSED
+from penstock.quantization.parameters import FloatRows
 from penstock.quantization.rows import Fillable, Parameter
 
 

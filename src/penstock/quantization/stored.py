@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from penstock.config.weight_formats import FLOAT, WeightFormat
-from penstock.quantization.base import FloatRows
+from penstock.quantization.parameters import FloatRows
 from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import StoredScheme
 

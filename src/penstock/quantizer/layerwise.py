@@ -23,7 +23,8 @@ from penstock.models.loading.loader import load_weights
 from penstock.models.registry import open_weights
 from penstock.models.spec import ModelSpec
 from penstock.models.stream import Residual, Stream
-from penstock.quantization.base import FloatRows, Unquantized, WeightFactory
+from penstock.quantization.base import Unquantized, WeightFactory
+from penstock.quantization.parameters import FloatRows
 from penstock.runner.forward import build_batch
 
 BATCH_TEXTS = 8

@@ -15,7 +15,7 @@ from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.kernels.ops import Ops
 from penstock.native.array import AnyArray, dtype_of
-from penstock.quantization.base import AdaptedEmbedding, AdaptedHeads, AdaptedRows
+from penstock.quantization.adapted import AdaptedEmbedding, AdaptedHeads, AdaptedRows
 from penstock.quantization.dora import dora_factors
 
 _Table = LoraTable | LookupTable

@@ -22,7 +22,8 @@ from penstock.models.loading.loader import load_weights
 from penstock.models.loading.safetensors_weights import SafetensorsFile
 from penstock.models.registry import read_spec
 from penstock.models.sizes import model_sizes
-from penstock.quantization.base import TensorParameter, Unquantized, WeightFactory
+from penstock.quantization.base import Unquantized, WeightFactory
+from penstock.quantization.parameters import TensorParameter
 
 NOTHING = re.compile("(?!)")
 

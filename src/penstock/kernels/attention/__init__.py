@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol
+
+from penstock.kernels.array_types import A
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.block_bytes import BlockBytes
-    from penstock.native.array import AnyArray, AnyDtype
+    from penstock.native.array import AnyDtype
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNorms(Generic[A]):
     """RMS norms of the query and key heads, applied before RoPE, or after it."""
 
-    query: AnyArray
+    query: A
     """[head_dim], in the activations' dtype or float32; so is `key`."""
-    key: AnyArray | None
+    key: A | None
     """None: the layer has no keys of its own."""
     eps: float
     last: bool = False
@@ -31,12 +33,12 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeOptions:
+class RopeOptions(Generic[A]):
     """How a layer's queries and keys become those that attend and are cached."""
 
     num_heads: int
     """Number of query heads."""
-    norms: HeadNorms | None = None
+    norms: HeadNorms[A] | None = None
     """None: no normalization."""
     parts: int = 3
     """Number of parts in the projection. 2: queries and keys; the values are the keys before their norm (for a latent
@@ -54,7 +56,7 @@ BIAS_MARGIN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionOptions:
+class AttentionOptions(Generic[A]):
     """How a layer's queries attend to the cached keys."""
 
     num_heads: int
@@ -67,9 +69,9 @@ class AttentionOptions:
     """A query attends to the keys from the last multiple of `chunk` on."""
     soft_cap: float | None = None
     """Scores become soft_cap * tanh(score / soft_cap)."""
-    sinks: AnyArray | None = None
+    sinks: A | None = None
     """[num_heads] float32, the score of an additional key of each head, whose value is 0."""
-    position_bias: AnyArray | None = None
+    position_bias: A | None = None
     """[num_heads, 2 * n] float32, added to the scores by the distance of key and query: that of the key `d` after the
     query is in column n + d; n exceeds all distances by `BIAS_MARGIN`. Only for texts computed whole."""
     gated: bool = False
@@ -98,7 +100,7 @@ class CacheShape:
     """Whether the stored keys are also the values, so that the cache has no separate values (MLA)."""
 
 
-class LayerCache(Protocol):
+class LayerCache(Protocol[A]):
     """The KV cache of one layer."""
 
     dtype: AnyDtype
@@ -114,13 +116,13 @@ class LayerCache(Protocol):
 
     def rope_and_cache(
         self,
-        qkv: AnyArray,
-        options: RopeOptions,
-        angles: AnyArray | None,
+        qkv: A,
+        options: RopeOptions[A],
+        angles: A | None,
         batch: Batch,
         *,
-        query_factors: AnyArray | None = None,
-    ) -> AnyArray:
+        query_factors: A | None = None,
+    ) -> A:
         """Normalize queries and keys, apply RoPE, and write keys and values to the cache.
 
         Args:
@@ -133,7 +135,7 @@ class LayerCache(Protocol):
         """
         ...
 
-    def attend(self, query: AnyArray, options: AttentionOptions, batch: Batch) -> AnyArray:
+    def attend(self, query: A, options: AttentionOptions[A], batch: Batch) -> A:
         """Attention of each query over its own sequence, causal unless the options say otherwise.
 
         The cache already holds this step's keys and values. Returns [num_tokens, num_heads * head_dim].
@@ -145,14 +147,14 @@ class LayerCache(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCaches:
+class LayerCaches(Generic[A]):
     """The KV caches of the layers of a cache group.
 
     They are initialized to zeros: a padded gather may read slots that were never written. Their weight is 0, but their
     content must be finite, because 0 * NaN is NaN.
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache[A], ...]
     back: Callable[[int], None]
     """Backs the first `num_blocks` blocks of all layers with physical memory; blocks are first used in ascending order.
     """

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Generic, Literal, Protocol
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
-
-if TYPE_CHECKING:
-    from penstock.native.array import AnyArray
+from penstock.kernels.array_types import A
 
 
-class RMSNormOp(Protocol):
+class RMSNormOp(Protocol[A]):
     """RMS norm, or layer norm."""
 
-    def __call__(
-        self, x: AnyArray, weight: AnyArray, eps: float, *, bias: AnyArray | None = None, groups: int = 1
-    ) -> AnyArray:
+    def __call__(self, x: A, weight: A, eps: float, *, bias: A | None = None, groups: int = 1) -> A:
         """Divide each group of `size` columns of `x` [rows, groups * size] by its root mean square, times `weight`.
 
         Args:
@@ -28,21 +24,21 @@ class RMSNormOp(Protocol):
         ...
 
 
-class AddRMSNormOp(Protocol):
+class AddRMSNormOp(Protocol[A]):
     """The residual sum and its norm, fused."""
 
     def __call__(
         self,
-        x: AnyArray,
-        residual: AnyArray,
-        weight: AnyArray,
+        x: A,
+        residual: A,
+        weight: A,
         eps: float,
         factor: float,
         *,
-        bias: AnyArray | None = None,
-        after: NormWeight | None = None,
-        total: AnyArray | None = None,
-    ) -> tuple[AnyArray, AnyArray]:
+        bias: A | None = None,
+        after: NormWeight[A] | None = None,
+        total: A | None = None,
+    ) -> tuple[A, A]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
 
         `x` and `residual` [rows, size] may be overwritten by the results.
@@ -59,18 +55,18 @@ ElementActivation = HeadActivation | Literal["clip", "xielu"]
 """clip: to -1 to 1. xielu: Huang and Schlag, 2024, arXiv:2411.13010, with beta 0.5."""
 
 
-class ActivateOp(Protocol):
+class ActivateOp(Protocol[A]):
     """An activation of each element, or, between a division and a product, a soft cap (tanh) or a limit (clip)."""
 
     def __call__(
         self,
-        x: AnyArray,
+        x: A,
         activation: ElementActivation | None,
         *,
         divisor: float = 1.0,
         factor: float = 1.0,
-        alphas: tuple[AnyArray, AnyArray] | None = None,
-    ) -> AnyArray:
+        alphas: tuple[A, A] | None = None,
+    ) -> A:
         """factor * activation(x / divisor) for `x` [rows, columns], which is overwritten; rounded once.
 
         `activation` None: none. gelu is the exact one.
@@ -81,28 +77,26 @@ class ActivateOp(Protocol):
         ...
 
 
-class AddRowsOp(Protocol):
+class AddRowsOp(Protocol[A]):
     """The residual sum."""
 
-    def __call__(self, x: AnyArray, residual: AnyArray, factor: float, *, total: AnyArray | None = None) -> AnyArray:
+    def __call__(self, x: A, residual: A, factor: float, *, total: A | None = None) -> A:
         """total * (factor * x + residual), all [rows, size]; may overwrite `residual`. `total` None: 1."""
         ...
 
 
-class GateOp(Protocol):
+class GateOp(Protocol[A]):
     """An activation times another tensor."""
 
-    def __call__(self, x: AnyArray, others: AnyArray, first: int, activation: Activation) -> AnyArray:
+    def __call__(self, x: A, others: A, first: int, activation: Activation) -> A:
         """activation(x) * others[:, first : first + size] for `x` [rows, size], which may be overwritten."""
         ...
 
 
-class MixStreamsOp(Protocol):
+class MixStreamsOp(Protocol[A]):
     """Weighted sums of a token's streams."""
 
-    def __call__(
-        self, x: AnyArray, factors: AnyArray, inputs: int, outputs: int, size: int, *, scale: AnyArray | None = None
-    ) -> AnyArray:
+    def __call__(self, x: A, factors: A, inputs: int, outputs: int, size: int, *, scale: A | None = None) -> A:
         """out[o] = scale * sum over i of factors[o, i] * x[i], for each row: [rows, outputs * size].
 
         Args:
@@ -114,10 +108,10 @@ class MixStreamsOp(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NormWeight:
+class NormWeight(Generic[A]):
     """The weight and epsilon of an RMS norm."""
 
-    weight: AnyArray
+    weight: A
     """[size], in the activations' dtype or float32."""
     eps: float
 

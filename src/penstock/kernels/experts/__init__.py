@@ -3,17 +3,15 @@
 from typing import Protocol
 
 from penstock.config.feed_forward import Routing
+from penstock.kernels.array_types import A
 from penstock.kernels.linear.weight import LinearMap, Weight
 from penstock.kernels.lora import ExpertUpdates
-from penstock.native.array import AnyArray
 
 
-class Route(Protocol):
+class Route(Protocol[A]):
     """The router: chooses the experts of each token."""
 
-    def __call__(
-        self, logits: AnyArray, routing: Routing, correction: AnyArray | None, scales: AnyArray | None = None
-    ) -> tuple[AnyArray, AnyArray]:
+    def __call__(self, logits: A, routing: Routing, correction: A | None, scales: A | None = None) -> tuple[A, A]:
         """Choose the experts with the largest scores of each row; ties go to the lower index.
 
         Args:
@@ -29,7 +27,7 @@ class Route(Protocol):
         ...
 
 
-class Experts(Protocol):
+class Experts(Protocol[A]):
     """The experts' MLPs, each applied to the tokens that are routed to it."""
 
     @property
@@ -39,15 +37,15 @@ class Experts(Protocol):
 
     def mix(
         self,
-        x: AnyArray,
-        ids: AnyArray,
-        weights: AnyArray,
-        shared: AnyArray | None,
-        shared_gate: AnyArray | None,
+        x: A,
+        ids: A,
+        weights: A,
+        shared: A | None,
+        shared_gate: A | None,
         *,
         scale_x: bool = False,
-        updates: ExpertUpdates | None = None,
-    ) -> AnyArray:
+        updates: ExpertUpdates[A] | None = None,
+    ) -> A:
         """Sum weight * down(gate_up(x)) over each token's experts, in the order of `ids`.
 
         Args:
@@ -65,16 +63,16 @@ class Experts(Protocol):
         ...
 
 
-class NewExperts(Protocol):
+class NewExperts(Protocol[A]):
     """Combines weights, which may not be loaded yet, into experts."""
 
     def __call__(
         self,
-        gate_up: "list[LinearMap]",
-        down: "list[Weight]",
-        gate_up_bias: AnyArray | None,
-        down_bias: AnyArray | None,
-    ) -> Experts:
+        gate_up: "list[LinearMap[A]]",
+        down: "list[Weight[A]]",
+        gate_up_bias: A | None,
+        down_bias: A | None,
+    ) -> Experts[A]:
         """
         Args:
             gate_up: one per expert, with the activation; all in the same format.

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import WeightFormat
+from penstock.kernels.array_types import A
 from penstock.kernels.linear.quantized import Quantized
 
 if TYPE_CHECKING:
     from penstock.kernels.lora import LoraUpdate
-    from penstock.native.array import AnyArray, AnyDtype
+    from penstock.native.array import AnyDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Packable(Protocol):
         ...
 
 
-class LinearMap(Protocol):
+class LinearMap(Protocol[A]):
     """A linear layer: one weight, or several that are joined."""
 
     bias_dtype: AnyDtype
@@ -50,7 +51,7 @@ class LinearMap(Protocol):
         """Size in bytes."""
         ...
 
-    def linear(self, x: AnyArray, bias: AnyArray | None, dtype: AnyDtype, update: LoraUpdate | None = None) -> AnyArray:
+    def linear(self, x: A, bias: A | None, dtype: AnyDtype, update: LoraUpdate[A] | None = None) -> A:
         """`x` [num_tokens, columns] -> [num_tokens, rows] in `dtype`, or half as many columns if gated.
 
         `bias` [rows] and the LoRA `update` are added in float32.
@@ -58,7 +59,7 @@ class LinearMap(Protocol):
         ...
 
 
-class Weight(LinearMap, Protocol):
+class Weight(LinearMap[A], Protocol[A]):
     """A weight [rows, columns], loaded piece by piece.
 
     format      its storage format
@@ -76,20 +77,20 @@ class Weight(LinearMap, Protocol):
         """Load rows from `first` on: floating point [n, columns] if the format is FLOAT, otherwise quantized rows."""
         ...
 
-    def lookup(self, row_ids: AnyArray) -> AnyArray:
+    def lookup(self, row_ids: A) -> A:
         """Embedding lookup: `row_ids` [n] int64 -> [n, columns] in the model's dtype."""
         ...
 
     def linear_into(
         self,
-        out: AnyArray,
+        out: A,
         first: int,
-        x: AnyArray,
-        bias: AnyArray | None,
+        x: A,
+        bias: A | None,
         *,
         column: int = 0,
         after_gate: Activation | None = None,
-        update: LoraUpdate | None = None,
+        update: LoraUpdate[A] | None = None,
     ) -> None:
         """Like `linear`, but write the result to the columns of `out` [num_tokens, any] from `first` on.
 
@@ -100,7 +101,7 @@ class Weight(LinearMap, Protocol):
         ...
 
 
-class NewWeight(Protocol):
+class NewWeight(Protocol[A]):
     """Allocates a weight without content; see `Weight` for the arguments.
 
     `precise`: activations are quantized to 15 bits instead of 8 for integer formats, at twice the work and the same
@@ -120,7 +121,7 @@ class NewWeight(Protocol):
         stored: AnyDtype | None = None,
         device: str,
         precise: bool = False,
-    ) -> Weight: ...
+    ) -> Weight[A]: ...
 
 
 def activation_of(activation: Activation | None, *, gated: bool) -> Activation | None:

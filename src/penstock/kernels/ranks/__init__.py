@@ -3,18 +3,18 @@
 `reference.py` uses torch.distributed, `native.py` shared memory between processes of one machine.
 """
 
-from typing import Protocol
+from typing import Generic, Protocol
 
 from penstock.config.ranks import ALONE, Ranks
-from penstock.native.array import AnyArray
+from penstock.kernels.array_types import A
 
 
-class Collective(Protocol):
+class Collective(Protocol[A]):
     """Gathers tensors from all ranks. All ranks call the same methods in the same order."""
 
     ranks: Ranks
 
-    def columns(self, x: AnyArray, total: int, *, first_only: bool = False) -> AnyArray:
+    def columns(self, x: A, total: int, *, first_only: bool = False) -> A:
         """Gather the columns of all ranks: `x` [rows, this rank's share of `total`] -> [rows, total].
 
         Args:
@@ -22,7 +22,7 @@ class Collective(Protocol):
         """
         ...
 
-    def rows(self, x: AnyArray, owned: AnyArray, total: int) -> AnyArray:
+    def rows(self, x: A, owned: A, total: int) -> A:
         """Take each row of `x` [rows, columns] from the rank that owns item `owned[row]` of `total` items.
 
         `owned` is [rows] int64. -> [rows, columns]
@@ -30,13 +30,13 @@ class Collective(Protocol):
         ...
 
 
-class Alone:
+class Alone(Generic[A]):
     """The collective operations of a single rank: the identity."""
 
     ranks: Ranks = ALONE
 
-    def columns(self, x: AnyArray, total: int, *, first_only: bool = False) -> AnyArray:
+    def columns(self, x: A, total: int, *, first_only: bool = False) -> A:
         return x
 
-    def rows(self, x: AnyArray, owned: AnyArray, total: int) -> AnyArray:
+    def rows(self, x: A, owned: A, total: int) -> A:
         return x

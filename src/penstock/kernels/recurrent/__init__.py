@@ -19,12 +19,13 @@ If the first token of a step is the first of its sequence, the initial state is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Generic, Literal, Protocol
+
+from penstock.kernels.array_types import A
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.recurrent.states import StatePart
-    from penstock.native.array import AnyArray
 
 Activation = Literal["silu"] | None
 
@@ -41,12 +42,12 @@ class ConvColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvWeight:
+class ConvWeight(Generic[A]):
     """The weight of a causal depthwise convolution."""
 
-    taps: AnyArray
+    taps: A
     """[kernel, channels] float32; the last tap is that of the token itself."""
-    bias: AnyArray | None
+    bias: A | None
     """[channels] float32."""
     activation: Activation
     """Activation of the result, before the factors."""
@@ -67,12 +68,12 @@ class DeltaShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Gates:
+class Gates(Generic[A]):
     """The learned parameters of gates: of heads, or of what the operation names."""
 
-    log_decay: AnyArray
+    log_decay: A
     """[heads] float32: a head's decay is exp(-exp(log_decay) * time step)."""
-    step_bias: AnyArray
+    step_bias: A
     """[heads] float32, added to the projected time step before softplus."""
 
 
@@ -89,10 +90,8 @@ class ScanShape:
     longest_step: float
 
 
-class CausalConv(Protocol):
-    def __call__(
-        self, x: AnyArray, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch
-    ) -> AnyArray:
+class CausalConv(Protocol[A]):
+    def __call__(self, x: A, columns: ConvColumns, weight: ConvWeight[A], state: StatePart[A], batch: Batch) -> A:
         """A causal depthwise convolution over a token and its predecessors.
 
         Returns [num_tokens, channels]: after * activation(conv(before * values) + bias).
@@ -104,17 +103,17 @@ class CausalConv(Protocol):
         ...
 
 
-class GatedDeltaRule(Protocol):
+class GatedDeltaRule(Protocol[A]):
     def __call__(
         self,
-        qkv: AnyArray,
-        projected: AnyArray,
+        qkv: A,
+        projected: A,
         first_gate: int,
         shape: DeltaShape,
-        gates: Gates,
-        state: StatePart,
+        gates: Gates[A],
+        state: StatePart[A],
         batch: Batch,
-    ) -> AnyArray:
+    ) -> A:
         """Linear attention with a gated delta rule (Yang et al., 2024, arXiv:2412.06464).
 
         For each head, with q and k normalized to unit length:
@@ -138,18 +137,18 @@ class GatedDeltaRule(Protocol):
         ...
 
 
-class StateSpaceScan(Protocol):
+class StateSpaceScan(Protocol[A]):
     def __call__(
         self,
-        xbc: AnyArray,
-        projected: AnyArray,
+        xbc: A,
+        projected: A,
         first_step: int,
         shape: ScanShape,
-        gates: Gates,
-        skip: AnyArray,
-        state: StatePart,
+        gates: Gates[A],
+        skip: A,
+        state: StatePart[A],
         batch: Batch,
-    ) -> AnyArray:
+    ) -> A:
         """The selective state space scan of Mamba 2 (Dao and Gu, 2024, arXiv:2405.21060).
 
         For each head:
@@ -170,18 +169,18 @@ class StateSpaceScan(Protocol):
         ...
 
 
-class SelectiveScan(Protocol):
+class SelectiveScan(Protocol[A]):
     def __call__(
         self,
-        x: AnyArray,
-        steps: AnyArray,
-        projected: AnyArray,
+        x: A,
+        steps: A,
+        projected: A,
         first_input: int,
-        gates: Gates,
-        skip: AnyArray,
-        state: StatePart,
+        gates: Gates[A],
+        skip: A,
+        state: StatePart[A],
         batch: Batch,
-    ) -> AnyArray:
+    ) -> A:
         """The selective scan of Mamba (Gu and Dao, 2023, arXiv:2312.00752).
 
         For each channel, with a vector S:
@@ -203,18 +202,18 @@ class SelectiveScan(Protocol):
         ...
 
 
-class GatedRMSNorm(Protocol):
+class GatedRMSNorm(Protocol[A]):
     def __call__(
         self,
-        x: AnyArray,
-        gate: AnyArray,
+        x: A,
+        gate: A,
         first_gate: int,
-        weight: AnyArray,
+        weight: A,
         eps: float,
         group: int,
         *,
         gate_first: bool,
-    ) -> AnyArray:
+    ) -> A:
         """The RMS norm of each group of `group` columns, with a gate.
 
         Returns norm(x * silu(gate)) * weight with `gate_first`, else norm(x) * weight * silu(gate).

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 from penstock.config.state_layout import part_elements
+from penstock.kernels.array_types import A
 from penstock.native.array import AnyArray
 
 
@@ -37,10 +38,10 @@ class StateShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StatePart:
+class StatePart(Generic[A]):
     """One part of a layer's states."""
 
-    memory: AnyArray
+    memory: A
     """[num_blocks, *shape] float32; a block's part is contiguous."""
     block_size: int
 

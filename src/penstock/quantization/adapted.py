@@ -1,0 +1,62 @@
+"""Destinations of an adapter's LoRA matrices, by the checkpoint's matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.kernels.linear.weight import LinearMap
+from penstock.quantization.rows import RowRun
+
+if TYPE_CHECKING:
+    from penstock.kernels.lora import LookupTable, LoraTable
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """The destination of an adapter's LoRA matrices for one checkpoint matrix."""
+
+    table: LoraTable
+    first: int
+    """First row of the matrix in the table's weight."""
+    runs: tuple[RowRun, ...]
+    """The rows of the matrix that this rank has."""
+    weight: LinearMap
+    """The weight, which has the table's rows."""
+    order: tuple[RowRun, ...] = ()
+    """Where the checkpoint's rows go before; (): they stay."""
+
+    def own_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """The rank's rows of `rows` [as in the checkpoint, any]."""
+        if self.order:
+            stored, rows = rows, np.empty_like(rows)
+            for run in self.order:
+                rows[run.first : run.first + run.rows] = stored[run.given : run.given + run.rows]
+        return np.concatenate([rows[run.given : run.given + run.rows] for run in self.runs])
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedHeads:
+    """The destination of an adapter's LoRA matrices for a matrix of which each head has the rows of its key part, then
+    those of its value part, and whose key parts are used transposed."""
+
+    keys: tuple[LoraTable, ...]
+    """One for each of the rank's heads, like `values`."""
+    values: tuple[LoraTable, ...]
+    heads: range
+    """The rank's heads."""
+    key_dim: int
+    """Rows of a head's key part."""
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedEmbedding:
+    """The destination of an adapter's LoRA matrices for an embedding."""
+
+    table: LookupTable
+    rows: int
+    """Rows that are looked up; those after the checkpoint's are its first one."""
