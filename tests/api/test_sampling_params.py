@@ -4,6 +4,7 @@ import pydantic
 import pytest
 
 from penstock.api.sampling_params import SamplingParams, Structured
+from penstock.api.transcript_rules import TranscriptRules
 from penstock.errors import InvalidRequestError
 
 RANGES = {
@@ -41,6 +42,7 @@ RANGES = {
     "length_penalty": ([-1, 0.0, 1, 2.5], [-11, 11, math.nan, math.inf, None, True, "1"]),
     "early_stopping": ([True, False, "never"], ["always", None, 2]),
     "structured": ([None, Structured.json_object(), Structured.choice(["yes", "no"])], ["json", {"type": "object"}]),
+    "transcript": ([None, TranscriptRules(first_timestamp=7, end=5)], ["rules", {"first_timestamp": 7}]),
 }
 BESIDE = {"length_penalty": {"num_beams": 2}, "early_stopping": {"num_beams": 2}}
 

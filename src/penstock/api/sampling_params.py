@@ -261,6 +261,8 @@ class SamplingParams:
             )
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise InvalidRequestError(f"structured must be a Structured, not {self.structured!r}", "structured")
+        if self.transcript is not None and not isinstance(self.transcript, TranscriptRules):
+            raise InvalidRequestError(f"transcript must be TranscriptRules, not {self.transcript!r}", "transcript")
         self._check_stops()
         self._check_logit_controls()
         if self.best_of is not None and self.best_of < self.n:

@@ -37,6 +37,7 @@ FLAGS_OF_SETS = {
 """Flags of /proc/cpuinfo by instruction set, from the least to the best."""
 EXTRAS = {
     "images": ("PIL", "pictures in prompts"),
+    "audio": ("soundfile", "transcripts of FLAC, MP3 and Ogg files"),
     "torch": ("torch", "GPUs, several nodes, quantize, the reference kernels"),
     "transformers": ("transformers", "models of --backend transformers"),
     "otel": ("opentelemetry.sdk", "traces"),
