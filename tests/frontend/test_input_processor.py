@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.api.sampling_params import Beams, SamplingParams
+from penstock.api.transcript_rules import TranscriptRules
 from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError
@@ -225,6 +226,7 @@ def test_tokens_outside_the_vocabulary_are_refused(field):
     assert param == field
     assert "420" in words
     assert refusal(params=SamplingParams(logit_bias={420: 1}))[0] == "logit_bias"
+    assert refusal(params=SamplingParams(transcript=TranscriptRules(9, 5, (420,))))[0] == "transcript"
 
 
 def test_bad_words_without_a_tokenizer_are_refused():

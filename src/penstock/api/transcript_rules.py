@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from penstock.errors import InvalidRequestError
+
 
 @dataclass(frozen=True, slots=True)
 class TranscriptRules:
@@ -9,6 +11,9 @@ class TranscriptRules:
 
     Timestamps come in pairs, the end of a segment and the begin of the next, never go back, and are chosen where they
     are together more likely than any other token.
+
+    Raises:
+        InvalidRequestError: a token is no id; `param` is "transcript".
     """
 
     first_timestamp: int
@@ -21,3 +26,13 @@ class TranscriptRules:
     """False: only `begin_suppress` applies."""
     max_initial: int | None = None
     """Highest first timestamp, in steps; None: any."""
+
+    def __post_init__(self) -> None:
+        for token in self.tokens:
+            if type(token) is not int or token < 0:
+                raise InvalidRequestError(f"transcript: tokens are ids from 0, not {token!r}", "transcript")
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens that the rules name."""
+        return (self.first_timestamp, self.end, *self.begin_suppress)

@@ -334,8 +334,15 @@ class InputProcessor:
                 "with a tokenizer.json",
                 "structured",
             )
-        for name in ("stop_token_ids", "logit_bias", "bad_token_ids", "allowed_token_ids"):
-            highest = max(getattr(params, name) or (), default=0)
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": params.logit_bias,
+            "bad_token_ids": params.bad_token_ids,
+            "allowed_token_ids": params.allowed_token_ids,
+            "transcript": None if params.transcript is None else params.transcript.tokens,
+        }
+        for name, tokens in named.items():
+            highest = max(tokens or (), default=0)
             if highest >= info.vocab_size:
                 raise InvalidRequestError(
                     f"{name} holds {highest}, outside the vocabulary: ids go from 0 to {info.vocab_size - 1}", name
