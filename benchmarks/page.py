@@ -109,6 +109,11 @@ OTHERS = {  # benchmark: (title, command, remark)
     "edge": ("HTTP", "speed.edge", ""),
     "journal": ("Journal", "speed.journal", ""),
     "startup": ("Start", "speed.startup", "Medians of fresh processes; the server has the demo model."),
+    "many_models": (
+        "A second model",
+        "speed.many_models FIRST SECOND",
+        "SmolLM2 (Q4_1) streams while a model of Qwen3-0.6B's shape in bfloat16 loads, with its packed weights cached.",
+    ),
     "load": (
         "Loading",
         "speed.load MODEL",
