@@ -82,6 +82,35 @@ def test_a_model_is_pulled_checked_named_and_deleted(tiny_llama: Path, tmp_path:
     assert not blob.exists()
 
 
+def test_a_vision_file_belongs_to_each_model_beside_it_and_goes_with_the_last(tiny_llama: Path, tmp_path: Path) -> None:
+    remote, cache = tmp_path / "hub" / COMMIT, tmp_path / "cache"
+    remote.mkdir(parents=True)
+    for kind in ("F16", "F32"):
+        write_gguf(remote / f"tiny-{kind}.gguf", tiny_llama, kind)
+    (remote / "mmproj-F16.gguf").write_bytes(b"a vision file" * 100)
+    listing = ["list", "--json"]
+    with hub(tmp_path / "hub", {"main": COMMIT}, []) as endpoint:
+        *_, both, removed, one, _, none = run(
+            endpoint,
+            cache,
+            ["pull", "some/repo:F16"],
+            ["pull", "some/repo:F32"],
+            listing,
+            ["rm", "some/repo:F16"],
+            listing,
+            ["rm", "some/repo:F32"],
+            listing,
+        )
+    sizes = {model["model"]: model["bytes"] for model in json.loads(both.splitlines()[1])["models"]}
+    assert sizes == {
+        f"some/repo:{kind}": (remote / f"tiny-{kind}.gguf").stat().st_size + 1300 for kind in ("F16", "F32")
+    }
+    assert removed.endswith("= 0\n"), removed
+    (left,) = json.loads(one.splitlines()[1])["models"]
+    assert (left["model"], left["bytes"]) == ("some/repo:F32", sizes["some/repo:F32"])
+    assert json.loads(none.splitlines()[1])["models"] == []
+
+
 def test_an_alias_names_a_path_and_a_path_comes_first(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,8 @@ def _repositories() -> "list[CachedRepoInfo]":
 
 
 def _models_of(repository: "CachedRepoInfo") -> Iterator[CachedModel]:
+    from penstock.checkpoint.gguf.mmproj import wanted_files  # imported when used: a start without the hub has no need
+
     for revision in repository.revisions:
         files = {str(file.file_path.relative_to(revision.snapshot_path)): file.file_path for file in revision.files}
         if "config.json" in files and any(name.endswith(".safetensors") for name in files):
@@ -136,10 +138,11 @@ def _models_of(repository: "CachedRepoInfo") -> Iterator[CachedModel]:
             continue
         names = [name for name in files if name.endswith(".gguf")]
         for name in names:
-            parts = parts_of(names, name)
-            if name == min(parts) and not Path(name).name.startswith("mmproj"):
+            if name == min(parts_of(names, name)) and not Path(name).name.startswith("mmproj"):
                 full = f"{repository.repo_id}:{_choice(names, name)}"
-                yield _model(repository, revision, full, files[name], [files[part] for part in parts])
+                yield _model(
+                    repository, revision, full, files[name], [files[file] for file in wanted_files(names, name)]
+                )
 
 
 def _choice(names: Sequence[str], name: str) -> str:
@@ -207,7 +210,7 @@ def checksum(file: Path, wanted: str) -> str:
 
 
 def remove_cached(model: CachedModel) -> None:
-    """Delete a model's files; those of the repository altogether if no other model is left in it.
+    """Delete a model's files but those of other models, such as a vision file; if there are none, the whole revision.
 
     Raises:
         CheckpointError: they cannot be deleted.
@@ -218,12 +221,13 @@ def remove_cached(model: CachedModel) -> None:
     others = [
         other for other in cached_models() if other.name.partition(":")[0] == repository and other.path != model.path
     ]
-    shared = {file.resolve() for other in others for file in other.files}
+    of_others = {file for other in others for file in other.files}
+    shared = {file.resolve() for file in of_others}
     try:
         if not any(other.commit == model.commit for other in others):
             scan_cache_dir().delete_revisions(model.commit).execute()
             return
-        for file in model.files:
+        for file in set(model.files) - of_others:
             if file.is_symlink() and file.resolve() not in shared:
                 (file.parent / os.readlink(file)).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
