@@ -25,9 +25,6 @@ from penstock.server.openai.transcripts import MEDIA_TYPES, render
 from penstock.server.openai_errors import ERRORS, shape
 from penstock.server.streams import EventStream, Frame
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"])
-
-
 BodyT = TypeVar("BodyT", bound="TranslationBody")
 
 
