@@ -42,7 +42,7 @@ def test_wav_files_of_integers_and_floats_are_read(kind, bits, pack, error):
 def test_channels_are_mixed_and_the_length_of_a_streamed_file_is_that_of_its_data():
     left, right = tone(16_000), np.zeros(16_000)
     data = np.stack((left, right), 1).astype("<f4").tobytes()
-    for size in (None, 0xFFFFFFFF):
+    for size in (None, 0xFFFFFFFF, 0):
         found = read_sound(riff(3, 32, 2, 16_000, data, size=size), 10)
         np.testing.assert_allclose(found, left / 2, atol=1e-7)
 

@@ -90,7 +90,8 @@ def _open_wav(data: bytes) -> _Sound:
         if name == b"data":
             if form is None:
                 break
-            return _wav_sound(form, content)
+            # streams write a length of 0, or one beyond the file's end: all that follows is sound
+            return _wav_sound(form, content if size else memoryview(data)[at + 8 :])
         at += 8 + size + size % 2
     raise SoundError("the WAV file is damaged: it has no format or no data")
 
@@ -106,7 +107,7 @@ def _wav_sound(form: memoryview, content: memoryview) -> _Sound:
     if not 1 <= channels <= _MOST_CHANNELS:
         raise SoundError(f"the WAV file has {channels} channels; 1 to {_MOST_CHANNELS} are read")
     width = channels * bits // 8
-    count = len(content) // width  # a length of 0 or beyond the file's end, as streams write it, is the file's
+    count = len(content) // width
 
     def blocks() -> Iterator[Samples]:
         step = _BLOCK_SECONDS * max(rate, 1)
