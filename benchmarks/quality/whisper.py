@@ -17,6 +17,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,10 @@ def transformers_text(model: Any, tokenizer: Any, samples: NDArray[np.float32]) 
     return text.strip()
 
 
+def own_text(llm: LLM, samples: NDArray[np.float32]) -> str:
+    return llm.transcribe(samples).text
+
+
 def timed(work: Callable[[], str]) -> tuple[str, float]:
     begin = time.process_time()
     text = work()
@@ -162,7 +167,7 @@ def compare(model: Any, llms: dict[str, LLM], samples: NDArray[np.float32]) -> d
     for _ in range(_ROUNDS):
         runs["transformers"].append(timed(lambda: transformers_text(model, tokenizer, samples)))
         for dtype, llm in llms.items():
-            runs[dtype].append(timed(lambda llm=llm: llm.transcribe(samples).text))  # type: ignore[misc]
+            runs[dtype].append(timed(partial(own_text, llm, samples)))
     texts = {name: ran[0][0] for name, ran in runs.items()}
     seconds = {name: min(took for _, took in ran) for name, ran in runs.items()}
     return {

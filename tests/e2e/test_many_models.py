@@ -19,7 +19,7 @@ FLAGS = ("--threads", "1", "--max-loaded-models", "1")
 
 @pytest.fixture(scope="module")
 def several(tiny_llama: Path) -> Iterator[RunningServer]:
-    """Two models of which one fits."""
+    """Two models, and memory for one."""
     with running_server("--model", f"a={tiny_llama}", "--model", f"b={DEMO_FOLDER}", *FLAGS) as running:
         running.model = "a"
         yield running

@@ -83,7 +83,7 @@ class CreatedModel:
     path: Path
     """Its folder."""
     num_bytes: int
-    """Of its files, some of which others may use, too."""
+    """Total size of its files; several models may share one."""
     modified: float
     """When it was created, in seconds since 1970."""
 

@@ -45,7 +45,7 @@ class AudioInput:
 
     @property
     def no_speech(self) -> int:
-        """The token whose probability after `start` is that nobody speaks."""
+        """Whisper's no-speech token: its probability after `start` is that of silence."""
         return self.no_timestamps - 1
 
     @property

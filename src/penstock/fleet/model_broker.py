@@ -2,9 +2,10 @@
 
     ask ──> in use, or waiting ──next──> Moves: load one, unload some ──loaded, unloaded, failed──> ...
 
-A model is unloaded when nobody has used it for its time, or when another needs its room: the least recently used first,
-and never while it is in use. Models wait for room in order. If only models in use can make room, the one used longest
-ago gets no new uses until it has been unloaded, so that no model waits forever; those who ask for it wait, too.
+A model is unloaded when its keep-alive time has passed without a use, or when another needs its memory: the least
+recently used first, and never while it is in use. Models wait for memory in order. If all loaded models are in use, the
+least recently used one gets no new uses until it has been unloaded, so that no model waits forever; requests for it
+wait for its next load.
 Pure: no I/O and no clock.
 """
 

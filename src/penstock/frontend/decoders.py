@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
-from penstock.frontend.images.frames import NO_MEMORY
+from penstock.frontend.decoder_frames import NO_MEMORY
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 
 NUM_WORKERS = 2
 PATIENCE = 120.0
-"""Seconds to wait for a decoding process beyond its CPU time, of which it may be short."""
+"""Seconds to wait for a decoding process, which may be short of CPU time."""
 _LONGEST_ANSWER = 2**29
 
 
@@ -78,7 +78,7 @@ class Decoders:
             self._idle.put(kept)
 
     def close(self) -> None:
-        """Kill them, also those that decode: whoever asked gets an error."""
+        """Kill all processes; pending calls of `ask` fail."""
         self._is_closed = True
         for worker in list(self._running):
             worker.kill()

@@ -1,4 +1,4 @@
-"""AltUp and LAuReL of Gemma 3n: several residual streams, of which a layer computes one.
+"""AltUp and LAuReL of Gemma 3n: several residual streams; each layer computes one and predicts the others.
 
 wide = [x_0 .. x_n-1]                                       a token's streams, side by side
 p_i  = x_i + sum of P(x_0)[i, j] * x_j                      predicted before the layer, which takes p_0

@@ -27,7 +27,7 @@ class AdaptedRows:
     weight: LinearMap
     """The weight, which has the table's rows."""
     order: tuple[RowRun, ...] = ()
-    """Where the checkpoint's rows go before; (): they stay."""
+    """How `WeightFactory.reorder_rows` reorders the checkpoint's rows before; (): it does not."""
 
     def own_rows(self, rows: NDArray[Any]) -> NDArray[Any]:
         """The rank's rows of `rows` [as in the checkpoint, any]."""
@@ -40,8 +40,10 @@ class AdaptedRows:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedHeads:
-    """The destination of an adapter's LoRA matrices for a matrix of which each head has the rows of its key part, then
-    those of its value part, and whose key parts are used transposed."""
+    """The destination of an adapter's LoRA matrices for latent attention's `kv_b_proj`.
+
+    Each head has the rows of its keys, then those of its values; the keys' part is used transposed.
+    """
 
     keys: tuple[LoraTable, ...]
     """One for each of the rank's heads, like `values`."""

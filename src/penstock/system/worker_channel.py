@@ -10,7 +10,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.system.host import die_with_parent
 
@@ -39,6 +39,21 @@ class Channel:
     def send(self, answer: bytes) -> None:
         """Answer the last frame."""
         self._socket.sendall(LENGTH.pack(len(answer)) + answer)
+
+    def serve(self, answer: Callable[[bytes], bytes], cpu_seconds: float, *, last: bytes) -> None:
+        """Answer frames until the parent is gone or memory has run out.
+
+        Args:
+            cpu_seconds: maximum CPU seconds for one answer.
+            last: the answer that says so: the next frame gets another process, with its memory in one piece.
+        """
+        with contextlib.suppress(EOFError, OSError):  # the parent is gone
+            made = b""
+            while made != last:
+                frame = self.receive()
+                with limited_cpu_time(cpu_seconds):
+                    made = answer(frame)
+                self.send(made)
 
 
 def limit_memory(size: int) -> None:

@@ -146,19 +146,11 @@ def main() -> None:
     """Render conversations until the parent ends or memory runs out."""
     limit_memory(MEMORY_BYTES)
     channel = Channel()
-    try:
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone
         renderer = Renderer(json.loads(channel.receive()))
         with limited_cpu_time(CPU_SECONDS):
             renderer.prepare()
-        while True:
-            frame = channel.receive()
-            with limited_cpu_time(CPU_SECONDS):
-                answer = renderer.answer(frame)
-            channel.send(answer)
-            if answer == NO_MEMORY:
-                return  # for the next conversation there is another process, with its memory in one piece
-    except (EOFError, OSError):  # the parent is gone
-        return
+        channel.serve(renderer.answer, CPU_SECONDS, last=NO_MEMORY)
 
 
 if __name__ == "__main__":

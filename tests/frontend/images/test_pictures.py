@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 from PIL import Image
 
-from penstock.frontend.images.frames import DECODED, REFUSED, pack, unpack
+from penstock.frontend.decoder_frames import DECODED, REFUSED, pack, unpack
 from penstock.frontend.images.worker import answer
 from tests.support.pictures import INPUT, base64_of, file_of, square
 

@@ -94,16 +94,9 @@ def read_dots1(given: Given) -> dict[str, Any]:
 
 def read_bailing_moe_v2(given: Given) -> dict[str, Any]:
     """Ling 2 and Ring 2."""
-    given.keys.expect("expert_gating_func", _SIGMOID)
-    given.keys.ignore("expert_shared_feed_forward_length")
-    experts = read_sigmoid_experts(given)
+    experts = read_exaone_moe(given)
     return {
         **experts,
-        "num_nextn_predict_layers": None,
-        "n_routed_experts": None,
-        "num_experts": experts["n_routed_experts"],
-        "n_shared_experts": None,
-        "num_shared_experts": experts["n_shared_experts"],
         "n_group": experts["n_group"] or 1,
         "topk_group": experts["topk_group"] or 1,
         "use_qkv_bias": given.has("attn_qkv.bias"),
@@ -132,7 +125,7 @@ def read_afmoe(given: Given) -> dict[str, Any]:
 
 
 def read_exaone_moe(given: Given) -> dict[str, Any]:
-    """The experts of EXAONE's mixtures."""
+    """The experts of EXAONE's mixtures, which have other names in config.json than DeepSeek's."""
     given.keys.expect("expert_gating_func", _SIGMOID)
     given.keys.ignore("expert_shared_feed_forward_length")
     experts = read_sigmoid_experts(given)

@@ -12,8 +12,8 @@ from penstock.errors import InvalidRequestError
 from penstock.frontend.audio.features import log_mel
 from penstock.frontend.audio.transcription import Sound
 from penstock.frontend.audio.worker import CPU_SECONDS
+from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, pack, unpack
 from penstock.frontend.decoders import NUM_WORKERS, DecoderKind, Decoders
-from penstock.frontend.images.frames import DECODED, NO_MEMORY, pack, unpack
 from penstock.frontend.large_work import LargeWork
 
 _MAX_WAITING_BYTES = 128 * 2**20

@@ -80,7 +80,7 @@ def _mono(sound: _Sound, max_seconds: float) -> Iterator[Samples]:
 
 
 def _open_wav(data: bytes) -> _Sound:
-    """A WAV file: chunks of a name, a length and content, of which `fmt ` and `data` matter."""
+    """Open a WAV file (RIFF): chunks of a name, a length and content. Only `fmt ` and `data` are read."""
     at, form = 12, None
     while at + 8 <= len(data):
         name, size = struct.unpack_from("<4sI", data, at)

@@ -54,7 +54,7 @@ class TranscriptOptions:
     has_segments: bool = False
     """Whether the times of segments are of interest. Long sounds have them anyway."""
     measures: bool = False
-    """Whether segments have log-probabilities, and the probability that nobody speaks."""
+    """Whether segments have log-probabilities and the no-speech probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def cut_segments(tokens: list[int], num_frames: int, about: AudioInput) -> tuple
     first, step = about.first_timestamp, about.step_seconds
     stamped = [token >= first for token in tokens]
     ends = [index for index in range(1, len(tokens)) if stamped[index - 1] and stamped[index]]
-    is_complete = stamped[-2:] == [False, True]  # nobody speaks after the last timestamp
+    is_complete = stamped[-2:] == [False, True]  # silence after the last timestamp
     if not ends:
         stamps = [token - first for token in tokens if token >= first]
         end = stamps[-1] * step if stamps and stamps[-1] else num_frames / FRAMES_PER_SECOND

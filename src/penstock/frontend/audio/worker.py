@@ -6,8 +6,8 @@ worker of images.
 
 from penstock.frontend.audio.features import log_mel
 from penstock.frontend.audio.sounds import SoundError, read_sound
-from penstock.frontend.images.frames import DECODED, NO_MEMORY, REFUSED, pack, unpack
-from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_time
+from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, REFUSED, pack, unpack
+from penstock.system.worker_channel import Channel, limit_memory
 
 MEMORY_BYTES = 3 * 2**30
 """Maximum address space: an hour takes 230 MB as samples, 120 MB as features of 80 mels, and both several times."""
@@ -31,17 +31,7 @@ def answer(frame: bytes) -> bytes:
 def main() -> None:
     """Decode sounds until the parent ends or memory runs out."""
     limit_memory(MEMORY_BYTES)
-    channel = Channel()
-    try:
-        while True:
-            frame = channel.receive()
-            with limited_cpu_time(CPU_SECONDS):
-                made = answer(frame)
-            channel.send(made)
-            if made == NO_MEMORY:
-                return  # the next sound gets another process, with its memory in one piece
-    except (EOFError, OSError):  # the parent is gone
-        return
+    Channel().serve(answer, CPU_SECONDS, last=NO_MEMORY)
 
 
 if __name__ == "__main__":

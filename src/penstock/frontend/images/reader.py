@@ -16,8 +16,9 @@ from typing import Any
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.errors import InvalidRequestError
+from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, pack, unpack
 from penstock.frontend.decoders import DecoderKind, Decoders
-from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, pack, unpack
+from penstock.frontend.images.limits import CPU_SECONDS, MEMORY_BYTES
 from penstock.system.extras import has_pillow
 from penstock.text.content import ImageSource
 

@@ -10,10 +10,11 @@ import hashlib
 import struct
 
 from penstock.config.image_input import ImageInput
-from penstock.frontend.images.frames import CPU_SECONDS, DECODED, MEMORY_BYTES, NO_MEMORY, REFUSED, pack, unpack
+from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, REFUSED, pack, unpack
+from penstock.frontend.images.limits import CPU_SECONDS, MEMORY_BYTES
 from penstock.frontend.images.pictures import PictureError, cut, decode, open_picture
 from penstock.frontend.images.sizes import layout_of
-from penstock.system.worker_channel import Channel, limit_memory, limited_cpu_time
+from penstock.system.worker_channel import Channel, limit_memory
 
 _SIZE = struct.Struct("<II")
 _SPACE = b" \t\r\n"
@@ -52,17 +53,7 @@ def _from_base64(text: bytes) -> bytes:
 def main() -> None:
     """Decode images until the parent ends or memory runs out."""
     limit_memory(MEMORY_BYTES)
-    channel = Channel()
-    try:
-        while True:
-            frame = channel.receive()
-            with limited_cpu_time(CPU_SECONDS):
-                made = answer(frame)
-            channel.send(made)
-            if made == NO_MEMORY:
-                return  # the next image gets another process, with its memory in one piece
-    except (EOFError, OSError):  # the parent is gone
-        return
+    Channel().serve(answer, CPU_SECONDS, last=NO_MEMORY)
 
 
 if __name__ == "__main__":

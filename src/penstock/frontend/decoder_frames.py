@@ -1,18 +1,13 @@
-"""The frames between `reader` and the process that decodes, and that process's limits.
+"""The frames between a process that decodes images or sounds and its parent.
 
-question: length of the header, header (JSON), the image as bytes or base64
-answer:   kind; with DECODED: length of the header, header (JSON), pixels of each picture
+question: length of the header, header (JSON), the file
+answer:   kind; with DECODED: length of the header, header (JSON), what was decoded; with REFUSED: the reason
 """
 
 import json
 import struct
 from typing import Any
 
-CPU_SECONDS = 20.0
-"""Maximum CPU seconds for one image."""
-MEMORY_BYTES = 2 * 2**30
-"""Maximum address space of a decoding process. 50 million pixels take 200 MB as RGB; alpha and
-turning take a copy each."""
 DECODED, REFUSED, NO_MEMORY = b"d", b"r", b"m"
 """First byte of a decoding process's answer."""
 _LENGTH = struct.Struct("<I")
