@@ -15,7 +15,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
 
 def test_the_feed_has_each_step_once_and_requests_until_they_have_ended(tiny_llama):
     async def talk(http, engine, app):
-        feed = LiveFeed(lambda: [engine])
+        feed = LiveFeed(lambda: [engine], lambda: False)
         before = feed.changes()
         assert (before["steps"], before["requests"]) == ([], [])
         answer = (await http.post("/v1/chat/completions", json=CHAT)).json()

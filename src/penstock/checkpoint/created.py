@@ -201,7 +201,10 @@ def copy_created(folder: Path, name: str) -> None:
 
 def created_files(folder: Path) -> dict[str, Path]:
     """The files of a created model by name: those that its links lead to."""
-    links = (file for file in folder.iterdir() if file.is_symlink())
+    try:
+        links = [file for file in folder.iterdir() if file.is_symlink()]
+    except (NotADirectoryError, FileNotFoundError):  # a file of another program; deleted meanwhile
+        return {}
     return {link.name: Path(os.path.normpath(folder / os.readlink(link))) for link in links}
 
 
@@ -268,7 +271,11 @@ def _adapter(name: str) -> Path:
 
 
 def delete_unused_blobs() -> None:
-    """Delete uploaded files, and remains of uploads, that are a day old and part of no model."""
+    """Delete uploaded files that are a day old and part of no model, and remains of uploads and of creations."""
+    for remains in [*_created().glob(".new-*"), *_created().glob(".old-*")]:
+        with suppress(OSError):
+            if time.time() - remains.stat().st_mtime > _UNUSED_SECONDS:
+                shutil.rmtree(remains)
     used = _used_blobs()
     for blob in (_root() / "blobs").glob("sha256-*"):
         with suppress(OSError):  # another process has deleted it
@@ -290,7 +297,7 @@ def _blobs_of(folder: Path) -> set[Path]:
 def _folders() -> list[Path]:
     root = _created()
     found = root.iterdir() if root.is_dir() else ()
-    return sorted(folder for folder in found if not folder.name.startswith("."))
+    return sorted(folder for folder in found if not folder.name.startswith(".") and folder.is_dir())
 
 
 def _folder(name: str) -> Path:

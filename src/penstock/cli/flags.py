@@ -131,11 +131,11 @@ def _help(f: "Field[Any]") -> str:
 
 
 class _Joined(argparse.Action):
-    """Action that joins the values NAME=VALUE of a repeated flag by commas; of others the last counts."""
+    """Action that joins the values of a repeated flag by commas if one is NAME=VALUE; of others the last counts."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest, None)
-        joins = before is not None and "=" in before and "=" in values
+        joins = before is not None and ("=" in before or "=" in values)
         setattr(namespace, self.dest, f"{before},{values}" if joins else values)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+FIXED_ENGINES = "with several models the engines of each are those of --engines, for which their memory is planned"
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 

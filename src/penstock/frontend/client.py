@@ -319,10 +319,10 @@ class AsyncEngine:
         self._metrics.model_loads.add(1)
         self._metrics.model_loaded.set(1)
 
-    @property
-    def fleets(self) -> list[Fleet]:
-        """Its only fleet."""
-        return [self.fleet]
+    @contextlib.contextmanager
+    def kept_loaded(self) -> Iterator[list[Fleet]]:
+        """Context in which a model is not unloaded, as the only one never is; yields its fleet."""
+        yield [self.fleet]
 
     def states(self) -> list[ReplicaState]:
         """State of each engine, for operators."""

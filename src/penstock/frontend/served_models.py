@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from penstock.checkpoint.checkpoint import resolve_path
@@ -160,9 +160,11 @@ class ServedModels:
             model.entries = [*model.entries, entry]
 
     async def _resume(self, model: ServedModel) -> None:
-        """Load a model to resume its requests in the journal."""
+        """Load a model to resume its requests in the journal, however long it waits for its turn."""
         with contextlib.suppress(PenstockError):  # logged; the journal has them for the next start
-            (await self.use(model.name, None)).end()
+            while model.entries:
+                with contextlib.suppress(QueueTimeoutError):
+                    (await self.use(model.name, None)).end()
 
     # ── uses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -208,8 +210,23 @@ class ServedModels:
             self.advance()
             raise
 
+    @contextlib.contextmanager
+    def kept_loaded(self) -> Iterator[list[Fleet]]:
+        """Context in which the loaded models stay loaded; yields their fleets."""
+        uses = []
+        for name, model in self.models.items():
+            memory = self.broker.models[name]
+            if memory.state == "loaded" and not memory.is_leaving:
+                self.broker.ask(name)
+                uses.append(ModelUse(self, model))
+        try:
+            yield [use.engine.fleet for use in uses]
+        finally:
+            for use in uses:
+                use.end()
+
     def _hold(self, model: ServedModel) -> None:
-        """Make the use that loaded a model end with the requests that it resumed."""
+        """Make a use that the broker has begun end with the requests that the model resumed."""
         ModelUse(self, model).end()
 
     # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,8 +235,13 @@ class ServedModels:
         """Run some work until the server ends."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("work on a model failed", exc_info=error)
 
     def advance(self) -> None:
         """Do what the broker decides."""
@@ -258,9 +280,13 @@ class ServedModels:
         model.error = None
         fleet = model.engine.fleet
         num_bytes = sum(replica.info.memory_bytes for replica in fleet.replicas.values())
+        self.broker.ask(
+            model.name
+        )  # the load's own use: who asked for it may have left, but it may have resumed requests
         self.broker.loaded(model.name, num_bytes, time.monotonic())
         logger.info("the model %s is loaded, after %.1f s", model.name, time.monotonic() - began)
         model.watch = self.begin(self._watch(model))
+        self._hold(model)
 
     def _have_requests(self) -> bool:
         return any(engine.fleet.dispatcher.num_sequences for engine in self.awake)
@@ -322,11 +348,6 @@ class ServedModels:
         return [engine for engine in self.engines if not engine.fleet.is_asleep]
 
     @property
-    def fleets(self) -> list[Fleet]:
-        """Fleets of the loaded models, the first model's first."""
-        return [engine.fleet for engine in self.awake]
-
-    @property
     def info(self) -> EngineInfo:
         """Facts of the first model."""
         return self.first.started().info
@@ -363,7 +384,7 @@ class ServedModels:
     @property
     def journal_error(self) -> str | None:
         """Why the journal cannot take requests now; None if it can, or if there is none."""
-        return self.first.started().journal_error
+        return next((error for engine in self.engines if (error := engine.journal_error) is not None), None)
 
     async def health_error(self) -> str | None:
         """What is wrong with the engines; None if those of one loaded model are healthy, or none is needed."""

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from penstock.config.engine_config import Role
 from penstock.errors import ConfigError, InvalidRequestError, NotPermittedError
 from penstock.fleet.fleet import Fleet, State
+from penstock.fleet.model_broker import FIXED_ENGINES
 from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
@@ -76,8 +77,10 @@ async def list_engines(request: Request, context: ContextOf, serving: ServingOf)
 
 
 @router.post("/engines")
-async def add_engine(fleet: FleetOf) -> Engines:
-    """Start one more engine like the oldest one. Answers when it is up."""
+async def add_engine(request: Request, fleet: FleetOf) -> Engines:
+    """Start one more engine like the oldest one. Answers when it is up. Not with several models."""
+    if request.app.state.models is not None:
+        raise InvalidRequestError(FIXED_ENGINES)
     try:
         await fleet.grow()
     except ConfigError as error:

@@ -44,19 +44,24 @@ async def live(request: Request, context: ContextOf, serving: ServingOf) -> Resp
     if not context.caller.operator:
         raise NotPermittedError("the live view shows every key's requests: it needs an operator's API key")
     models = request.app.state.models
-    feed = LiveFeed(lambda: [serving.engine] if models is None else models.served.engines)
+    if models is None:
+        feed = LiveFeed(lambda: [serving.engine], lambda: serving.engine.refusal is not None)
+    else:
+        feed = LiveFeed(lambda: models.served.engines, lambda: models.served.refusal is not None)
     return EventStream(feed.events(), Frame.SERVER_SENT_EVENTS, feed.stop, {}, context.send_body)
 
 
 class LiveFeed:
     """What changed since the last event, for one reader."""
 
-    def __init__(self, engines: Callable[[], Sequence[AsyncEngine]]) -> None:
+    def __init__(self, engines: Callable[[], Sequence[AsyncEngine]], is_draining: Callable[[], bool]) -> None:
         """
         Args:
             engines: the engine of each model, of which the first has the history of all.
+            is_draining: whether the server refuses new requests, which ends the events.
         """
         self._engines = engines
+        self._is_draining = is_draining
         engine = engines()[0]
         self._is_stopped = False
         self._at = time.monotonic() - FIRST_SECONDS
@@ -64,7 +69,7 @@ class LiveFeed:
 
     async def events(self) -> AsyncIterator[bytes]:
         """An event now, and one each period."""
-        while not self._is_stopped and self._engines()[0].refusal is None:  # a server that drains refuses requests
+        while not (self._is_stopped or self._is_draining()):
             yield event(self.changes())
             await asyncio.sleep(PERIOD)
 

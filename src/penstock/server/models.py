@@ -79,7 +79,7 @@ class Models:
 
 def _name_in(request: Request) -> str | None:
     body = request.checked if isinstance(request, CheckedRequest) else None
-    for field in ("model", "name", "source"):
+    for field in ("source", "model", "name"):  # Ollama's create and copy name a new model beside that which they take
         name = getattr(body, field, None)
         if isinstance(name, str) and name:
             return name

@@ -32,6 +32,7 @@ from penstock.server.listener import address_of, bound, is_open_to_others
 from penstock.system.host import importing, shorten_pauses
 
 if TYPE_CHECKING:
+    from penstock.fleet.fleet import Fleet
     from penstock.fleet.model_broker import ModelBroker
     from penstock.frontend.client import AsyncEngine, Beside
     from penstock.frontend.recovery.journal import Journal
@@ -390,7 +391,10 @@ def _listening_to_signals(stop: _Stop) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _changing_by_signals(engine: "AsyncEngine | ServedModels") -> Iterator[None]:
-    """Handle the signals that replace engines, of all loaded models, or add or drain one of the first of them."""
+    """Handle the signals that replace engines, of all loaded models, or add or drain one of a single model."""
+    from penstock.fleet.model_broker import FIXED_ENGINES
+    from penstock.frontend.client import AsyncEngine  # loaded already: a server's own imports come after its launch
+
     loop, changes = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     async def change(work: Coroutine[Any, Any, object]) -> None:
@@ -404,17 +408,22 @@ def _changing_by_signals(engine: "AsyncEngine | ServedModels") -> Iterator[None]
         changes.add(task)
         task.add_done_callback(changes.discard)
 
+    def of_one() -> "Fleet":
+        if not isinstance(engine, AsyncEngine):
+            raise ConfigError(FIXED_ENGINES)
+        return engine.fleet
+
     async def reload() -> None:
-        for fleet in engine.fleets:
-            await fleet.reload()
+        with engine.kept_loaded() as fleets:
+            for fleet in fleets:
+                await fleet.reload()
 
     async def grow() -> None:
-        for fleet in engine.fleets[:1]:
-            await fleet.grow()
+        await of_one().grow()
 
     async def shrink() -> None:
-        for fleet in engine.fleets[:1]:
-            await fleet.retire(max(fleet.replicas))
+        fleet = of_one()
+        await fleet.retire(max(fleet.replicas))
 
     for number, make in ((RELOAD, reload), (GROW, grow), (SHRINK, shrink)):
         loop.add_signal_handler(number, on_signal, make)
@@ -436,7 +445,8 @@ def _scaling(engine: "AsyncEngine | ServedModels", config: ServerConfig) -> Iter
     from penstock.fleet.autoscaler import Autoscaler, FleetScaler
 
     autoscaler = Autoscaler(config.engines, config.max_engines, config.upscale_delay, config.downscale_delay)
-    (fleet,) = engine.fleets  # several models do not run in a cluster
+    with engine.kept_loaded() as fleets:
+        (fleet,) = fleets  # several models do not run in a cluster
     scaling = asyncio.ensure_future(FleetScaler(fleet, autoscaler).run())
     try:
         yield

@@ -161,7 +161,7 @@ def _recipe(body: CreateBody, base: Checkpoint | None) -> Recipe:
         base=body.source or "",
         template=body.template or old.template,
         system=old.system if body.system is None else body.system,
-        parameters={**old.parameters, **_stored(given)},
+        parameters=_stored({**old.parameters, **given}),
         messages=messages or old.messages,
         license=license or old.license,
     )

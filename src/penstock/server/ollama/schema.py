@@ -285,7 +285,8 @@ class CreateBody(NameBody):
     @property
     def has_settings(self) -> bool:
         """Whether the new model differs from its base."""
-        return any((self.template, self.system, self.parameters, self.messages, self.license))
+        given = (self.template, self.parameters, self.messages, self.license)
+        return any(given) or self.system is not None
 
 
 # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────────
