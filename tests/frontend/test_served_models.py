@@ -123,6 +123,42 @@ def test_who_waits_for_a_model_leaves_when_time_is_up_and_no_more_wait_than_may_
     serve([tmp_path / "a", tmp_path / "b"], talk, limits=replace(QueueLimits(), max_queued=1))
 
 
+def test_a_load_whose_caller_has_left_stays_in_use_while_its_resumed_requests_run(tmp_path):
+    async def talk(models):
+        resumed = []
+        start = models._start
+
+        async def start_and_resume(config, beside):
+            engine = await start(config, beside)
+            resumed.append(asyncio.ensure_future(answer(engine, "resumed", num_tokens=20, prompt=SLOW)))
+            await asyncio.sleep(0)
+            return engine
+
+        models._start = start_and_resume
+        caller = asyncio.ensure_future(models.use("b", None))
+        while models.status("b").state != "loading":
+            await asyncio.sleep(0.001)
+        caller.cancel()
+        while models.status("b").state != "loaded":
+            await asyncio.sleep(0.01)
+        use = await models.use("c", None)  # which fits after the request of b
+        assert len(await resumed[0]) == 20
+        assert await answer(use.engine, "c") == [6, 7, 8]
+
+    serve([tmp_path / name for name in "abc"], talk)
+
+
+def test_the_models_of_a_context_stay_loaded(tmp_path):
+    async def talk(models):
+        with models.kept_loaded() as fleets:
+            assert len(fleets) == 1
+            with pytest.raises(QueueTimeoutError):
+                await models.use("b", 0.05)
+        (await models.use("b", None)).end()
+
+    serve([tmp_path / "a", tmp_path / "b"], talk)
+
+
 def test_a_server_that_shuts_down_lets_nobody_wait_for_a_model(tmp_path):
     async def talk(models):
         await models.use("a", None)

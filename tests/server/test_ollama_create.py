@@ -11,6 +11,10 @@ import pytest
 
 from penstock.checkpoint import created
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.errors import InvalidRequestError
+from penstock.fleet.model_broker import ModelStatus
+from penstock.server.listed import Listed
+from penstock.server.ollama.library import check_free
 from penstock.text.tokenizer import Tokenizer
 from tests.server.running import running_server
 from tests.support.adapters import write_adapter
@@ -67,7 +71,10 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
     printed = penstock("show", "luigi").stdout
     assert 'system      "You are Luigi."' in printed
 
-    with running_server("mario", "--threads", "1", "--max-num-seqs", "4") as served, ollama.Client(served.url) as there:
+    with pytest.raises(InvalidRequestError, match="its files are those of the served model 'chat'"):
+        check_free([Listed("chat", "mario", 0, None, ModelStatus())], "mario", "model")
+    flags = ("--threads", "1", "--max-num-seqs", "4", "--admin")
+    with running_server("mario", *flags) as served, ollama.Client(served.url) as there:
         assert next(one.model for one in there.list().models) == "mario:latest"
         assert there.ps().models[0].context_length == 64
         assert httpx.post(f"{served.url}/api/show", json={"model": "mario"}).json()["system"] == MARIO
@@ -79,6 +86,10 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
         assert answered.prompt_eval_count == said.prompt_eval_count
         other = there.chat("mario", [{"role": "system", "content": "Another."}, *HELLO], options=SHORT)
         assert other.prompt_eval_count != answered.prompt_eval_count
+        with pytest.raises(ollama.ResponseError, match="served here under this name"):
+            there.copy("luigi", "mario")
+        with pytest.raises(ollama.ResponseError, match="is the served model itself"):
+            there.delete("mario")
         with pytest.raises(ollama.ResponseError, match=r"exceed|too long"):
             there.chat("mario", [{"role": "user", "content": "word " * 64}])
 

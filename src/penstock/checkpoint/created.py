@@ -259,11 +259,11 @@ def write_adapter(name: str, files: Mapping[str, Path]) -> Path:
     return folder
 
 
-def remove_adapter(name: str) -> None:
-    """Delete the folder of an adapter, if there is one, and those of its files that nothing else uses."""
-    if _NAME.fullmatch(name) and _adapter(name).is_dir():
+def remove_adapter(folder: Path) -> None:
+    """Delete the folder of an uploaded adapter, and those of its files that nothing else uses; others stay."""
+    if folder.parent == _root() / "adapters":
         with suppress(OSError):
-            _delete(_adapter(name))
+            _delete(folder)
 
 
 def _adapter(name: str) -> Path:

@@ -32,8 +32,9 @@ from penstock.server.body import check_text
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import Call, CallOf, ServingOf
+from penstock.server.listed import ListedOf
 from penstock.server.ollama.blobs import find_blob
-from penstock.server.ollama.library import PROGRESS, add_name, check_not_served, given_name, progress
+from penstock.server.ollama.library import PROGRESS, add_name, check_free, given_name, progress
 from penstock.server.ollama.names import check_new_name, served_name
 from penstock.server.ollama.schema import CreateBody
 from penstock.text.tokenizer import Tokenizer
@@ -45,7 +46,9 @@ _HELLO = {"role": "user", "content": "Hello"}
 
 
 @router.post("/create", response_class=Response, responses=PROGRESS)
-async def create(body: CreateBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
+async def create(
+    body: CreateBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
+) -> Response:
     """Create a model, which `penstock serve NAME` serves: of uploaded files, or of another model by its name. With
     `from` alone, the served model or an adapter gets one more name, and with `adapters` the served model an adapter,
     until the server ends. For operators only.
@@ -57,12 +60,14 @@ async def create(body: CreateBody, request: Request, context: ContextOf, call: C
             "a model is created either of `files`, uploaded to /api/blobs, or of the model that `from` names", "from"
         )
     if body.adapters:
+        check_free(listed, name, "model")
         await _add_adapter(body, name, call)
         return progress(body.stream, "using existing layer", "writing manifest", "success")
     if body.source and not body.has_settings and call.serves(served_name(call, body.source)):
+        check_free(listed, name, "model", but=serving)
         add_name(call, serving, body.source, name, "model")
         return progress(body.stream, "using existing layer", "writing manifest", "success")
-    check_not_served(call, name, "model")
+    await asyncio.to_thread(check_free, listed, name, "model")
     files, base = _uploaded(body), None
     if body.source:
         base = await asyncio.to_thread(_base, call, body.source)
@@ -88,7 +93,6 @@ async def _add_adapter(body: CreateBody, name: str, call: Call) -> None:
             f"adapters: {CONFIG_FILE} and {WEIGHTS_FILE} of PEFT are taken; GGUF adapters are not supported",
             "adapters",
         )
-    check_not_served(call, name, "model")
     files = {file: find_blob(digest, "adapters") for file, digest in body.adapters.items()}
 
     def store() -> Adapter:

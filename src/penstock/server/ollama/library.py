@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -206,16 +206,19 @@ async def pull(body: PullBody, call: CallOf) -> Response:
 
 
 @router.post("/copy", response_class=Response, responses=_DONE)
-async def copy(body: CopyBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
+async def copy(
+    body: CopyBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
+) -> Response:
     """Serve the model, or an adapter, under one more name, until the server ends; or copy a created model. For
     operators only.
     """
     check_operator(request, context)
     name = check_new_name(body.destination, "destination")
     if not call.serves(served_name(call, body.source)) and (folder := find_created(body.source)) is not None:
-        check_not_served(call, name, "destination")
+        await asyncio.to_thread(check_free, listed, name, "destination")
         await asyncio.to_thread(_copy_created, folder, name)
         return Response()
+    check_free(listed, name, "destination", but=serving)
     add_name(call, serving, body.source, name, "destination")
     return Response()
 
@@ -227,13 +230,33 @@ def _copy_created(folder: Path, name: str) -> None:
         raise InvalidRequestError(f"destination: {error}", "destination") from error
 
 
-def check_not_served(call: Call, name: str, field: str) -> None:
+def check_free(listed: Sequence[Listed], name: str, field: str, *, but: Serving | None = None) -> None:
+    """
+    Args:
+        but: a model that may have the name already.
+
+    Raises:
+        InvalidRequestError: a model or an adapter is served by this name, or its files are those of a served model.
+    """
+    for model in listed:
+        if model.serving is not None and model.serving is but:
+            continue
+        if name == model.name or (model.serving is not None and model.serving.has_name(name)):
+            raise InvalidRequestError(f"{field}: {name!r} is served here under this name: choose another", field)
+    if (folder := find_created(name)) is not None:
+        _check_unused(listed, folder, field)
+
+
+def _check_unused(listed: Sequence[Listed], folder: Path, field: str) -> None:
     """
     Raises:
-        InvalidRequestError: the model, or an adapter, is served here by this name.
+        InvalidRequestError: the files of this created model are those of a served one, loaded or not.
     """
-    if call.serves(name):
-        raise InvalidRequestError(f"{field}: {name!r} is served here under this name: choose another", field)
+    for model in listed:
+        if Path(model.path).is_relative_to(folder) or find_created(model.path) == folder:
+            raise InvalidRequestError(
+                f"{field}: its files are those of the served model {model.name!r}: stop the server first", field
+            )
 
 
 def add_name(call: Call, serving: ServingOf, source: str, name: str, field: str) -> None:
@@ -256,20 +279,25 @@ def add_name(call: Call, serving: ServingOf, source: str, name: str, field: str)
 
 
 @router.delete("/delete", response_class=Response, responses=_DONE)
-async def delete(body: NameBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf) -> Response:
-    """Remove a name that was added, or an adapter, whose files stay; or delete a created model. For operators only."""
+async def delete(
+    body: NameBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
+) -> Response:
+    """Remove a name that was added, or an adapter, of whose files only uploaded ones are deleted; or delete a created
+    model. For operators only.
+    """
     check_operator(request, context)
     name = served_name(call, given_name(body))
-    if call.engine.adapters.remove(name) is not None:
-        await asyncio.to_thread(remove_adapter, name)
+    removed = call.engine.adapters.remove(name)
+    if removed is not None:
+        if all(other.path != removed.path for other in call.engine.adapters):  # a copy has the same files
+            await asyncio.to_thread(remove_adapter, Path(removed.path))
         return Response()
     if serving.remove_name(name, "model"):
         return Response()
     folder = find_created(name)
     if folder is None:
         raise ModelNotFoundError(f"there is no model {name!r} here", "model")
-    if Path(call.engine.info.model_path).is_relative_to(folder):
-        raise InvalidRequestError(f"model: {name!r} is the served model: stop the server first", "model")
+    await asyncio.to_thread(_check_unused, listed, folder, "model")
     await asyncio.to_thread(remove_created, name)
     return Response()
 

@@ -13,6 +13,7 @@ from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import CallOf
+from penstock.server.listed import ListedOf
 from penstock.server.openai_errors import ERRORS
 
 router = APIRouter(prefix="/v1", tags=["operation"], route_class=BodyRoute)
@@ -39,12 +40,16 @@ class UnloadAdapterBody(Body):
 
 
 @router.post("/load_lora_adapter", response_class=Response, responses=_ANSWERS)
-async def load_adapter(body: LoadAdapterBody, request: Request, context: ContextOf, call: CallOf) -> PlainTextResponse:
+async def load_adapter(
+    body: LoadAdapterBody, request: Request, context: ContextOf, call: CallOf, listed: ListedOf
+) -> PlainTextResponse:
     """Register an adapter. It is checked before the call is answered, and loaded for the first request."""
     check_operator(request, context)
     adapters = call.engine.adapters
-    if body.lora_name == call.model_name:
-        raise InvalidRequestError(f"{body.lora_name!r} is the model's own name: choose another", "lora_name")
+    if body.lora_name == call.model_name or any(body.lora_name == model.name for model in listed):
+        raise InvalidRequestError(
+            f"{body.lora_name!r} is the model's own name, or another's: choose another", "lora_name"
+        )
     try:
         adapter = await asyncio.to_thread(adapters.read, body.lora_name, body.lora_path)
         adapters.add(adapter, replace=body.load_inplace)
