@@ -69,7 +69,9 @@ def _parts(boundary: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
         head_end = body.find(b"\r\n\r\n", begin, begin + _LONGEST_HEAD)
         end = body.find(delimiter, head_end + 2)
         if begin < 0 or head_end < 0 or end < 0:
-            raise InvalidRequestError("the form is cut off or damaged: a part has no end")
+            raise InvalidRequestError(
+                f"the form is cut off or damaged: a part has no end, or a head of more than {_LONGEST_HEAD} bytes"
+            )
         yield body[begin + 2 : head_end], body[head_end + 4 : end]
         at = end + len(delimiter)
 
