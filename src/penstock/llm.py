@@ -268,10 +268,11 @@ class LLM:
         Raises:
             InvalidRequestError: the sound cannot be read, an option is invalid, or the model does not transcribe.
         """
-        from penstock.frontend.audio.transcription import Transcription, TranscriptOptions
+        from penstock.frontend.audio.transcription import Transcription, TranscriptOptions, check_task
 
         options = TranscriptOptions(language, translate, prompt, temperature, seed, has_segments=timestamps)
         sounds, tokenizer = self._need_sounds(), self._need_tokenizer()
+        check_task(sounds.about, options)
         transcription = Transcription(
             sounds.read(audio),
             sounds.about,

@@ -74,6 +74,7 @@ def test_text_is_parsed_as_on_the_command_line() -> None:
         ({"seed": 2**64}, "seed must be from 0 to 18446744073709551615, not 18446744073709551616"),
         ({"seed": "-1"}, "seed must be from 0 to 18446744073709551615, not -1"),
         ({"threads": 100_000}, "threads must be at most 1024"),
+        ({"max_audio_seconds": 7201}, "max_audio_seconds must be at most 7200, not 7201"),
         ({"max_model_len": 4096}, "from 1 to 2048"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "raise the first or lower the second"),
         ({"kv_cache_memory": "1TB"}, "not a number of bytes"),

@@ -11,7 +11,10 @@ from gguf import GGUFWriter
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.gguf import mmproj
-from penstock.checkpoint.gguf.file import open_gguf
+from penstock.checkpoint.gguf.file import Metadata, open_gguf
+from penstock.checkpoint.gguf.header import TensorInfo
+from penstock.checkpoint.gguf.keys import Keys
+from penstock.checkpoint.gguf.types import tensor_type
 from penstock.checkpoint.image_input import read_image_input
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.reference_ops import reference_ops
@@ -135,3 +138,13 @@ def test_whatever_the_settings_of_a_vision_file_say_the_file_is_refused_or_the_m
                 continue
             assert facts.tower is not None, "as the user named the file"
             assert facts.tower.max_tokens > 0, (key, nonsense)
+
+
+def test_a_count_of_blocks_beyond_the_number_of_tensors_is_refused() -> None:
+    kind = tensor_type(0)
+    assert kind is not None
+    last = TensorInfo(Path("m.gguf"), f"v.blk.{2**26 - 1}.ln1.weight", kind, (1,), 0)
+    metadata = Metadata(Path("m.gguf"), {"clip.vision.block_count": 2**26})
+    given = mmproj._Given(Keys(metadata, "clip"), metadata, {last.name: last}, {}, metadata)
+    with pytest.raises(CheckpointError, match="fewer blocks"):
+        given.num_layers()

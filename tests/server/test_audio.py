@@ -1,8 +1,11 @@
 """Transcriptions and translations over HTTP, by OpenAI's client."""
 
+import asyncio
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 
@@ -12,12 +15,15 @@ import pytest
 
 from penstock import LLM
 from penstock.errors import InvalidRequestError
+from penstock.fleet.link import ENGINE_CORE
 from penstock.server.openai.multipart import parse_form
+from tests.server.in_process import with_app
 from tests.server.running import RunningServer
 from tests.support.hearing import a_sound, make_hearing, wav_of
 
 LONG = wav_of(a_sound(5.3))
 SHORT = wav_of(a_sound(1.5, 4))
+LONGEST_NAME = "ä" * 125 + ".wav"
 
 
 @pytest.fixture(scope="module")
@@ -168,15 +174,100 @@ def test_forms_are_divided_into_fields_and_files():
         ("multipart/form-data; boundary=x", form(('name="a"', b"1"))[:-8]),
         ("multipart/form-data; boundary=x", form(("nothing", b"1"))),
         ("multipart/form-data; boundary=x", form(('name="a"', b"\xff"))),
-        ("multipart/form-data; boundary=x", form(('name="a"', b"1" * 70_000))),
+        ("multipart/form-data; boundary=x", form(('name="a"', b"1" * 5000))),
         ("multipart/form-data; boundary=x", form(*[('name="a"', b"1")] * 65)),
         ("multipart/form-data; boundary=x", b"--x\r\n" + b"a" * 9000 + b"\r\n\r\n\r\n--x--"),
+        ("multipart/form-data; boundary=x", form(('name="f"; filename="' + "a" * 1024 + '"', b"1"))),
         ("multipart/form-data; boundary=x", form(*[('name="f"; filename="g"', b"1")] * 2)),
     ],
 )
 def test_damaged_forms_are_refused(kind, body):
     with pytest.raises(InvalidRequestError):
         parse_form(kind, body)
+
+
+def test_a_file_with_the_longest_name_of_a_file_system_is_taken(client, expected):
+    found = client.audio.transcriptions.create(file=(LONGEST_NAME, SHORT), model="tgi", language="de")
+    assert found.text == expected["short"].text
+    escaped = form((f"name=file; filename*=utf-8''{'%C3%A4' * 125}.wav; name=other", b"1"))
+    assert parse_form("multipart/form-data; boundary=x", escaped).files == {"file": b"1"}
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_sends_a_file_with_the_longest_name(hearing_server, expected, tmp_path):
+    name = LONGEST_NAME
+    (tmp_path / name).write_bytes(SHORT)
+    command = ["curl", "-s", f"{hearing_server.url}/v1/audio/transcriptions", "-F", f"file=@{tmp_path / name}"]
+    done = subprocess.run([*command, "-F", "language=de"], capture_output=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["text"] == expected["short"].text
+
+
+def test_the_task_is_checked_before_the_sound_is_read(client):
+    with pytest.raises(openai.BadRequestError, match="language"):
+        client.audio.transcriptions.create(file=("a.wav", b"nothing"), model="tgi", language="xx")
+
+
+async def bodies_of_a_stream(app, leave, on_body):
+    """What an ASGI server is given to send, for a streamed transcript whose client disconnects when `leave` is set."""
+    content, sent = (
+        form(('name="file"; filename="a.wav"', LONG), ('name="language"', b"en"), ('name="stream"', b"1")),
+        [],
+    )
+    pending = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive():
+        if pending:
+            return pending.pop()
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if body := message.get("body"):
+            sent.append(body)
+            await on_body()
+
+    headers = [(b"content-type", b"multipart/form-data; boundary=x"), (b"content-length", b"%d" % len(content))]
+    path, scope = (
+        "/v1/audio/transcriptions",
+        {"type": "http", "method": "POST", "headers": headers, "query_string": b""},
+    )
+    await app({**scope, "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http"}, receive, send)
+    return b"".join(sent)
+
+
+def test_a_client_that_leaves_between_two_windows_ends_the_transcript(folder):
+    async def talk(http, engine, app):
+        leave = asyncio.Event()
+
+        async def on_body():  # between two windows: no request runs
+            leave.set()
+            await asyncio.sleep(0.05)
+
+        sent = await bodies_of_a_stream(app, leave, on_body)
+        assert sent.count(b"transcript.text.delta") == 1
+        assert b"transcript.text.done" not in sent
+
+    with_app(talk, folder, ENGINE_CORE)
+
+
+def test_a_client_that_leaves_during_the_first_window_cancels_it(folder, monkeypatch):
+    async def talk(http, engine, app):
+        leave, opened, open_stream = asyncio.Event(), [], engine.open
+
+        def open_and_leave(*args, **options):
+            leave.set()
+            opened.append(open_stream(*args, **options))
+            return opened[-1]
+
+        async def on_body():
+            pass
+
+        monkeypatch.setattr(engine, "open", open_and_leave)
+        sent = await bodies_of_a_stream(app, leave, on_body)
+        assert len(opened) == 1
+        assert b"transcript.text" not in sent
+
+    with_app(talk, folder, ENGINE_CORE)
 
 
 def test_unknown_fields_are_named_in_the_header(hearing_server):

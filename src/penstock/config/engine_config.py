@@ -265,17 +265,25 @@ class ImageConfig:
             raise ConfigError(f"image_cache_bytes must be at least 0, not {self.image_cache_bytes}")
 
 
+_MOST_AUDIO_SECONDS = 7200
+
+
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
     """Limits on audio that is transcribed."""
 
     max_audio_bytes: int = option(26_214_400, "maximum size of a sound, as a file")
-    max_audio_seconds: int = option(3600, "maximum length of a sound")
+    max_audio_seconds: int = option(3600, "maximum length of a sound, at most 7200")
 
     def __post_init__(self) -> None:
         for name in ("max_audio_bytes", "max_audio_seconds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_audio_seconds > _MOST_AUDIO_SECONDS:
+            raise ConfigError(
+                f"max_audio_seconds must be at most {_MOST_AUDIO_SECONDS}, not {self.max_audio_seconds}: "
+                "the process that decodes a longer sound may run out of memory"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,4 +106,4 @@ class LLMOptions(TypedDict, total=False):
     max_audio_bytes: int
     """maximum size of a sound, as a file"""
     max_audio_seconds: int
-    """maximum length of a sound"""
+    """maximum length of a sound, at most 7200"""

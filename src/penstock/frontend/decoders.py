@@ -15,7 +15,7 @@ from penstock.system.worker_process import WorkerEndedError, WorkerProcess
 
 NUM_WORKERS = 2
 PATIENCE = 120.0
-"""Seconds to wait for a decoding process, which may be short of CPU time."""
+"""Seconds beyond its CPU time that a decoding process may take."""
 _LONGEST_ANSWER = 2**29
 
 
@@ -43,6 +43,10 @@ class Decoders:
         self._running: set[WorkerProcess] = set()
         self._is_closed = False
 
+    @property
+    def _patience(self) -> float:
+        return self._kind.cpu_seconds + PATIENCE
+
     def ask(self, frame: bytes, field: str) -> bytes:
         """The answer of a process; one that was killed from outside is replaced once.
 
@@ -64,7 +68,7 @@ class Decoders:
                 raise EngineDeadError(f"the engine is closed, and its {self._kind.what} reader with it")
             worker = worker or self._start()
             self._running.add(worker)
-            answer = worker.ask(frame, longest=_LONGEST_ANSWER, patience=PATIENCE)
+            answer = worker.ask(frame, longest=_LONGEST_ANSWER, patience=self._patience)
             if answer[:1] != NO_MEMORY:  # after which it ends
                 kept = worker
             return answer
@@ -105,7 +109,7 @@ class Decoders:
             return
         fault = f"ends the process that decodes it, with exit code {exit_code}"
         if exit_code is None:
-            fault = f"was not decoded within {PATIENCE:g} s"
+            fault = f"was not decoded within {self._patience:g} s"
         elif exit_code == -signal.SIGPROF:
             fault = f"takes more than {self._kind.cpu_seconds:g} s of processor time to decode"
         raise InvalidRequestError(f"{field}: the {self._kind.what} {fault}", field)

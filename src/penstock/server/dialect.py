@@ -127,6 +127,8 @@ class Call:
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""
+        self.is_aborted = False
+        """Whether `abort` was called."""
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -391,6 +393,7 @@ class Call:
 
     def abort(self) -> None:
         """Abort the requests that the call waits for."""
+        self.is_aborted = True
         if self._context.request_stream is not None:
             self._context.request_stream.abort()
 

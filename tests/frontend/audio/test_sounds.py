@@ -47,6 +47,11 @@ def test_channels_are_mixed_and_the_length_of_a_streamed_file_is_that_of_its_dat
         np.testing.assert_allclose(found, left / 2, atol=1e-7)
 
 
+def test_data_of_length_0_before_another_chunk_is_an_empty_sound():
+    with pytest.raises(SoundError, match="empty"):
+        read_sound(riff(3, 32, 1, 16_000, b"LIST" + struct.pack("<I", 8) + b"INFO1234", size=0), 10)
+
+
 def test_files_of_pythons_wave_module_are_read():
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:

@@ -1,5 +1,6 @@
 """Transcripts by `LLM.transcribe` against `transformers`' `generate`, and the parts of the algorithm."""
 
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from penstock import LLM, SamplingParams
 from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import InvalidRequestError, WrongTaskError
+from penstock.frontend import decoders
 from penstock.frontend.audio.reader import SoundReader
 from penstock.frontend.audio.transcription import Transcription, TranscriptOptions, cut_segments
 from penstock.frontend.input_processor import ImagePrompt
@@ -105,6 +107,45 @@ def test_what_cannot_be_done_is_refused_by_name(llm):
         llm.transcribe("/nowhere.wav")
     with pytest.raises(WrongTaskError, match="transcribes"):
         llm.generate("Hello")
+
+
+def test_the_task_is_checked_before_the_sound_is_read(llm):
+    with pytest.raises(InvalidRequestError, match="language"):
+        llm.transcribe("/nowhere.wav", language="xx")
+
+
+def test_a_prompt_with_control_tokens_is_refused(llm):
+    with pytest.raises(InvalidRequestError, match="control tokens"):
+        llm.transcribe(a_sound(1.0), language="en", prompt="a <|startoftranscript|>")
+
+
+def test_samples_are_finite_floats_whose_features_are_finite(llm):
+    for samples, words in (
+        (np.ones(16_000, np.int16), "not int16"),
+        (np.full(16_000, 1e300), "finite numbers"),
+        (np.full(16_000, 1e30), "too large"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            llm.transcribe(samples, language="en")
+    sound = a_sound(1.0)
+    assert llm.transcribe(sound.astype(np.float64), language="en") == llm.transcribe(sound, language="en")
+
+
+def test_a_file_whose_features_are_not_finite_is_refused(llm):
+    data = np.full(16_000, 1e30, "<f4").tobytes()
+    form = struct.pack("<HHIIHH", 3, 1, 16_000, 0, 0, 32)
+    chunks = b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
+    with pytest.raises(InvalidRequestError, match="too large"):
+        llm.transcribe(b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WAVE" + chunks, language="en")
+
+
+def test_a_decoding_process_has_its_processor_time_and_more(about, llm, monkeypatch):
+    monkeypatch.setattr(decoders, "PATIENCE", 0.0)
+    reader = SoundReader(about, llm._audio_limits)
+    try:
+        assert reader.read(wav_of(a_sound(1.0))).seconds == pytest.approx(1.0)
+    finally:
+        reader.close()
 
 
 def test_a_model_of_english_alone_has_one_task(tmp_path):

@@ -145,7 +145,7 @@ class _Given:
             CheckpointError: the file has fewer blocks.
         """
         count = self.size("block_count")
-        if f"v.blk.{count - 1}.ln1.weight" not in self.tensors:
+        if count > len(self.tensors) or f"v.blk.{count - 1}.ln1.weight" not in self.tensors:
             raise self.keys.unsupported("vision.block_count", count, "the file has the tensors of fewer blocks")
         return count
 

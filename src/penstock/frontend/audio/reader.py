@@ -11,7 +11,7 @@ from penstock.config.engine_config import AudioConfig
 from penstock.errors import InvalidRequestError
 from penstock.frontend.audio.features import log_mel
 from penstock.frontend.audio.transcription import Sound
-from penstock.frontend.audio.worker import CPU_SECONDS
+from penstock.frontend.audio.worker import CPU_SECONDS, TOO_LARGE
 from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, pack, unpack
 from penstock.frontend.decoders import NUM_WORKERS, DecoderKind, Decoders
 from penstock.frontend.large_work import LargeWork
@@ -58,11 +58,17 @@ class SoundReader:
 
     def _of_samples(self, samples: NDArray[np.float32], field: str) -> Sound:
         most = self._limits.max_audio_seconds * SAMPLE_RATE
+        if not np.issubdtype(samples.dtype, np.floating):
+            raise InvalidRequestError(f"{field}: samples must be floats from -1 to 1, not {samples.dtype}", field)
+        with np.errstate(over="ignore"):  # infinite samples are refused below
+            samples = samples.astype(np.float32)
         if samples.ndim != 1 or not 0 < len(samples) <= most or not np.isfinite(samples).all():
             raise InvalidRequestError(
                 f"{field}: samples must be one axis of finite numbers, {SAMPLE_RATE} a second, at most {most}", field
             )
-        features = log_mel(samples.astype(np.float32), self.about.num_mels, self.about.num_frames)
+        features = log_mel(samples, self.about.num_mels, self.about.num_frames)
+        if not np.isfinite(features).all():
+            raise InvalidRequestError(f"{field}: {TOO_LARGE}", field)
         return Sound(features, -(-len(samples) // HOP))
 
     def close(self) -> None:

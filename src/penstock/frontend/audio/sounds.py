@@ -91,9 +91,18 @@ def _open_wav(data: bytes) -> _Sound:
             if form is None:
                 break
             # streams write a length of 0, or one beyond the file's end: all that follows is sound
-            return _wav_sound(form, content if size else memoryview(data)[at + 8 :])
+            is_streamed = not size and not _is_chunk(data, at + 8)
+            return _wav_sound(form, memoryview(data)[at + 8 :] if is_streamed else content)
         at += 8 + size + size % 2
     raise SoundError("the WAV file is damaged: it has no format or no data")
+
+
+def _is_chunk(data: bytes, at: int) -> bool:
+    """Whether a chunk seems to begin here: with 4 printable ASCII characters, and a length within the file."""
+    if at + 8 > len(data):
+        return False
+    name, size = struct.unpack_from("<4sI", data, at)
+    return all(0x20 <= byte < 0x7F for byte in name) and at + 8 + size <= len(data)
 
 
 def _wav_sound(form: memoryview, content: memoryview) -> _Sound:

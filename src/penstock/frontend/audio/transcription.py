@@ -119,7 +119,8 @@ class Transcription:
             encode, decode: the tokenizer's, without special tokens.
 
         Raises:
-            InvalidRequestError: the model does not know the language or the task, or the prompt is too long.
+            InvalidRequestError: the model does not know the language or the task, or the prompt is too long or has
+                control tokens.
         """
         self._sound, self._about, self._context, self._options = sound, audio_input, context, options
         self._decode = decode
@@ -138,6 +139,8 @@ class Transcription:
         tokens, most = encode(" " + self._options.prompt.strip()), self._context // 2 - 1
         if len(tokens) > most:
             raise InvalidRequestError(f"prompt has {len(tokens)} tokens; at most {most} are taken", "prompt")
+        if any(token >= self._about.end for token in tokens):
+            raise InvalidRequestError("prompt names control tokens: leave them out", "prompt")
         return (self._about.previous, *tokens)
 
     def next(self) -> tuple[Question, ...]:

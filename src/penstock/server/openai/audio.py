@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 from pydantic import Field, PrivateAttr, ValidationError
 from starlette.responses import Response
 
-from penstock.errors import InvalidRequestError, PenstockError, WrongTaskError
-from penstock.frontend.audio.transcription import Segment, Transcription, TranscriptOptions
+from penstock.errors import ClientGoneError, InvalidRequestError, PenstockError, WrongTaskError
+from penstock.frontend.audio.transcription import Segment, Transcription, TranscriptOptions, check_task
 from penstock.frontend.large_work import LargeWork
 from penstock.server.body import Body, Neutral
 from penstock.server.body_route import CheckedRequest, record_ignored
@@ -153,7 +153,8 @@ async def transcriptions(request: Request, call: CallOf) -> Response:
     if not body.stream:
         return await _whole(call, body, transcription, "transcribe")
     events = _events(call, transcription)
-    first = await anext(events)  # an error of the first window is the answer's status
+    with call.connected():
+        first = await anext(events)  # an error of the first window is the answer's status
     return EventStream(_after(first, events), Frame.SERVER_SENT_EVENTS, call.abort, {}, None)
 
 
@@ -230,6 +231,7 @@ async def _transcription(
         has_segments=form in ("verbose_json", "srt", "vtt"),
         measures=form == "verbose_json",
     )
+    check_task(sounds.about, options)
     tokenizer = engine.prompts.need_tokenizer()
     with call.connected():
         sound = await sounds.read(content, "file", call.tenant)
@@ -248,6 +250,8 @@ async def _windows(call: Call, transcription: Transcription, *, watched: bool) -
     """The segments of each window, as it is transcribed."""
     name, count = uuid.uuid4().hex, 0
     while questions := transcription.next():
+        if call.is_aborted:  # between two windows no request stream tells
+            raise ClientGoneError("the client has gone")
         accepted = [
             await call.accept_prompt(
                 list(question.prompt),

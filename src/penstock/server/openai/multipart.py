@@ -7,11 +7,11 @@ from email.message import Message
 from penstock.errors import InvalidRequestError
 
 _MOST_PARTS = 64
-_LONGEST_HEAD = 8192
-"""Bytes of a part's header fields."""
+_LONGEST_HEAD = 1024
+"""Bytes of a part's header fields, which are parsed in quadratic time. File systems' names have at most 255 bytes."""
 _LONGEST_BOUNDARY = 70
-_LONGEST_FIELD = 65_536
-"""Bytes of a field that is no file."""
+_LONGEST_FIELD = 4096
+"""Bytes of a field that is no file: the longest is a prompt, of at most 223 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ def _parts(boundary: bytes, body: bytes) -> Iterator[tuple[bytes, bytes]]:
         head_end = body.find(b"\r\n\r\n", begin, begin + _LONGEST_HEAD)
         end = body.find(delimiter, head_end + 2)
         if begin < 0 or head_end < 0 or end < 0:
-            raise InvalidRequestError("the form is cut off or damaged: a part has no end")
+            raise InvalidRequestError(
+                f"the form is cut off or damaged: a part has no end, or a head of more than {_LONGEST_HEAD} bytes"
+            )
         yield body[begin + 2 : head_end], body[head_end + 4 : end]
         at = end + len(delimiter)
 
@@ -81,7 +83,8 @@ def _name(head: bytes) -> tuple[str, bool]:
         key, _, value = line.partition(":")
         if key.strip().lower() == "content-disposition":
             message["content-disposition"] = value.strip()
-    name = message.get_param("name", header="content-disposition")
+    params = dict(reversed(message.get_params([], header="content-disposition")))  # the first of a name counts
+    name = params.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidRequestError("a part of the form has no name")
-    return name[:256], message.get_param("filename", header="content-disposition") is not None
+    return name[:256], "filename" in params
