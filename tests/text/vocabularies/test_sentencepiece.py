@@ -272,7 +272,7 @@ def test_t5s_sentinels_follow_the_pieces(tmp_path):
         (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\xff\x00\x00\x7f" * 256)), {}, "leads outside"),
         (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\x00\x00\x00\x80" * 256)), {}, "has no root"),
         (unigram_file(normalizer=field(2, trie({97: 97 | HAS_LEAF}, b"x\0"))), {}, "to no text"),
-        (unigram_file(normalizer=field(2, trie({0: LEAF | 256 << 10}, b"x\0"))), {}, "has no root"),
+        (unigram_file(normalizer=field(2, trie({0: LEAF | 256 << 10}, bytes(2**18 + 1)))), {}, "has no root"),
         (unigram_file(), {"tokenizer_class": "T5Tokenizer", "extra_ids": -1}, "extra_ids"),
     ],
 )

@@ -2,8 +2,7 @@
 
 A `precompiled_charsmap` is the size of a trie in bytes, the trie, and the texts that it leads to, each ended by a NUL.
 The trie is a double array (Aoe 1989; units as in Darts-clone): the byte `c` leads from the unit `i` to the unit
-`i ^ offset ^ c`. The unit `i ^ offset` of a unit with the has-leaf bit is the place of a text, with or without the leaf
-bit.
+`i ^ offset ^ c`. If it has the has-leaf bit, the unit `i ^ offset` is the place of a text, whose leaf bit is ignored.
 """
 
 import struct
