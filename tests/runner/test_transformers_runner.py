@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError, ConfigError
+from penstock.runner.transformers_model import read_transformers_model
 from tests.support.checkpoints import write_random
 from tests.support.families import SHAPE
 
@@ -34,8 +36,12 @@ def generated(model: Any, prompt: list[int]) -> list[int]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("family", "shape"),
-    [("OPT", OPT), ("Mistral", SHAPE | {"sliding_window": 9, "head_dim": 20})],
-    ids=["an architecture that Penstock lacks", "windows and grouped heads"],
+    [
+        ("OPT", OPT),
+        ("Mistral", SHAPE | {"sliding_window": 9, "head_dim": 20}),
+        ("Mixtral", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ],
+    ids=["an architecture that Penstock lacks", "windows and grouped heads", "a mixture of experts"],
 )
 def test_answers_are_those_of_generate_alone_in_chunks_and_in_company(
     family: str, shape: dict[str, Any], tmp_path: Path
@@ -98,6 +104,10 @@ def test_options_that_it_lacks_are_refused_by_name(options: dict[str, Any], word
             {"architectures": ["GPTJForCausalLM"], "model_type": "gptj", "n_layer": 1, "n_embd": 64, "n_head": 4},
             "takes no other attention",
         ),
+        (
+            {"architectures": ["DogeForCausalLM"], "model_type": "doge", "num_hidden_layers": 1, "hidden_size": 64},
+            "makes an attention mask of its own",
+        ),
         ({"architectures": ["OPTForCausalLM"], "model_type": "opt", "quantization_config": {"bits": 4}}, "quantized"),
         (
             {"architectures": ["OPTForCausalLM"], "model_type": "opt", "layer_types": ["chunked_attention"] * 12},
@@ -113,6 +123,11 @@ def test_models_that_the_paged_cache_cannot_serve_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=f"--backend transformers cannot run this model: .*{words}"):
         LLM(str(tmp_path), **OPTIONS)
+
+
+def test_the_trace_leaves_the_config_as_it_was(tmp_path: Path) -> None:
+    write_random(tmp_path, "Mixtral", **SHAPE, num_local_experts=4)
+    assert read_transformers_model(open_checkpoint(str(tmp_path))).config._experts_implementation is None
 
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ OTHERS = """\
 ## Other architectures
 
 `--backend transformers` (`pip install '.[transformers]'`) runs a decoder by the class that `transformers` has for it:
-StableLM, OPT, Helium, Persimmon and many others. Batches, the paged cache with its prefixes, grammars,
+OPT, Persimmon, BioGPT and many others. Batches, the paged cache with its prefixes, grammars,
 log-probabilities and `--speculation ngram` work as usual. It is slower, torch's kernels compute, and an answer may
 depend on what else is in its batch; a line at the start says so. It is never chosen by itself.
 
 A run of the class without memory at the start shows whether the paged cache serves its attention. Refused by name:
-classes that do not use the attention interface of `transformers` (GPT-J, Falcon, BLOOM), layers that keep anything but
+classes that do not use the attention interface of `transformers` (CodeGen, XGLM), layers that keep anything but
 keys and values (Mamba), masks or scores of a class's own, rotary embeddings that depend on the longest text of a batch,
 encoders, quantized checkpoints, GGUF files, and with it `--quantization`, adapters, draft models and
 `--tensor-parallel-size`. Images are not taken, and code in a checkpoint is not run."""

@@ -131,7 +131,8 @@ class LoadedAdapters:
         if adapted.part == "embedding":
             embedding = self._model.adapted_embeddings[adapted.matrix]
             of_ids = np.concatenate((a.T, np.repeat(a.T[:1], embedding.rows - a.shape[1], 0)))
-            yield embedding.table, LoraMap(0, len(b), adapted.scale, *self._constants(adapted, of_ids, b.T))
+            of_a, of_b = self._constant(adapted, of_ids), self._constant(adapted, b.T)
+            yield embedding.table, LoraMap(0, len(b), adapted.scale, of_a, of_b)
         elif adapted.matrix in self._model.adapted_heads:
             yield from self._head_maps(adapted, self._model.adapted_heads[adapted.matrix], a, b)
         elif adapted.part == "linear":
@@ -150,20 +151,20 @@ class LoadedAdapters:
             if not np.isfinite(factors).all():
                 raise AdapterError(f"the magnitudes of {adapted.module} are too large for the rows of its weight")
             own = own.astype(np.float32) * factors[:, None]
-        return target.table, LoraMap(
-            target.first, len(own), adapted.scale, *self._constants(adapted, a, own.T), factors
-        )
+        of_a, of_b = self._constant(adapted, a), self._constant(adapted, own.T)
+        return target.table, LoraMap(target.first, len(own), adapted.scale, of_a, of_b, factors)
 
     def _head_maps(
         self, adapted: AdaptedMap, target: AdaptedHeads, a: NDArray[Any], b: NDArray[Any]
     ) -> Iterator[tuple[LoraTable, LoraMap]]:
         """The maps of each head's key part, transposed as its weight is, and of its value part."""
         columns, value_dim = a.shape[1], target.value_dim
+        shared = self._constant(adapted, a)
         by_head = b.reshape(-1, target.key_dim + value_dim, adapted.rank)
         for head, keys, values in zip(target.heads, target.keys, target.values, strict=True):
             key, value = np.split(by_head[head], [target.key_dim])
-            yield keys, LoraMap(0, columns, adapted.scale, *self._constants(adapted, key.T, a))
-            yield values, LoraMap(0, value_dim, adapted.scale, *self._constants(adapted, a, value.T))
+            yield keys, LoraMap(0, columns, adapted.scale, self._constant(adapted, key.T), shared)
+            yield values, LoraMap(0, value_dim, adapted.scale, shared, self._constant(adapted, value.T))
 
     def _expert_maps(
         self, adapted: AdaptedMap, part: ExpertsPart, a: NDArray[Any], b: NDArray[Any]
@@ -176,6 +177,7 @@ class LoadedAdapters:
             a_of, b_of = b_of.transpose(0, 2, 1), a_of.transpose(0, 2, 1)
         names = experts.names_of(part)
         for expert in range(experts.count):
+            shared = self._constant(adapted, a_of[expert])
             for index, name in enumerate(names):
                 size = b_of.shape[1] // len(names)
                 rows = (
@@ -183,16 +185,16 @@ class LoadedAdapters:
                 )
                 target = self._model.adapted[f"{adapted.matrix}.{expert}.{name}"]
                 own = target.own_rows(b_of[expert, rows])
-                parts = self._constants(adapted, a_of[expert], own.T)
-                yield target.table, LoraMap(target.first, len(own), adapted.scale, *parts)
+                of_rows = self._constant(adapted, own.T)
+                yield target.table, LoraMap(target.first, len(own), adapted.scale, shared, of_rows)
 
-    def _constants(self, adapted: AdaptedMap, *given: NDArray[Any]) -> "tuple[AnyArray, AnyArray]":
-        """A and B as arrays of the device, in the model's dtype."""
+    def _constant(self, adapted: AdaptedMap, values: NDArray[Any]) -> AnyArray:
+        """A copy of A or B, or of a part of it, on the device in the model's dtype."""
         with np.errstate(all="ignore"):  # numbers that are infinite in the dtype
-            a, b = (np.ascontiguousarray(part.astype(dtype_of(self._dtype))) for part in given)
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            converted = np.ascontiguousarray(values.astype(dtype_of(self._dtype)))
+        if not np.isfinite(converted).all():
             raise AdapterError(f"{adapted.module} has weights that are not finite in {self._dtype}")
-        return self._ops.constant(a, None, self._device), self._ops.constant(b, None, self._device)
+        return self._ops.constant(converted, None, self._device)
 
     def _check_copy(self, stored: str, matrix: str, tensors: MappedTensors) -> None:
         """

@@ -8,6 +8,7 @@ that the paged cache lacks: a run of the model without memory (torch's device `m
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +34,10 @@ INTERFACE = "penstock"
 """Our name among the attention functions of `transformers`."""
 _ATTRIBUTE = "penstock_attention"
 """Attribute of an attention module: what computes its attention."""
-_WITHOUT_EFFECT = frozenset(
-    {"dropout", "position_ids", "cache_position", "use_cache", "output_attentions", "is_causal"}
-)
+_WITHOUT_EFFECT = frozenset({
+    "dropout", "position_ids", "cache_position", "use_cache", "is_causal", "output_attentions", "output_hidden_states",
+    "output_router_logits", "logits_to_keep", "return_dict",
+})  # fmt: skip
 """Arguments of attention functions that the paged cache does not need."""
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _CHANGING_ROPES = ("dynamic", "longrope")
@@ -77,7 +79,9 @@ def read_transformers_model(checkpoint: Checkpoint) -> TransformersModel:
     _check_config(config)
     try:
         with torch.device("meta"):
-            model = model_class._from_config(config, attn_implementation=INTERFACE).eval()
+            # the others do not run on `meta`; it is set in the config, which is that of the loaded model
+            options = {"attn_implementation": INTERFACE, "experts_implementation": "batched_mm"}
+            model = model_class._from_config(copy.deepcopy(config), **options).eval()
     except Exception as error:  # whatever the class's code raises, such as a KeyError for the interface's name
         raise unsupported(f"its class takes no other attention ({type(error).__name__}: {error})") from error
     layers = _traced(model, config)
@@ -147,11 +151,13 @@ def _traced(model: nn.Module, config: Any) -> tuple[LayerAttention, ...]:
     """What each layer asks of its attention."""
     found: dict[int, LayerAttention] = {}
 
-    def note(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any) -> Tensor:
+    def note(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **kwargs: Any
+    ) -> Tensor:
         layer = cast("int", module.layer_idx)
         if layer in found:
             raise unsupported(f"layer {layer} computes attention twice")
-        found[layer] = _asked(module, query, key, value, mask, kwargs)
+        found[layer] = _asked(module, query, key, value, attention_mask, kwargs)
         return query.transpose(1, 2)
 
     for module in _attention_modules(model):
@@ -234,7 +240,7 @@ class PagedAttention:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: None,
+        attention_mask: None,
         scaling: float | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,

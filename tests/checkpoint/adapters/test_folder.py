@@ -137,12 +137,12 @@ EXPERTS = "model.layers.0.mlp.experts"
 MIXTURE = Adaptable({}, experts={EXPERTS: AdaptableExperts(2, {"gate": (6, 8), "up": (6, 8), "down": (8, 6)})})
 
 
-def read_experts(folder, shapes, **changes):
+def read_experts(folder, shapes, *, model=MIXTURE, **changes):
     tensors = {f"base_model.model.{name}": np.zeros(shape, np.float32) for name, shape in shapes.items()}
     save_file(tensors, folder / WEIGHTS_FILE)
     config = CONFIG | {"target_modules": [], "target_parameters": ["experts.down_proj"]} | changes
     (folder / CONFIG_FILE).write_text(json.dumps(config))
-    return [(one.part, one.swapped, one.rank) for one in read_adapter("a", str(folder), MIXTURE).maps]
+    return [(one.part, one.swapped, one.rank) for one in read_adapter("a", str(folder), model).maps]
 
 
 STACKED = {f"{EXPERTS}.lora_A.weight": (8, 6), f"{EXPERTS}.lora_B.weight": (8, 8)}
@@ -157,6 +157,39 @@ def test_the_shapes_tell_which_parameter_of_all_experts_is_adapted(tmp_path):
     assert read_experts(tmp_path, SWAPPED, **gate_up) == [("gate_up", True, 4)]
     listed = LISTED | {"target_modules": ["1.down"]}
     assert read_experts(tmp_path, SINGLE, **listed) == [("linear", False, 4)]
+
+
+SQUARE = Adaptable({}, experts={EXPERTS: AdaptableExperts(2, {"gate": (4, 8), "up": (4, 8), "down": (8, 4)})})
+UNGATED = Adaptable({}, experts={EXPERTS: AdaptableExperts(2, {"up": (6, 8), "down": (8, 6)})})
+
+
+def stacked(rows, columns, *, above=""):
+    """A and B of rank 4 of both experts."""
+    module = f"{EXPERTS}{above}"
+    return {f"{module}.lora_A.weight": (8, columns), f"{module}.lora_B.weight": (rows, 8)}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_square_parameter_has_the_layout_of_the_files_other_parameter(tmp_path, swapped):
+    down = stacked(4, 8) if swapped else stacked(8, 4)
+    both = {"target_parameters": ["gate_up_proj", "down_proj"]}
+    found = read_experts(tmp_path, stacked(8, 8, above=".base_layer") | down, model=SQUARE, **both)
+    assert sorted(found) == [("down", swapped, 4), ("gate_up", swapped, 4)]
+
+
+def test_a_square_parameter_alone_is_refused(tmp_path):
+    with pytest.raises(AdapterError, match=r"experts is ambiguous: its shapes are those of gate_up as it is and of"):
+        read_experts(tmp_path, stacked(8, 8), model=SQUARE, target_parameters=["experts.gate_up_proj"])
+
+
+def test_experts_without_a_gate_are_told_apart_by_what_the_config_names(tmp_path):
+    for name, part in (("up_proj", "gate_up"), ("down_proj", "down")):
+        for rows, columns in ((6, 8), (8, 6)):
+            found = read_experts(tmp_path, stacked(rows, columns), model=UNGATED, target_parameters=[f"experts.{name}"])
+            assert found == [(part, (rows == 6) != (part == "gate_up"), 4)]
+    both = {"target_parameters": ["up_proj", "down_proj"]}
+    found = read_experts(tmp_path, stacked(6, 8, above=".base_layer") | stacked(8, 6), model=UNGATED, **both)
+    assert sorted(found) == [("down", False, 4), ("gate_up", False, 4)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import base64
 import json
 import struct
 import zlib
+from contextlib import nullcontext
 
 import pytest
 
@@ -158,6 +159,14 @@ def unigram_file(pieces=NO_BYTES, *, normalizer=FIVE_RULES, byte_fallback=False)
     return model_file(pieces, byte_fallback=byte_fallback, trainer=UNIGRAM, normalizer=normalizer)
 
 
+LEAF, HAS_LEAF = 1 << 31, 1 << 8
+
+
+def trie(units, texts):
+    """Normalization rules with a trie of 256 units: these, and others of zero."""
+    return struct.pack("<257I", 1024, *(units.get(place, 0) for place in range(256))) + texts
+
+
 def best_path(text, pieces):
     """SentencePiece's unigram model: the pieces of the highest sum of scores; a run of unknown characters is one."""
     scores = {text: score for text, score, kind in pieces if kind == NORMAL}
@@ -223,6 +232,27 @@ def test_fairseqs_tokenizers_have_ids_of_their_own(tmp_path, kind, first, specia
     assert pair == (texts.index("<s>"), *ids, end, end, texts.index("<mask>"), end)
 
 
+@pytest.mark.parametrize("kind", ["t5", "mt5", "xlm-roberta"])
+def test_a_class_that_no_config_names_is_that_of_the_model_type(tmp_path, kind):
+    write_model(tmp_path, unigram_file(FAIRSEQ), {"extra_ids": 2})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    backend = Tokenizer.from_path(tmp_path).backend
+    assert (backend.token_to_id("<mask>") is not None) == (kind == "xlm-roberta")
+    assert backend.token_to_id("<extra_id_0>") == (None if kind == "xlm-roberta" else len(FAIRSEQ) + 1)
+
+
+@pytest.mark.parametrize("kind", ["albert", "xlnet", ["t5"], None])
+def test_a_unigram_model_of_another_model_type_is_refused(tmp_path, kind):
+    write_model(tmp_path, unigram_file())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    is_named = isinstance(kind, str)
+    refusal = (
+        pytest.raises(CheckpointError, match=f"of the model type {kind}', whose ids") if is_named else nullcontext()
+    )
+    with refusal:
+        Tokenizer.from_path(tmp_path)
+
+
 def test_t5s_sentinels_follow_the_pieces(tmp_path):
     config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 2, "eos_token": "</s>"}
     ours = Tokenizer.from_path(write_model(tmp_path, unigram_file(), config))
@@ -240,7 +270,9 @@ def test_t5s_sentinels_follow_the_pieces(tmp_path):
         (unigram_file(normalizer=field(2, b"abc")), {}, "have 3 bytes"),
         (unigram_file(normalizer=field(2, CHARSMAP[:-40])), {}, "have|trie|lead"),
         (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\xff\x00\x00\x7f" * 256)), {}, "leads outside"),
-        (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\x00\x00\x00\x80" * 256)), {}, "to no text"),
+        (unigram_file(normalizer=field(2, struct.pack("<I", 1024) + b"\x00\x00\x00\x80" * 256)), {}, "has no root"),
+        (unigram_file(normalizer=field(2, trie({97: 97 | HAS_LEAF}, b"x\0"))), {}, "to no text"),
+        (unigram_file(normalizer=field(2, trie({0: LEAF | 256 << 10}, bytes(2**18 + 1)))), {}, "has no root"),
         (unigram_file(), {"tokenizer_class": "T5Tokenizer", "extra_ids": -1}, "extra_ids"),
     ],
 )

@@ -4,10 +4,11 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE, PeftConfig
@@ -52,6 +53,7 @@ class AdaptableExperts:
 
 ExpertsPart = Literal["gate_up", "down"]
 """The maps that a parameter of all experts together has: `gate` and `up`, or `up` alone; or `down`."""
+_EXPERTS_PARTS = get_args(ExpertsPart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +229,10 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
         AdapterError: the file lacks a tensor that the config requires, or has others.
     """
     found: dict[tuple[str, str], AdaptedMap] = {}
-    for module, kinds in _modules(shapes).items():
-        adapted = _map(module, kinds, shapes, config, model)
+    fitting = {module: _fits(module, kinds, shapes, config, model) for module, kinds in _modules(shapes).items()}
+    layouts = {fits[0].swapped for fits in fitting.values() if fits[0].part in _EXPERTS_PARTS and len(fits) == 1}
+    for module, fits in fitting.items():
+        adapted = fits[0] if len(fits) == 1 else _of_layout(module, fits, layouts)
         other = found.setdefault((adapted.matrix, adapted.part), adapted)
         if other is not adapted:
             raise AdapterError(f"it has {other.module} and {adapted.module}, which are the same linear map")
@@ -251,10 +255,10 @@ def _modules(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, set[str]]:
     return found
 
 
-def _map(
+def _fits(
     stem: str, kinds: set[str], shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
-) -> AdaptedMap:
-    """The adapter's term for the linear map `stem` of the file."""
+) -> list[AdaptedMap]:
+    """What the linear map `stem` of the file may be: one term, or several of experts, of which its shapes fit all."""
     module = stem.removeprefix(_PREFIX)
     matrix = model.name_of(module)
     shape = model.embeddings.get(matrix) if "embedding" in kinds else model.shape_of(matrix)
@@ -273,7 +277,7 @@ def _map(
         _check_magnitude(made, rows, shapes, config, model)
     if config.ties and (part == "embedding" or "." not in matrix):  # a matrix outside of layers: the output projection
         raise AdapterError(f"{CONFIG_FILE} has ensure_weight_tying: True with {module}, which is not supported")
-    return made
+    return [made]
 
 
 def _check_shape(name: str, wanted: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]], made: AdaptedMap) -> None:
@@ -301,24 +305,54 @@ def _check_magnitude(
 
 def _of_experts(
     stem: str, prefix: str, shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
-) -> AdaptedMap:
-    """The adapter's term for a parameter of all experts together (`target_parameters`), which its shapes tell."""
+) -> list[AdaptedMap]:
+    """The terms for a parameter of all experts together (`target_parameters`) that have these shapes."""
     experts, module = model.experts[prefix], stem.removeprefix(_PREFIX).replace(".base_layer", "")
     if config.dora:
         raise AdapterError(f"{CONFIG_FILE} has use_dora: True, which is not supported for the experts {module}")
-    tried = []
-    for part, name in _parameters(experts):
+    parameters = _parameters(experts)
+    named = [
+        (part, name)
+        for part, name in parameters
+        if config.has_parameter(f"{module}.{name}") or config.has_parameter(f"{prefix}.{name}")
+    ]
+    fits, tried = [], []
+    for part, name in named or parameters:
         rank, scale = config.rank_of(f"{module}.{name}"), config.scale_of(f"{module}.{name}")
         for swapped in (False, True):
             rows, columns = reversed(experts.shape_of(part)) if swapped else experts.shape_of(part)
             made = AdaptedMap(prefix, stem, rank, scale, part, swapped)
             wanted = (rank * experts.count, columns), (rows, rank * experts.count)
             if tuple(shapes.get(name) for name in made.stored_names) == wanted:
-                return made
+                fits.append(made)
             tried.append(f"{list(wanted[0])} and {list(wanted[1])}")
-    raise AdapterError(
-        f"{stem} has a lora_A and a lora_B whose shapes are of none of the experts' maps; those are {', '.join(tried)}"
-    )
+    if not fits:
+        raise AdapterError(
+            f"{stem} has a lora_A and a lora_B whose shapes are of none of the experts' maps; those are "
+            f"{', '.join(tried)}"
+        )
+    return fits
+
+
+def _of_layout(stem: str, fits: Sequence[AdaptedMap], layouts: AbstractSet[bool]) -> AdaptedMap:
+    """The one of several terms of experts that has the file's layout.
+
+    Args:
+        layouts: those of the file's parameters whose shapes fit one layout of one parameter.
+    """
+    if not layouts and len({fit.part for fit in fits}) == len(fits):
+        layouts = {False}  # `down`, and `up` swapped: the layout of the newer versions of PEFT
+    found = [fit for fit in fits if fit.swapped in layouts]
+    if len(found) != 1:
+        raise AdapterError(
+            f"{stem} is ambiguous: its shapes are those of {' and of '.join(_described(fit) for fit in fits)}, and no "
+            "other parameter of the file tells which"
+        )
+    return found[0]
+
+
+def _described(fit: AdaptedMap) -> str:
+    return f"{fit.part} " + ("transposed, as earlier versions of PEFT saved it" if fit.swapped else "as it is")
 
 
 def _parameters(experts: AdaptableExperts) -> tuple[tuple[ExpertsPart, str], ...]:

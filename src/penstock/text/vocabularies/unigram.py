@@ -20,7 +20,12 @@ _ROBERTA = {
     **dict.fromkeys(("eos_token", "sep_token"), "</s>"),
     **{f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")},
 }
-_OF_MODEL_TYPES = {"xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer"}
+_OF_MODEL_TYPES = {
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
+}
+"""Classes where neither config names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +56,9 @@ def convert_unigram(folder: Folder, model: SentencePieceModel, file: Path) -> Co
     Raises:
         CheckpointError: it is damaged, or its class or its treatment of spaces is not known.
     """
-    name = folder.tokenizer_class
-    if name is None and folder.model_config.get("model_type") in _OF_MODEL_TYPES:
-        name = _OF_MODEL_TYPES[folder.model_config["model_type"]]
+    name, model_type = folder.tokenizer_class, folder.model_config.get("model_type")
+    if name is None and isinstance(model_type, str):
+        name = _OF_MODEL_TYPES.get(model_type, f"of the model type {model_type}")
     if name not in _LAYOUTS:
         raise CheckpointError(
             f"{file} is a unigram model of the class {shown(name)}, whose ids are not known; known: "
