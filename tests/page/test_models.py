@@ -22,7 +22,7 @@ def test_a_load_shows_its_stage_and_share_until_the_answer_begins(browser, serve
     with open_page(browser, server.url) as page:
         listed, held = [card("a", "loaded"), card("b", "unloaded")], []
         page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": listed}))
-        page.route("**/v1/chat/completions", held.append)
+        page.route("**/v1/chat/completions", lambda route: held.append(route))
         page.reload()
         page.wait_for_selector("text=Chat with a")
         assert states(page) == ["a · loaded", "b · unloaded"]
