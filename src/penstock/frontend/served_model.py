@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from penstock.checkpoint.checkpoint import find_on_disk, weights_size
 from penstock.config.engine_config import EngineConfig
@@ -13,9 +13,6 @@ from penstock.errors import EngineDeadError, PenstockError
 from penstock.fleet.model_broker import LoadStage
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.recovery.journal_rows import Entry
-
-if TYPE_CHECKING:
-    from penstock.frontend.served_models import ModelUse
 
 T = TypeVar("T")
 
@@ -40,7 +37,8 @@ class ServedModel:
         self.entries: Sequence[Entry] = ()
         """Unfinished requests in the journal, until it is loaded."""
         self.waiting: list[asyncio.Future[ServedModel]] = []
-        self.uses: set[ModelUse] = set()
+        self.uses: set[object] = set()
+        """Calls that use its engine now."""
         self.watch: asyncio.Task[None] | None = None
         """Waits for the end of its engines for good."""
 
