@@ -53,12 +53,16 @@ class Vocabulary:
         return [text for text, kind in zip(self.texts, self.kinds, strict=True) if kind in kinds]
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
-    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+def has_vocabulary(metadata: Metadata) -> bool:
+    """Whether the file has a vocabulary, which is not read.
 
     Raises:
-        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+        CheckpointError: its tokenizer model is unsupported.
     """
+    return _model(metadata) is not None
+
+
+def _model(metadata: Metadata) -> str | None:
     model = metadata.find(_MODEL, str)
     if model in _NO_MODEL:
         return None
@@ -66,6 +70,18 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
         raise CheckpointError(
             f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: {', '.join(_MODELS)}"
         )
+    return model
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
+    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+
+    Raises:
+        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+    """
+    model = _model(metadata)
+    if model is None:
+        return None
     texts = metadata.strings(_TEXTS)
     if not texts:
         raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
