@@ -131,7 +131,7 @@ def _token_id(metadata: Metadata, key: str, count: int) -> int | None:
 
 
 def _places(kinds: Sequence[int], wanted: int) -> set[int]:
-    """The tokens of a kind, which are few. `index` finds them in a third of a loop's time; each opening of a file asks."""
+    """The tokens of a kind, which are few: `index` takes a third of a loop's time, and each opening of a file asks."""
     found: set[int] = set()
     at = -1
     with suppress(ValueError):  # there are no more
