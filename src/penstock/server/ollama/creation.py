@@ -151,17 +151,16 @@ def _base(listed: Sequence[Listed], source: str) -> Checkpoint:
     """
     model = find_listed(listed, source)
     is_served = model is not None and bool({source, source.removesuffix(LATEST)} & {*model.names})
-    found = model.path if model is not None and is_served else find_local(source)
-    path = None if found is None or not os.path.exists(found) else str(found)
-    if path is None:
-        raise ModelNotFoundError(
-            f"there is no model {source!r} on this machine: penstock list prints them, and penstock pull downloads one",
-            "from",
-        )
     try:
-        return open_checkpoint(path)
+        found = model.path if model is not None and is_served else find_local(source)
+        if found is not None and os.path.exists(found):
+            return open_checkpoint(str(found))
     except ConfigError as error:
         raise InvalidRequestError(f"from: {error}", "from") from error
+    raise ModelNotFoundError(
+        f"there is no model {source!r} on this machine: penstock list prints them, and penstock pull downloads one",
+        "from",
+    )
 
 
 def _recipe(body: CreateBody, base: Checkpoint | None) -> Recipe:
