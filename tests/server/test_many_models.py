@@ -5,12 +5,17 @@ that are added, replaced and deleted while it serves.
 import asyncio
 import json
 import os
+import socket
+import types
 
 import httpx
+import pytest
 
+from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.created import created_models, find_created
 from penstock.config.engine_config import EngineConfig
+from penstock.errors import OverloadedError
 from penstock.fleet.link import EngineLink
 from penstock.fleet.model_broker import ModelBroker
 from penstock.frontend.client import AsyncEngine
@@ -20,7 +25,9 @@ from penstock.frontend.served_models import ServedModels
 from penstock.server.app import create_app
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
+from penstock.server.ollama import pull
 from tests.engine.rule_core import HELD, RULE_CORE
+from tests.server.in_process import with_app
 from tests.support.hub import hub
 
 ADMIN = ServerConfig(admin=True)
@@ -197,3 +204,48 @@ def test_a_pulled_model_is_served_without_a_restart(tiny_llama, tmp_path, monkey
         assert (last.status_code, "is the only one" in last.json()["error"]) == (400, True)
 
     with_models(talk, {"a": tiny_llama})
+
+
+def test_a_download_that_its_client_leaves_is_ended_and_few_run_at_a_time(monkeypatch):
+    async def run():
+        models = types.SimpleNamespace(num_pulls=0)
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # a hub that never answers
+            silent.settimeout(60)
+            monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+            downloading = asyncio.ensure_future(anext(pull._download(models, "some/repo")))
+            asked, _ = await asyncio.to_thread(silent.accept)
+            assert models.num_pulls == 1
+            downloading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await downloading
+            asked.settimeout(10)
+            with asked:
+                while asked.recv(65_536):  # until its process has ended
+                    pass
+        assert models.num_pulls == 0
+        models.num_pulls = pull.MAX_PULLS
+        with pytest.raises(OverloadedError):
+            await anext(pull._download(models, "some/repo"))
+
+    asyncio.run(run())
+
+
+def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS.replace('["b", "tuned"]', '["tuned"]'))
+    one = {"authorization": "Bearer sk-one"}
+
+    async def talk(http, engine, app):
+        refused = await http.get("/v1/models", headers=one)
+        assert refused.json()["data"] == []
+        assert (await http.post("/v1/completions", json={"prompt": [5]}, headers=one)).status_code == 403
+        engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
+        assert await names(http, **one) == ["tuned"]
+        answer = await http.post(
+            "/v1/completions", json={"model": "tuned", "prompt": [5], "max_tokens": 1}, headers=one
+        )
+        assert (answer.status_code, answer.json()["model"]) == (200, "tuned"), answer.text
+        for body in ({"prompt": [5]}, {"model": "rule", "prompt": [5]}):
+            assert (await http.post("/v1/completions", json=body, headers=one)).status_code == 403, body
+
+    with_app(talk, tiny_llama, keys=load_keys(None, str(file), private_cache=False))
