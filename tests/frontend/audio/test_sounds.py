@@ -138,7 +138,7 @@ def test_containers_of_other_codecs_lengths_and_contents_are_refused_by_name(mon
     with pytest.raises(SoundError, match="codec ac3"):
         read_sound(recording("ac3", "mp4", 48_000), 5)
     for damaged in (sound[:60], b"\x1aE\xdf\xa3" + bytes(100), sound[:4] + b"moov" + sound[8:]):
-        with pytest.raises(SoundError, match=r"damaged|no audio|empty"):
+        with pytest.raises(SoundError, match=r"damaged: Invalid data found when processing input$|no audio"):
             read_sound(damaged, 5)
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(SoundError, match="PyAV"):

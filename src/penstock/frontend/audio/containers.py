@@ -95,7 +95,7 @@ def open_container(data: bytes, kind: str) -> OpenedSound:
 
 
 def _damaged(kind: str, error: Exception) -> SoundError:
-    return SoundError(f"the {kind} file is damaged: {error}")
+    return SoundError(f"the {kind} file is damaged: {getattr(error, 'strerror', None) or error}")
 
 
 def _frames(file: "InputContainer", kind: str) -> "Iterator[AudioFrame]":
