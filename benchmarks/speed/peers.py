@@ -7,8 +7,8 @@ q4_k_m or q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm 
 OpenVINO also runs with the weights that cost it no more quality than these cost Penstock, fp16 and int8, if the folder
 has them; beside bf16 a second Penstock runs with a cache of int8, OpenVINO's. Medians of the rounds go to
 results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values. With --isa
-both engines run on a lesser instruction set, under "<weights>/<isa>": llama.cpp from the libraries in --libraries, which
-are built for that set, as for avx2 with
+both engines run on a lesser instruction set, under "<weights>/<isa>": llama.cpp by the libraries in --libraries, built
+for that set, as for avx2 with
 
     cmake -S LLAMA_CPP -B build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_AVX2=ON \
         -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON && cmake --build build --target llama
