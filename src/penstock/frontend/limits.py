@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import Request
+from penstock.checkpoint.created import LATEST
 from penstock.config.engine_config import option
-from penstock.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError
+from penstock.errors import (
+    ConfigError,
+    InvalidRequestError,
+    ModelNotPermittedError,
+    OverloadedError,
+    PromptTooLongError,
+    shown,
+)
 
 
 class Account(Protocol):
@@ -39,6 +47,21 @@ class Caller:
     account: Account | None = None
     operator: bool = False
     """Whether it may see data of other callers."""
+    models: frozenset[str] | None = None
+    """Names of the models and adapters that it may use; None: all."""
+
+    def may_use(self, name: str) -> bool:
+        """Whether it may use the model or adapter of this name; Ollama's clients add a tag to a name."""
+        return self.models is None or name in self.models or name.removesuffix(LATEST) in self.models
+
+    def check_model(self, name: str) -> None:
+        """
+        Raises:
+            ModelNotPermittedError: it may not use the model or adapter of this name, whether or not there is one.
+        """
+        if not self.may_use(name):
+            known = ", ".join(sorted(self.models or ()))
+            raise ModelNotPermittedError(f"this API key may not use the model {shown(name)}; it may use: {known}")
 
     @property
     def default_priority(self) -> int:
