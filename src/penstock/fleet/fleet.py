@@ -226,12 +226,13 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the newest engine, with the largest limits of all engines."""
+        """Facts of the newest engine, with the largest limits of all engines, but room for images as the smallest."""
         infos = [replica.info for replica in self.replicas.values()]
         return replace(
             infos[-1],
             max_model_len=max(info.max_model_len for info in infos),
             max_num_seqs=max(info.max_num_seqs for info in infos),
+            image_pixels=min(info.image_pixels for info in infos),  # one engine may get all requests
         )
 
     @property

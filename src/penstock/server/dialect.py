@@ -23,6 +23,7 @@ from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError, shown
 from penstock.frontend.client import Accepted, AsyncEngine
 from penstock.frontend.input_processor import ImagePrompt
+from penstock.frontend.open_requests import Series
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
@@ -391,13 +392,31 @@ class Call:
             await before_end()
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
-    async def outputs(self, accepted: Sequence[Accepted], *, watched: bool = True) -> list[RequestOutput]:
+    async def outputs(
+        self, accepted: Sequence[Accepted], *, watched: bool = True, series: Series | None = None
+    ) -> list[RequestOutput]:
         """Run the prompts to completion. Raises the same errors as `answer`.
 
         Args:
             watched: whether a disconnect aborts them; False: the response watches the connection, and calls `abort`.
+            series: see `AsyncEngine.open`.
         """
-        request_stream = self._context.request_stream = await self._open(accepted, stream=False)
+        return await self._results(await self._open(accepted, stream=False, series=series), watched=watched)
+
+    async def recorded_outputs(self, accepted: Sequence[Accepted], *, watched: bool) -> list[RequestOutput] | None:
+        """The outputs of the call with the same ids, finished or not, that the journal has; None: it has none.
+
+        Raises:
+            InvalidRequestError: that call is about something else, or was refused.
+            EngineError: it has failed, or was aborted.
+        """
+        name = accepted[0].request.request_id
+        if not self.engine.journaled or not await self.engine.look_up(name, self.tenant):
+            return None
+        return await self._results(await self.engine.reopen(name, accepted), watched=watched)
+
+    async def _results(self, request_stream: RequestStream, *, watched: bool) -> list[RequestOutput]:
+        self._context.request_stream = request_stream
         with request_stream:
             if watched:
                 with on_disconnect(self._context.receive, request_stream.abort):
@@ -409,6 +428,11 @@ class Call:
                 if failure := self._failure_of(answer):
                     raise failure
         return outputs
+
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds that each of its requests may wait in the queue."""
+        return self.engine.admission.queue_seconds(self._context.queue_timeout)
 
     def abort(self) -> None:
         """Abort the requests that the call waits for."""
@@ -445,9 +469,13 @@ class Call:
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
         return None
 
-    async def _open(self, accepted: Sequence[Accepted], *, stream: bool, begun: Sequence[str] = ()) -> RequestStream:
+    async def _open(
+        self, accepted: Sequence[Accepted], *, stream: bool, begun: Sequence[str] = (), series: Series | None = None
+    ) -> RequestStream:
         timeout, alias = self._context.queue_timeout, self._context.request_id
-        request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun)
+        request_stream = self.engine.open(
+            accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun, series=series
+        )
         await self.engine.recorded(accepted)
         return request_stream
 
