@@ -45,8 +45,9 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError, DeviceLostError
-from penstock.system.host import die_with_parent, end_process, read_first_line
-from penstock.system.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
+from penstock.system.host import end_process, read_first_line
+from penstock.system.loading_progress import NUM_BYTES, SHOWN_INTERVAL, TOTAL_BYTES, Intervals, progress_to
+from penstock.system.parent import die_with_parent
 from penstock.system.start import Start
 
 logger = logging.getLogger("penstock.engine")
@@ -155,7 +156,7 @@ def run_engine(launch: Launch) -> int:
         logger.warning("the engine cannot be bound to %s: %s", launch.binding, error)
     try:
         with (
-            progress_to(Intervals(lambda record: _tell_progress(outputs, record))),
+            progress_to(Intervals(lambda record: _tell_progress(outputs, record), seconds=SHOWN_INTERVAL)),
             startup.starting(launch.config) as start,
         ):
             make_core = _load(launch.core)

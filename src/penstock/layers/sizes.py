@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.checkpoint.adapters.folder import AdaptableExperts
+from penstock.checkpoint.adapters.adaptable import AdaptableExperts
 from penstock.config.ranks import ALONE, Ranks
 from penstock.quantization.base import Unquantized, WeightFactory
 from penstock.quantization.rows import MapRows, Piece
@@ -138,6 +138,9 @@ class SizeRecorder(WeightFactory):
     def repeat_first_row(self, name: str, rows: int) -> None:
         (table,) = (matrix for matrix in self.sizes.matrices if matrix.name == f"{self._above}{name}")
         self.sizes.num_repeated += max(0, table.rows - rows) * table.columns
+
+    def load_convolution(self, name: str, in_size: int, width: int) -> None:
+        return
 
     def reshape(self, name: str, shape: tuple[int, ...]) -> None:
         return

@@ -11,12 +11,11 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.disentangled import DisentangledSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.models.architectures import ENCODERS
-from penstock.models.families.bert import is_classifier, num_labels
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec
-from penstock.text.tokenizer import Tokenizer
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
@@ -57,13 +56,17 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
     Raises:
         CheckpointError: the files do not match the model.
     """
-    if not all(layer.mixer is None or isinstance(layer.mixer.part, AttentionSpec) for layer in spec.layers):
+    from penstock.models.families.bert import is_classifier  # here: a decoder has no need of it
+
+    if not all(
+        layer.mixer is None or isinstance(layer.mixer.part, (AttentionSpec, DisentangledSpec)) for layer in spec.layers
+    ):
         raise CheckpointError(
             f"{checkpoint.name} has layers other than attention; such models are supported for generation only"
         )
     ends, names = spec.encoder, spec.names
     if ends is None:
-        ends = EncoderSpec(spec.hidden_size)
+        ends = EncoderSpec(spec.hidden_size, positions=spec.positions, norm=spec.embedding_norm)
         bare = tuple((name, f"model.{name}") for name in ("layers.", "embed_tokens.", "norm."))
         head = r"(lm_head|output)\.weight"  # in folders, in GGUF files
         names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, head))
@@ -92,6 +95,8 @@ def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint
 
 
 def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> HeadPart:
+    from penstock.models.families.bert import is_classifier, num_labels
+
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
     true, false = about.score_tokens or _yes_and_no(checkpoint)
@@ -100,6 +105,8 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
     """The yes and no tokens of a reranker whose folder does not state them, such as Qwen3-Reranker."""
+    from penstock.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.load(checkpoint.path)
     words = [] if tokenizer is None else [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):
