@@ -93,7 +93,7 @@ class Ops(Generic[A]):
     """Makes the table of an embedding's updates."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches[A]]
     """Makes the KV caches of a cache group's layers, with attention over them. All have as many blocks of one size."""
-    new_states: Callable[[StateShape], StateCaches]
+    new_states: Callable[[StateShape], StateCaches[A]]
     """Makes the recurrent states of a cache group's layers."""
     causal_conv: CausalConv[A]
     gated_delta_rule: GatedDeltaRule[A]
@@ -189,7 +189,7 @@ class Ops(Generic[A]):
 
 
 def native_ops(
-    library: Library, collective: Collective | None = None, allocator: Allocator | None = None
+    library: Library, collective: Collective[Array] | None = None, allocator: Allocator | None = None
 ) -> Ops[Array]:
     """Operations in C++, on the CPU."""
     collective, allocator = collective or Alone(), allocator or Allocator()

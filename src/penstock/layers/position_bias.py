@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import BIAS_MARGIN
 
 if TYPE_CHECKING:
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -34,7 +34,7 @@ class PositionBiasSpec:
     """From this distance on, all are in the last bucket."""
 
 
-def position_bias(spec: PositionBiasSpec, max_positions: int, factory: WeightFactory) -> AnyArray:
+def position_bias(spec: PositionBiasSpec, max_positions: int, factory: WeightFactory[A]) -> A:
     """The bias of each of this rank's heads at each distance; see `AttentionOptions`."""
     own, half = factory.ranks.own(spec.num_heads), max_positions + BIAS_MARGIN
     return factory.derived_tensor(

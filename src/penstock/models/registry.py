@@ -42,6 +42,7 @@ from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_pref
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
+    from penstock.kernels.array_types import A
     from penstock.kernels.ops import Ops
     from penstock.models.loading.loader import WeightFile
     from penstock.models.loading.packed_loading import PackedLookup
@@ -242,7 +243,7 @@ def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> Model
     return replace(head, quantization=read_gguf_scheme(checkpoint.gguf, matrices))
 
 
-def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Decoder) -> MTPHead:
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops[A]", target: "Decoder[A]") -> "MTPHead[A]":
     """Load the multi-token prediction head of `target`; `settings` are the head's own.
 
     Raises:
@@ -261,7 +262,7 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Dec
     return head
 
 
-def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> Decoder:
+def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops[A]", start: Start | None = None) -> "Decoder[A]":
     """Load a model with its weights, in the dtype and on the device of `settings`; it computes with `ops`.
 
     Args:
@@ -273,7 +274,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: St
     return _load(checkpoint, settings, ops, start or Start(), Decoder)
 
 
-def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> Encoder:
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops[A]", start: Start | None = None) -> "Encoder[A]":
     """Like `load_model`, for a model that embeds or scores."""
     return _load(checkpoint, settings, ops, start or Start(), Encoder)
 
@@ -323,14 +324,14 @@ def _make_model(
 
 
 def _make_tower(
-    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
-) -> "Tower | AudioTower":
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory[A]", lookup: "PackedLookup"
+) -> "Tower[A] | AudioTower[A]":
     """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.quantization.base import Unquantized, WeightFactory
 
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
-    tower: Tower | AudioTower
+    tower: Tower[A] | AudioTower[A]
     if spec.audio is not None:
         tower = AudioTower(spec.audio, own)
     else:
@@ -340,7 +341,7 @@ def _make_tower(
     return tower
 
 
-def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":
+def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops[A]", **options: Any) -> "WeightFactory[A]":
     """A factory of the model's weights; see `WeightFactory` for the options."""
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from numpy.typing import NDArray
 
@@ -12,6 +12,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
+from penstock.kernels.array_types import A
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops
 from penstock.kernels.tables import make_ops
@@ -22,10 +23,9 @@ from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
 from penstock.models.tower import Tower
 from penstock.native import set_num_threads
-from penstock.native.array import AnyArray
 from penstock.runner.adapters import LoadedAdapters
 from penstock.runner.audio_runner import AudioRunner
-from penstock.runner.forward import KVCache, make_forward
+from penstock.runner.forward import Forward, KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.runner.image_runner import ImageRunner
 from penstock.runner.torch_device import empty_device_cache, is_device_lost
@@ -52,7 +52,7 @@ class BlockTables:
         return [[tables[slot] for slot in slots] for tables in self._tables]
 
 
-class DeviceRunner:
+class DeviceRunner(Generic[A]):
     """Holds the weights and the KV cache, and executes one step at a time.
 
     Raises:
@@ -61,7 +61,7 @@ class DeviceRunner:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None, start: Start | None = None
+        self, checkpoint: Checkpoint, settings: Settings, ops: Ops[A] | None = None, start: Start | None = None
     ) -> None:
         """
         Args:
@@ -71,7 +71,7 @@ class DeviceRunner:
         start = start or Start()
         self._device = settings.device
         self._max_rows = settings.max_num_seqs
-        self._ops = ops or make_ops(
+        self._ops: Ops[A] = ops or make_ops(
             self._device, gap=settings.gap, widened_weights=settings.widened_weights, allocator=start.allocator
         )
         set_num_threads(settings.threads)  # torch's, too, if the operations are torch's
@@ -98,7 +98,7 @@ class DeviceRunner:
             self._audio = AudioRunner(tower, self._ops, settings) if isinstance(tower, AudioTower) else None
             if self._audio is not None:
                 self._cache.attend_to(self._audio, self._model.spec)
-            self._forward = make_forward(
+            self._forward: Forward[A] = make_forward(
                 self._model,
                 self._cache,
                 self._ops,
@@ -118,7 +118,7 @@ class DeviceRunner:
         name = f"{spec.names.embedding if is_tied else matrix}.weight"
         return None if checkpoint.gguf is not None else stored_tensor(checkpoint.path, spec.names, name)
 
-    def _hidden_states(self, settings: Settings) -> HiddenStates | None:
+    def _hidden_states(self, settings: Settings) -> HiddenStates[A] | None:
         if settings.speculation is None or not settings.speculation.mtp:
             return None
         memory, dtype = settings.memory, settings.dtype
@@ -126,11 +126,11 @@ class DeviceRunner:
         return HiddenStates(self._ops, memory.num_blocks, memory.block_size, num_own, size, dtype, self._device)
 
     @property
-    def model(self) -> Decoder:
+    def model(self) -> Decoder[A]:
         return self._model
 
     @property
-    def ops(self) -> Ops:
+    def ops(self) -> Ops[A]:
         """The operations it computes with."""
         return self._ops
 
@@ -164,8 +164,9 @@ class DeviceRunner:
         with self._ops.inference():
             broken = self._encode(plan.forward)
             logits = self._compute(plan.forward)
-            samples = logits is not None and len(plan.samples) > 0
-            result = self._sampler.sample(logits, plan.samples) if samples else StepResult([])
+            result = StepResult([])
+            if logits is not None and len(plan.samples):
+                result = self._sampler.sample(logits, plan.samples)
             if logits is not None and len(plan.prompt_logprobs):
                 result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
             result.broken_images = broken
@@ -179,7 +180,7 @@ class DeviceRunner:
             return []
         return encoder.encode(forward)
 
-    def _compute(self, forward: ForwardPlan) -> AnyArray | None:
+    def _compute(self, forward: ForwardPlan) -> A | None:
         """The step's logits; None if it only updates tables and copies blocks."""
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:
