@@ -254,7 +254,9 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
     num_blocks = -(-max(limits.budget, limits.max_model_len) // block_size)
     weights = _weight_bytes(model, machine)
     workspace = _workspace(model, replace(limits, budget=num_blocks * block_size), 0, machine)
-    keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
+    keys = num_blocks * max(
+        (cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache), default=0
+    )
     if weights + workspace + keys > machine.memory:
         demand = Demand(machine, weights, workspace + keys)
         longest = f"the longest text, of {limits.max_model_len:,} tokens,"
@@ -449,9 +451,10 @@ def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, m
 
 
 def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine: Machine) -> int:
-    """Upper estimate of a step's temporary bytes, including the rotary tables."""
+    """Upper estimate of a step's temporary bytes, including the tables that are made of positions and of weights."""
     facts = model.facts
     positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
+    positions += 4 * (2 * facts.biased_heads * limits.max_model_len + facts.table_elements)
     logits = 4 * samples * facts.vocab_size * 4
     native = machine.device == "cpu" and machine.native
     rest = _native_workspace(model, limits, samples, machine.cores) if native else _reference_workspace(model, limits)

@@ -168,6 +168,10 @@ class ModelFacts:
     rotary_dim: int
     """Rotated elements per head, summed over the model's rotary tables."""
     matrices: tuple[Matrix, ...]
+    biased_heads: int = 0
+    """Heads with a bias by distance: a table in float32 of two numbers for each position."""
+    table_elements: int = 0
+    """Elements of tables in float32 that are computed from the weights."""
     idle_elements: int = 0
     """Elements of the matrices of those experts that a token is not routed to, summed over layers."""
     stored_format: str | None = None

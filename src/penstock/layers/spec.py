@@ -41,6 +41,16 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Distances(Generic[A]):
+    """The learned vectors of distances between tokens, which disentangled attention projects to keys and queries."""
+
+    vectors: A
+    """[num_buckets, hidden_size]"""
+    buckets: A
+    """See `DisentangledOptions`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs(Generic[A]):
     """A step's inputs that all kinds of layers share."""
 
@@ -54,6 +64,8 @@ class StepInputs(Generic[A]):
     """LoRA adapters of the tokens; None: no adapters."""
     position_bias: A | None = None
     """See `AttentionOptions`; None: the model has none."""
+    distances: Distances[A] | None = None
+    """None: the model has none."""
 
 
 class Mixer(Protocol[A]):
