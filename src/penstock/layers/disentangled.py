@@ -152,7 +152,7 @@ class DisentangledAttention(Generic[A]):
         if names and not spec.shares_projections:
             sizes = (size,) * len(names)
             self._of_distances = Linear(tuple(names), hidden, sizes, factory, bias=True, adaptable=False)
-        self._options: DisentangledOptions | None = None
+        self._options: DisentangledOptions[A] | None = None
         """Made of the weights in the first step."""
 
     def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
