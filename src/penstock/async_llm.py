@@ -199,7 +199,7 @@ class AsyncLLM:
     def _need_images(self, param: str) -> "ImagePrompts":
         engine = self._engine
         if engine.images is None:
-            raise InvalidRequestError(f"{engine.info.model_name} takes text only: leave images out", param)
+            raise InvalidRequestError(f"{engine.info.model_name} takes text only: leave images and sounds out", param)
         return engine.images
 
     async def _bare_prompt(self, prompt: Mapping[str, Any]) -> ImagePrompt:

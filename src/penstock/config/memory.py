@@ -76,9 +76,10 @@ class MemoryPlan:
     adapters: int = 0
     """Bytes for the weights of adapters; 0: none can be loaded."""
     tower: int = 0
-    """Bytes of the vision tower's weights; 0: the model takes text only."""
+    """Bytes of the weights of its vision tower or audio encoder; 0: the model takes text only."""
     image_features: int = 0
-    """Bytes for the features of encoded images."""
+    """Bytes for the features of encoded images or sounds."""
+    takes_sounds: bool = False
     draft: "MemoryPlan | None" = None
     """The draft model's plan, whose bytes are not included here; it has as many blocks."""
 
@@ -214,7 +215,16 @@ def plan_memory(
         for index, model in enumerate(models)
     )
     draft = others[0] if others else None
-    return replace(first, adapters=adapters, tower=tower, image_features=image_features, draft=draft)
+    facts = models[0].facts.tower
+    takes_sounds = facts is not None and facts.takes_sounds
+    return replace(
+        first,
+        adapters=adapters,
+        tower=tower,
+        image_features=image_features,
+        takes_sounds=takes_sounds,
+        draft=draft,
+    )
 
 
 _LARGEST_IMAGES = 2

@@ -146,6 +146,13 @@ class TowerFacts:
     """Height of a patch that is no square."""
     is_attended: bool = False
     """Whether all tokens of a text attend to features (cross-attention), instead of some tokens being them."""
+    is_audio: bool = False
+    """Whether some tokens of a text are features of sounds."""
+
+    @property
+    def takes_sounds(self) -> bool:
+        """Whether it is an audio tower."""
+        return self.is_attended or self.is_audio
 
     @property
     def patch_elements(self) -> int:

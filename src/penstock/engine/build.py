@@ -12,6 +12,7 @@ from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
 from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
 from penstock.checkpoint.image_input import read_image_input
+from penstock.checkpoint.sound_input import read_sound_input, unsupported_encoder
 from penstock.config.engine_config import AdapterConfig, EngineConfig
 from penstock.config.image_input import ImageInput
 from penstock.config.memory import Machine
@@ -101,6 +102,7 @@ def _build_engine(
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     image_input = _image_input(config, checkpoint, facts)
+    sound_input = read_sound_input(checkpoint) if facts.tower is not None and facts.tower.is_audio else None
     facts = replace(facts, tower=_limited(facts.tower, image_input))
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     make_runner = make_runner or partial(start_runner, start=start)
@@ -126,6 +128,8 @@ def _build_engine(
         _describe(checkpoint, facts, settings, takes),
         image_input=image_input,
         audio_input=read_audio_input(checkpoint),
+        sound_input=sound_input,
+        unsupported_encoder=unsupported_encoder(checkpoint),
     )
     make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
     return EngineCore(
@@ -222,7 +226,7 @@ _SIZED = ("qwen2_vl", "pixtral")
 
 def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
     """How the model takes images; None: it has no tower, or is to take text only."""
-    if facts.tower is None or facts.tower.is_attended or not config.images.images:
+    if facts.tower is None or facts.tower.takes_sounds or not config.images.images:
         return None
     found, most = read_image_input(checkpoint), config.images.max_image_tokens
     if found is None:
@@ -237,7 +241,7 @@ def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerF
     """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose; None:
     no picture is taken.
     """
-    if tower is None or tower.is_attended:
+    if tower is None or tower.takes_sounds:
         return tower
     if image_input is None:
         return None

@@ -170,6 +170,9 @@ LARGEST = {
     "max_source_positions": 2**20,
     "max_target_positions": 2**20,
     "num_mel_bins": 2**12,
+    "n_window": 2**20,
+    "n_window_infer": 2**20,
+    "downsample_hidden_size": 2**16,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(LARGEST)

@@ -23,6 +23,7 @@ from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
 from penstock.models.architectures import ARCHITECTURES, ENCODERS
+from penstock.models.audio_encoder import AudioEncoder
 from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.encoder import Encoder
@@ -324,15 +325,17 @@ def _make_model(
 
 def _make_tower(
     checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
-) -> "Tower | AudioTower":
+) -> "Tower | AudioTower | AudioEncoder":
     """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.quantization.base import Unquantized, WeightFactory
 
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
-    tower: Tower | AudioTower
+    tower: Tower | AudioTower | AudioEncoder
     if spec.audio is not None:
         tower = AudioTower(spec.audio, own)
+    elif spec.audio_encoder is not None:
+        tower = AudioEncoder(spec.audio_encoder, own)
     else:
         assert spec.tower is not None, "its facts were read"
         tower = Tower(spec.tower, read_image_input(checkpoint), own)

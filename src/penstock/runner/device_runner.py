@@ -15,6 +15,7 @@ from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops
 from penstock.kernels.tables import make_ops
+from penstock.models.audio_encoder import AudioEncoder
 from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.loading.stored_head import stored_tensor
@@ -93,8 +94,9 @@ class DeviceRunner:
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
             tower = self._model.tower
-            self.images = ImageRunner(tower, self._ops, settings) if isinstance(tower, Tower) else None
-            """None: the model takes no images."""
+            makes_features = isinstance(tower, Tower | AudioEncoder)
+            self.images = ImageRunner(tower, self._ops, settings) if makes_features else None
+            """None: the model takes neither images nor sounds in prompts."""
             self._audio = AudioRunner(tower, self._ops, settings) if isinstance(tower, AudioTower) else None
             if self._audio is not None:
                 self._cache.attend_to(self._audio, self._model.spec)
