@@ -442,7 +442,10 @@ class LLM:
 
             media = media_of(self._engine.info, self.tokenizer, self._image_limits, self._audio_limits)
             if media is None:
-                raise InvalidRequestError(f"{self.model_name} takes text only: leave images and sounds out", param)
+                note = self._engine.info.encoder_note
+                raise InvalidRequestError(
+                    f"{self.model_name} takes text only: leave images and sounds out{note}", param
+                )
             self._images = OfflineImages(media)
         return self._images
 

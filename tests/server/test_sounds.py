@@ -1,6 +1,7 @@
 """Sounds in chats over HTTP, by OpenAI's client."""
 
 import base64
+import json
 import os
 import signal
 import threading
@@ -11,11 +12,14 @@ import openai
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.parsers.conversation import ChatFormat
+from penstock.errors import InvalidRequestError
+from penstock.parsers.conversation import HERMES, ChatFormat
 from penstock.server.image_parts import not_supported
 from tests.server.running import RunningServer
+from tests.support import vision
 from tests.support.hearing import a_sound, wav_of
-from tests.support.sounds import make
+from tests.support.sounds import TEMPLATE, make
+from tests.support.tokenizers_for_tests import byte_level_bpe
 
 LONG, SHORT = wav_of(a_sound(1.8)), wav_of(a_sound(0.5, 3))
 
@@ -122,8 +126,23 @@ def test_the_number_of_sounds_is_limited(client):
         ask(client, *[sound(SHORT)] * 3)
 
 
-def test_an_encoder_that_is_not_supported_is_named(folder):
-    known = ChatFormat(tools=None, thinks=None, switches=frozenset(), unsupported_encoder="gemma3n_audio")
-    error = not_supported("input_audio", "messages[0]", known)
-    assert "text only; its audio encoder (gemma3n_audio) is not supported" in str(error)
-    assert "gemma3n" not in str(not_supported("image_url", "messages[0]", known))
+def test_an_encoder_that_is_not_supported_is_named(tmp_path):
+    """As of Gemma 4, whose encoder is a Conformer: its text and its images are served."""
+    vision.make("Gemma 4", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["audio_config"] = {"model_type": "gemma4_audio"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    tokenizer = byte_level_bpe(300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    words = r"text and images.*; its audio encoder \(gemma4_audio\) is not supported"
+    with LLM(str(tmp_path), kv_cache_memory="8MiB", max_num_batched_tokens=512) as llm:
+        with pytest.raises(InvalidRequestError, match=words):
+            llm.chat(user(sound(SHORT)))
+        assert llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=2))[0].finished
+    note = "; its audio encoder (gemma4_audio) is not supported"
+    known = ChatFormat(tools=HERMES, thinks=None, switches=frozenset(), takes_images=True, encoder_note=note)
+    with pytest.raises(InvalidRequestError, match=words):
+        raise not_supported("input_audio", "messages[0]", known)
+    assert "gemma4" not in str(not_supported("video_url", "messages[0]", known))

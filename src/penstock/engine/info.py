@@ -58,6 +58,12 @@ class EngineInfo:
     """Bytes of the memory plan."""
 
     @property
+    def encoder_note(self) -> str:
+        """The end of a sentence about what the model takes: that its audio encoder is not supported, if so."""
+        kind = self.unsupported_encoder
+        return "" if kind is None else f"; its audio encoder ({kind}) is not supported"
+
+    @property
     def model_identity(self) -> str:
         """Identity of the model for which requests were accepted: its path and `hf_overrides`."""
         return self.model_path if self.hf_overrides is None else f"{self.model_path} {self.hf_overrides}"

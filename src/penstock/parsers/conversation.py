@@ -120,8 +120,8 @@ class ChatFormat:
     """Whether the model takes images beside text."""
     takes_sounds: bool = False
     """Whether the model takes sounds beside text."""
-    unsupported_encoder: str | None = None
-    """The kind of the checkpoint's audio encoder, if it is not supported."""
+    encoder_note: str = ""
+    """What errors about sounds say of the checkpoint's audio encoder."""
 
     @property
     def marks(self) -> tuple[str, ...]:

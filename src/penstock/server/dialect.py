@@ -116,7 +116,7 @@ class Serving:
             known,
             takes_images=self.engine.takes_images,
             takes_sounds=self.engine.takes_sounds,
-            unsupported_encoder=self.engine.info.unsupported_encoder,
+            encoder_note=self.engine.info.encoder_note,
         )
 
 

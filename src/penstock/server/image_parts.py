@@ -75,6 +75,6 @@ def not_supported(kind: str, field: str, known: ChatFormat) -> InvalidRequestErr
     takes = "this checkpoint takes text only"
     if known.takes_images or known.takes_sounds:
         takes = f"this model takes text and {'images' if known.takes_images else 'sounds'}"
-    if kind in SOUNDS and known.unsupported_encoder is not None:
-        takes += f"; its audio encoder ({known.unsupported_encoder}) is not supported"
+    if kind in SOUNDS:
+        takes += known.encoder_note
     return InvalidRequestError(f"{field}: {kind} is not supported here: {takes}", field)

@@ -33,6 +33,8 @@ class Media:
     """The option with the next."""
     most: int
     """Of one request."""
+    note: str = ""
+    """What errors about others say in the end."""
 
     def check(self, sources: Sequence[ImageSource]) -> None:
         """
@@ -43,7 +45,7 @@ class Media:
         other = next((source for source in sources if source.what != what), None)
         if other is not None:
             raise InvalidRequestError(
-                f"{other.field}: this model takes text and {what}s, not {other.what}s", other.field
+                f"{other.field}: this model takes text and {what}s, not {other.what}s{self.note}", other.field
             )
         if len(sources) > self.most:
             field = sources[self.most].field
@@ -62,12 +64,13 @@ def media_of(info: EngineInfo, tokenizer: Tokenizer | None, images: ImageConfig,
         return None
     if info.image_input is not None:
         reader = ImageReader(info.image_input, images)
-        return Media(ImageTokens(info.image_input, tokenizer), reader, "max_images", images.max_images)
+        tokens = ImageTokens(info.image_input, tokenizer)
+        return Media(tokens, reader, "max_images", images.max_images, info.encoder_note)
     if info.sound_input is not None:
         from penstock.frontend.audio.prompts import PromptSoundReader, SoundTokens  # here: few models hear
 
-        tokens = SoundTokens(info.sound_input, tokenizer)
-        return Media(tokens, PromptSoundReader(info.sound_input, sounds, images), "max_sounds", sounds.max_sounds)
+        heard = PromptSoundReader(info.sound_input, sounds, images)
+        return Media(SoundTokens(info.sound_input, tokenizer), heard, "max_sounds", sounds.max_sounds)
     return None
 
 
