@@ -56,6 +56,8 @@ class EngineInfo:
     """The kind of the checkpoint's audio encoder, if it is not supported."""
     memory_bytes: int = 0
     """Bytes of the memory plan."""
+    image_pixels: int = 0
+    """Maximum bytes of the images of open requests, by the memory plan; 0: no maximum."""
 
     @property
     def encoder_note(self) -> str:

@@ -173,6 +173,13 @@ LARGEST = {
     "n_window": 2**20,
     "n_window_infer": 2**20,
     "downsample_hidden_size": 2**16,
+    "max_relative_positions": 2**20,
+    "position_buckets": 2**20,
+    "conv_kernel_size": 16,
+    "max_seq_len": 2**30,
+    "seq_length": 2**30,
+    "ffn_dim": 2**24,
+    "n_embed": 2**24,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(LARGEST)
