@@ -46,7 +46,7 @@ class AudioTower(Generic[A]):
 
     def __init__(self, spec: AudioTowerSpec, factory: WeightFactory[A]) -> None:
         self.spec, self._ops = spec, factory.ops
-        self._convolutions = [_Convolution(convolution, factory) for convolution in spec.convolutions]
+        self._convolutions = [Convolution(convolution, factory) for convolution in spec.convolutions]
         self._positions = factory.tensor(spec.positions, spec.num_positions, spec.hidden_size)
         self._layers = [DecoderLayer(layer, 1.0, factory) for layer in spec.layers]
         self._residual = Residual(1.0, factory.ops)
@@ -94,30 +94,31 @@ class _MatrixRows(Generic[A]):
     shape: tuple[int, ...]
 
     def load(self, first: int, rows: NDArray[Any]) -> None:
-        self.store(self.target, first, side_by_side(rows, _padded(self.shape[1] * _WIDTH)))
+        self.store(self.target, first, side_by_side(rows, padded_columns(self.shape[1] * _WIDTH)))
 
 
-def _padded(size: int) -> int:
+def padded_columns(size: int) -> int:
+    """Columns of a convolution's matrix, of which so many are used."""
     return -(-size // _VECTOR) * _VECTOR
 
 
-class _Convolution(Generic[A]):
+class Convolution(Generic[A]):
     """A convolution as a linear map of neighbouring frames. See `ConvolutionSpec`."""
 
     def __init__(self, spec: ConvolutionSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops, self._dtype, self._constant = spec, factory.ops, factory.dtype, factory.constant
-        self._columns = _padded(_WIDTH * spec.in_size)
+        self._columns = padded_columns(_WIDTH * spec.in_size)
         self._weight = factory.weight_of(spec.name, spec.out_size, self._columns)
         rows = _MatrixRows(factory.ops.store, self._weight, (spec.out_size, spec.in_size, _WIDTH))
         factory.add_parameter(spec.name, rows)
         self._bias = factory.bias((spec.name,), (spec.out_size,), self._weight.bias_dtype)
 
     def __call__(self, frames: NDArray[np.float32]) -> A:
-        """`frames` [frames, in_size] -> [frames / stride, out_size]"""
+        """`frames` [frames, in_size] -> [frames / stride, out_size], rounded up"""
         size, stride = self._spec.in_size, self._spec.stride
         padded = np.zeros((len(frames) + 2, size), np.float32)
         padded[1:-1] = frames
-        count = len(frames) // stride
+        count = -(-len(frames) // stride)
         rows = np.zeros((count, self._columns), np.float32)
         for place in range(_WIDTH):
             rows[:, place * size : (place + 1) * size] = padded[place : place + count * stride : stride]

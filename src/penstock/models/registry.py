@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.config.model_facts import TowerFacts
     from penstock.kernels.array_types import A
     from penstock.kernels.ops import Ops
+    from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
     from penstock.models.encoder import Encoder
     from penstock.models.loading.loader import WeightFile
@@ -189,7 +190,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
 
 
 def _tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> "TowerFacts | None":
-    if spec.tower is None and spec.audio is None:
+    if spec.tower is None and spec.audio is None and spec.audio_encoder is None:
         return None
     from penstock.models.tower_facts import read_tower_facts  # here: few models have a tower
 
@@ -344,18 +345,21 @@ def _make_model(
 
 def _make_tower(
     checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory[A]", lookup: "PackedLookup"
-) -> "Tower[A] | AudioTower[A]":
+) -> "Tower[A] | AudioTower[A] | AudioEncoder[A]":
     """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
+    from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
     from penstock.models.tower import Tower
     from penstock.quantization.base import Unquantized, WeightFactory
 
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
-    tower: Tower[A] | AudioTower[A]
+    tower: Tower[A] | AudioTower[A] | AudioEncoder[A]
     if spec.audio is not None:
         tower = AudioTower(spec.audio, own)
+    elif spec.audio_encoder is not None:
+        tower = AudioEncoder(spec.audio_encoder, own)
     else:
         assert spec.tower is not None, "its facts were read"
         tower = Tower(spec.tower, read_image_input(checkpoint), own)

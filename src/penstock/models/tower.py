@@ -61,8 +61,8 @@ class Tower(Generic[A]):
             _scale_layers(spec, spec.layer_scales, factory)
         self._residual = Residual(1.0, factory.ops)
         self._last_norm = None if spec.last_norm is None else Norm(spec.last_norm, factory)
-        self._connector = Connector(spec.connector, spec, factory)
-        self._taps = {index: Connector(parts, spec, factory) for index, parts in spec.taps}
+        self._connector = Connector(spec.connector, spec.merge**2, spec.hidden_size, factory)
+        self._taps = {index: Connector(parts, spec.merge**2, spec.hidden_size, factory) for index, parts in spec.taps}
 
     def grid(self, image: Image) -> PatchGrid:
         """The places of a picture's patches."""
@@ -93,6 +93,15 @@ class Tower(Generic[A]):
         """Angles of a patch; 0: no rotary embedding."""
         return 0 if self.spec.rope is None else self.spec.rope.dim // 2
 
+    def most_windows(self, num_patches: int) -> int:
+        """Largest number of windows of so many patches; 0: there are none."""
+        return 0 if self.spec.window is None else num_patches // self.spec.merge**2
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Indices of the layers with taps."""
+        return tuple(index for index, _ in self.spec.taps)
+
     def layer(self, index: int, x: A, angles: A | None, whole: Batch, windows: Batch, cache: AnyCache[A]) -> A:
         """The stream after a layer, in place of that before it.
 
@@ -110,12 +119,12 @@ class Tower(Generic[A]):
     def tap(self, index: int, x: A, grid: PatchGrid) -> A | None:
         """The features of a tap on layer `index`, whose output is `x`; None: there is none."""
         tap = self._taps.get(index)
-        return None if tap is None else tap(x, grid)
+        return None if tap is None else tap(x, grid.restore)
 
     def end(self, x: A, grid: PatchGrid) -> A:
         """The features [merged patches, size] in reading order, of the last layer's output."""
         x = x[: len(grid.rows)]  # without the class token
-        return self._connector(x if self._last_norm is None else self._last_norm(x), grid)
+        return self._connector(x if self._last_norm is None else self._last_norm(x), grid.restore)
 
 
 def _scale_layers(spec: TowerSpec, names: tuple[str, str], factory: WeightFactory) -> None:

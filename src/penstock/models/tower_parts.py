@@ -159,28 +159,37 @@ class _TakenRows:
 class Connector(Generic[A]):
     """The parts after a layer, or after the last: norms, merges and linear maps."""
 
-    def __init__(self, parts: Sequence[ConnectorPart], tower: TowerSpec, factory: WeightFactory[A]) -> None:
-        self._parts = [_part(part, tower, factory) for part in parts]
+    def __init__(self, parts: Sequence[ConnectorPart], count: int, size: int, factory: WeightFactory[A]) -> None:
+        """
+        Args:
+            count: number of vectors that are merged into one.
+            size: the tower's hidden size.
+        """
+        self._parts = [_part(part, count, size, factory) for part in parts]
         self._ops, self._constant = factory.ops, factory.constant
 
-    def __call__(self, x: A, grid: PatchGrid) -> A:
-        """`x` [patches, hidden_size] -> [merged patches, size] in reading order."""
+    def __call__(self, x: A, restore: NDArray[np.int64] | None = None) -> A:
+        """`x` [patches, hidden_size] -> [merged patches, size] in reading order.
+
+        Args:
+            restore: as of `PatchGrid`.
+        """
         for part in self._parts:
             x = part(x)
-        return x if grid.restore is None else self._ops.gather(x, self._constant(grid.restore))
+        return x if restore is None else self._ops.gather(x, self._constant(restore))
 
 
-def _part(part: ConnectorPart, tower: TowerSpec, factory: WeightFactory[A]) -> Callable[[A], A]:
+def _part(part: ConnectorPart, count: int, size: int, factory: WeightFactory[A]) -> Callable[[A], A]:
     if isinstance(part, NormSpec):
         return Norm(part, factory)
     if isinstance(part, ProjectionSpec):
-        return _Projection(part, tower.merge, factory)
+        return _Projection(part, count, factory)
     if isinstance(part, RootMeanSpec):
         ones = factory.constant(np.ones(part.size, np.float32))
         return partial(_normed, weight=ones, eps=part.eps, norm=factory.ops.rms_norm)
     if part.mean:
-        return _Mean(part, tower.merge, tower.hidden_size, factory)
-    return partial(_side_by_side, count=tower.merge**2)
+        return _Mean(part, count, size, factory)
+    return partial(_side_by_side, count=count)
 
 
 def _side_by_side(x: A, count: int) -> A:
@@ -192,10 +201,10 @@ def _normed(x: A, weight: A, eps: float, norm: RMSNormOp[A]) -> A:
 
 
 class _Mean(Generic[A]):
-    """The mean of merged patches, times a factor, optionally standardised."""
+    """The mean of merged vectors, times a factor, optionally standardised."""
 
-    def __init__(self, spec: MergeSpec, merge: int, size: int, factory: WeightFactory[A]) -> None:
-        self._factor, self._count = np.float32(spec.factor), merge**2
+    def __init__(self, spec: MergeSpec, count: int, size: int, factory: WeightFactory[A]) -> None:
+        self._factor, self._count = np.float32(spec.factor), count
         self._ops, self._dtype, self._constant = factory.ops, factory.dtype, factory.constant
         names = (spec.bias, spec.scale)
         self._bias, self._scale = (None if name is None else factory.float32(name, size) for name in names)
@@ -213,7 +222,7 @@ class _Mean(Generic[A]):
 class _Projection(Generic[A]):
     """A linear map, whose matrix the checkpoint may order in its own way."""
 
-    def __init__(self, spec: ProjectionSpec, merge: int, factory: WeightFactory[A]) -> None:
+    def __init__(self, spec: ProjectionSpec, count: int, factory: WeightFactory[A]) -> None:
         self._ops, self._dtype, self._activation = factory.ops, factory.dtype, spec.activation
         self._weight: Weight[A]
         if spec.layout == "usual":
@@ -223,7 +232,7 @@ class _Projection(Generic[A]):
             factory.parameters[spec.name] = _transposed(spec, self._weight, factory.ops.store)
         else:
             self._weight = factory.derived(
-                spec.name, spec.out_size, spec.in_size, partial(_side_by_side_rows, spec, merge, factory.ops.store)
+                spec.name, spec.out_size, spec.in_size, partial(_side_by_side_rows, spec, count, factory.ops.store)
             )
         self._bias = factory.bias((spec.name,), (spec.out_size,), self._weight.bias_dtype) if spec.bias else None
 
@@ -244,9 +253,9 @@ def _transposed(spec: ProjectionSpec, weight: Weight[A], store: Store[A]) -> _Ta
     return _TakenRows((spec.in_size, spec.out_size), load)
 
 
-def _side_by_side_rows(spec: ProjectionSpec, merge: int, store: Store[A], weight: Weight[A]) -> _ConvertedRows[A]:
+def _side_by_side_rows(spec: ProjectionSpec, count: int, store: Store[A], weight: Weight[A]) -> _ConvertedRows[A]:
     def convert(rows: NDArray[Any]) -> NDArray[Any]:
-        by_patch: NDArray[Any] = rows.reshape(len(rows), -1, merge**2).swapaxes(1, 2)
+        by_patch: NDArray[Any] = rows.reshape(len(rows), -1, count).swapaxes(1, 2)
         return by_patch.reshape(len(rows), -1)
 
     return _ConvertedRows(store, weight, (spec.out_size, spec.in_size), convert)

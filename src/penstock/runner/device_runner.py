@@ -28,6 +28,7 @@ from penstock.sampling.sampler import Sampler, token_logprobs
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
+    from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
     from penstock.models.tower import Tower
     from penstock.runner.audio_runner import AudioRunner
@@ -96,7 +97,7 @@ class DeviceRunner(Generic[A]):
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
             self.images: ImageRunner[A] | None = None
-            """None: the model takes no images."""
+            """None: the model takes neither images nor sounds in prompts."""
             self._audio: AudioRunner[A] | None = None
             if self._model.tower is not None:
                 self.images, self._audio = self._run_tower(self._model.tower, settings)
@@ -116,16 +117,16 @@ class DeviceRunner(Generic[A]):
             )
 
     def _run_tower(
-        self, tower: "Tower[A] | AudioTower[A]", settings: Settings
+        self, tower: "Tower[A] | AudioEncoder[A] | AudioTower[A]", settings: Settings
     ) -> "tuple[ImageRunner[A] | None, AudioRunner[A] | None]":
-        """The runner of the model's tower: that of images, or that of sounds."""
-        from penstock.models.tower import Tower  # here: few models have a tower
+        """The runner of the model's tower: that of features in prompts, or that of windows of audio."""
+        from penstock.models.audio_tower import AudioTower  # here: few models have a tower
         from penstock.runner.audio_runner import AudioRunner
         from penstock.runner.image_runner import ImageRunner
 
-        if isinstance(tower, Tower):
-            return ImageRunner(tower, self._ops, settings), None
-        return None, AudioRunner(tower, self._ops, settings)
+        if isinstance(tower, AudioTower):
+            return None, AudioRunner(tower, self._ops, settings)
+        return ImageRunner(tower, self._ops, settings), None
 
     def _base_tensor(self, checkpoint: Checkpoint, matrix: str) -> NDArray[Any] | None:
         """The weight of the embedding or the output projection `matrix`, as the checkpoint stores it."""
