@@ -8,9 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.api.request import Request
-from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
+from penstock.checkpoint.adapters.adaptable import Adaptable
+from penstock.checkpoint.adapters.folder import read_adapter
 from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
+from penstock.checkpoint.gguf.config import architecture_of
 from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import AdapterConfig, EngineConfig
 from penstock.config.image_input import ImageInput
@@ -108,8 +110,7 @@ def _build_engine(
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
         draft_facts = None if draft is None else read_facts(draft)
-    # their sizes matter here, before the dtype is known
-    takes = adaptable(read_spec(checkpoint), "float32") if is_ours else Adaptable({})
+    takes = _adaptable(checkpoint) if is_ours else Adaptable({})
     listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
     elements = sum(adapter.num_elements for adapter in listed)
     settings = resolve(config, facts, machine, draft_facts, elements)
@@ -198,6 +199,13 @@ def _load_vocabulary(checkpoint: Checkpoint, size: int) -> "Vocabulary":
     from penstock.structured.vocabulary import Vocabulary  # its library takes 20 ms that most starts do not need
 
     return Vocabulary.of_checkpoint(checkpoint.path, size)
+
+
+def _adaptable(checkpoint: Checkpoint) -> Adaptable:
+    """What adapters can add to; their sizes matter before the dtype is known."""
+    if checkpoint.gguf is not None and architecture_of(checkpoint.gguf)[1].has_factors:
+        return Adaptable({})
+    return adaptable(read_spec(checkpoint), "float32")
 
 
 def _awaited(request: Request, grammars: Grammars, adapters: AdapterRoom | None) -> list[Future[Any]]:

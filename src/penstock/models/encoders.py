@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
+from penstock.checkpoint.gguf.config import SCORE_HEAD
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
@@ -94,6 +95,10 @@ def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint
 def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> HeadPart:
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
+    if (gguf := checkpoint.gguf) is not None and (head := gguf.tensors.get(SCORE_HEAD)) is not None:
+        if head.shape != (2, spec.hidden_size):
+            raise CheckpointError(f"{gguf.path} is damaged: its tensor {SCORE_HEAD} has the shape {list(head.shape)}")
+        return TokenScoreSpec(0, 1, SCORE_HEAD.removesuffix(".weight"), num_rows=2)
     true, false = about.score_tokens or _yes_and_no(checkpoint)
     return TokenScoreSpec(true, false, None if spec.tie_embeddings else spec.names.output)
 

@@ -30,7 +30,7 @@ from penstock.models.encoders import encoder_spec, module_files, read_encoder
 from penstock.models.hf_config import HFConfig
 from penstock.models.hf_keys import SIZES
 from penstock.models.loading.gguf_scheme import read_gguf_scheme
-from penstock.models.loading.gguf_spec import as_stored
+from penstock.models.loading.gguf_spec import as_stored, xielu_size
 from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
 from penstock.models.mtp import MTPHead
@@ -150,7 +150,7 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 
 def _check_elements(sizes: WeightSizes, checkpoint: Checkpoint, gguf: GGUFFile) -> None:
-    stored = sum(info.size for info in gguf.tensors.values())
+    stored = sum(info.size for info in gguf.tensors.values()) + xielu_size(gguf)
     if sizes.num_parameters - sizes.num_repeated > stored:
         raise CheckpointError(
             f"{gguf.path} describes a model of {sizes.num_parameters} parameters, but its tensors have {stored} "

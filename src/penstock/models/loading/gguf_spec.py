@@ -1,6 +1,8 @@
 """Adapts a `ModelSpec` to GGUF files whose matrices differ from the family's own. No torch."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 from penstock.checkpoint.gguf.config import architecture_of
 from penstock.checkpoint.gguf.file import GGUFFile
@@ -28,12 +30,20 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
         if isinstance(mixer, AttentionSpec) and mixer.shared is not None
     )
     mtp_tensors = tuple(rf"blk\.{index}\..*" for index in after)
+    # of Granite with sliding windows, files have gate and up of the shared expert together, as folders do
+    options = {"in_turn": architecture.keys_in_turn, "shared_apart": name != "granite_swa"}
+    layers = [_layer(layer, **options) for layer in spec.layers]
     return replace(
         spec,
-        layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
+        layers=tuple(layers if architecture.interleaved_rope else map(partial(_with_fused_qkv, file), count(), layers)),
         mtp=None if spec.mtp is None else _mtp_head(spec.mtp, f"model.layers.{spec.num_layers}"),
         names=replace(spec.names, ignored=(*spec.names.ignored, *mtp_tensors, *unused)),
     )
+
+
+def xielu_size(file: GGUFFile) -> int:
+    """Number of parameters of activations that the file holds as metadata (Apertus)."""
+    return sum(len(file.metadata.numbers(f"xielu.{kind}", "fd") or ()) for kind in ("alpha_p", "alpha_n"))
 
 
 def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
@@ -48,23 +58,36 @@ def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
     )
 
 
-def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
+def _with_fused_qkv(file: GGUFFile, index: int, layer: LayerSpec) -> LayerSpec:
+    """The layer with one matrix of queries, keys and values, where the file has it so."""
+    part = None if layer.mixer is None else layer.mixer.part
+    if not isinstance(part, AttentionSpec) or len(part.qkv_names) < 3:
+        return layer
+    if f"blk.{index}.attn_qkv.weight" not in file.tensors:
+        return layer
+    assert layer.mixer is not None
+    names = replace(part.names, qkv=("self_attn.qkv_proj",))
+    return replace(layer, mixer=replace(layer.mixer, part=replace(part, names=names)))
+
+
+def _layer(layer: LayerSpec, *, in_turn: bool, shared_apart: bool = True) -> LayerSpec:
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if mixer is not None and isinstance(mixer.part, GatedDeltaNetSpec):
         part = mixer.part if mixer.part.together == "none" else replace(mixer.part, together="rates")
         mixer = replace(mixer, part=replace(part, in_turn=in_turn))
     if mixer is not None and isinstance(mixer.part, AttentionSpec):
-        mixer = replace(mixer, part=replace(mixer.part, qkv_by_head=False))
+        by_head = mixer.part.qkv_by_head  # of files all queries come first
+        mixer = replace(mixer, part=replace(mixer.part, qkv_by_head=False, qkv_adaptable=not by_head))
     if feed_forward is not None and isinstance(feed_forward.part, MixtureSpec):
-        feed_forward = replace(feed_forward, part=_mixture(feed_forward.part))
+        feed_forward = replace(feed_forward, part=_mixture(feed_forward.part, shared_apart=shared_apart))
     elif feed_forward is not None and isinstance(feed_forward.part, GatedMLPSpec):
         feed_forward = replace(feed_forward, part=_apart(feed_forward.part, "mlp"))
     return replace(layer, mixer=mixer, feed_forward=feed_forward)
 
 
-def _mixture(mixture: MixtureSpec) -> MixtureSpec:
+def _mixture(mixture: MixtureSpec, *, shared_apart: bool) -> MixtureSpec:
     shared = mixture.shared
-    if isinstance(shared, GatedMLPSpec):
+    if isinstance(shared, GatedMLPSpec) and shared_apart:
         shared = _apart(shared, "mlp.shared_expert")
     names = mixture.names
     if names == EXPERT_NAMES:
