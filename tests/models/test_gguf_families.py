@@ -1,8 +1,9 @@
 """Families whose tensors llama.cpp's converter changes, from GGUF files: the logits of their folders.
 
 `tests/support/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were
-compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`: of these no file was at hand, and of
-some the converter was read.
+compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`. Of most of the latter, files that the
+converter wrote of these checkpoints gave the logits of `transformers`; it cannot convert those of Cohere 2, GPT-2,
+GPT-NeoX, Falcon, Hunyuan's mixture, MiniMax, Phi and StarCoder, which lack keys of the models' own configs.
 """
 
 import re

@@ -274,6 +274,10 @@ def granite_swa_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield from interleaved(name, tensor, config)
 
 
+def hy_v3_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    yield f"{_block(name)}exp_probs_b" if name.endswith(".expert_bias") else name, tensor
+
+
 def kimi_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     if name.endswith("A_log"):
         yield f"{_block(name)}ssm_a", -tensor.exp()

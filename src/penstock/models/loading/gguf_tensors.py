@@ -41,6 +41,8 @@ _NAMED_OTHERWISE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
 """Tensor names within a block, by the last component of a parameter's name."""
+_WITHOUT_SUFFIX = {"expert_bias": "{}exp_probs_b"}
+"""Other names of such tensors, as of Hunyuan 3."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(alpha_[pn])")
 _SCORE = "cls.output.weight"
@@ -75,9 +77,8 @@ def made_tensors(
             found[name] = MadeTensor((stacked,), stacked.shape[1:], itemgetter(of_stream[1]))
             continue
         end = leaf if leaf in _NAMED_OTHERWISE else ".".join(name.split(".")[-2:])
-        info = tensors.get(
-            _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
-        )
+        stored = _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
+        info = tensors.get(stored) or tensors.get(_WITHOUT_SUFFIX.get(end, "").format(_block_of(name)))
         if info is None:
             continue
         if end in _NAMED_OTHERWISE:
