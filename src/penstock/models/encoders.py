@@ -6,18 +6,19 @@ states are pooled to an embedding, or the difference of two logits is the score.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
-from penstock.checkpoint.gguf.config import SCORE_HEAD
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.models.architectures import ENCODERS
-from penstock.models.families.bert import is_classifier, num_labels
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec
-from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.gguf.file import GGUFFile
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
@@ -58,6 +59,8 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
     Raises:
         CheckpointError: the files do not match the model.
     """
+    from penstock.models.families.bert import is_classifier  # here: a decoder has no need of it
+
     if not all(layer.mixer is None or isinstance(layer.mixer.part, AttentionSpec) for layer in spec.layers):
         raise CheckpointError(
             f"{checkpoint.name} has layers other than attention; such models are supported for generation only"
@@ -93,18 +96,32 @@ def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint
 
 
 def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> HeadPart:
+    from penstock.models.families.bert import is_classifier, num_labels
+
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
-    if (gguf := checkpoint.gguf) is not None and (head := gguf.tensors.get(SCORE_HEAD)) is not None:
-        if head.shape != (2, spec.hidden_size):
-            raise CheckpointError(f"{gguf.path} is damaged: its tensor {SCORE_HEAD} has the shape {list(head.shape)}")
-        return TokenScoreSpec(0, 1, SCORE_HEAD.removesuffix(".weight"), num_rows=2)
+    if checkpoint.gguf is not None and (own := _own_rows(spec, checkpoint.gguf)) is not None:
+        return own
     true, false = about.score_tokens or _yes_and_no(checkpoint)
     return TokenScoreSpec(true, false, None if spec.tie_embeddings else spec.names.output)
 
 
+def _own_rows(spec: ModelSpec, file: "GGUFFile") -> TokenScoreSpec | None:
+    """The score by a GGUF file's own rows for yes and no; None: it has none."""
+    from penstock.checkpoint.gguf.config import SCORE_HEAD  # here: a folder has no need of it
+
+    head = file.tensors.get(SCORE_HEAD)
+    if head is None:
+        return None
+    if head.shape != (2, spec.hidden_size):
+        raise CheckpointError(f"{file.path} is damaged: its tensor {SCORE_HEAD} has the shape {list(head.shape)}")
+    return TokenScoreSpec(0, 1, SCORE_HEAD.removesuffix(".weight"), num_rows=2)
+
+
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
     """The yes and no tokens of a reranker whose folder does not state them, such as Qwen3-Reranker."""
+    from penstock.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.load(checkpoint.path)
     words = [] if tokenizer is None else [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):

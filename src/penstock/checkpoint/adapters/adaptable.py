@@ -1,4 +1,4 @@
-"""The linear maps of a model that adapters may modify, and an adapter's terms for them."""
+"""The linear maps of a model that adapters may modify; every start reads them, few read an adapter."""
 
 import re
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from typing import Literal
 
 from penstock.config.model_facts import DType
 
+ExpertsPart = Literal["gate_up", "down"]
+"""The maps that a parameter of all experts together has: `gate` and `up`, or `up` alone; or `down`."""
 _LAYER_EXPERTS = re.compile(r"(.+\.\d+\.)(?:.+\.)?experts")
 
 
@@ -19,19 +21,15 @@ class AdaptableExperts:
     interleaved: bool = False
     """Whether an adapter of all experts together has the rows of `gate` and `up` in turn."""
 
-    def shape_of(self, part: "ExpertsPart") -> tuple[int, int]:
+    def shape_of(self, part: ExpertsPart) -> tuple[int, int]:
         """(rows, columns) of the maps of an expert that are one parameter."""
         shapes = list(self.maps.values())
         of_part = shapes[-1:] if part == "down" else shapes[:-1]
         return sum(rows for rows, _ in of_part), of_part[0][1]
 
-    def names_of(self, part: "ExpertsPart") -> list[str]:
+    def names_of(self, part: ExpertsPart) -> list[str]:
         """The names of these maps, after the expert's number."""
         return list(self.maps)[-1:] if part == "down" else list(self.maps)[:-1]
-
-
-ExpertsPart = Literal["gate_up", "down"]
-"""The maps that a parameter of all experts together has: `gate` and `up`, or `up` alone; or `down`."""
 
 
 @dataclass(frozen=True, slots=True)

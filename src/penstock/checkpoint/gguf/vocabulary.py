@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ from penstock.errors import CheckpointError, shown
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Values of `tokenizer.ggml.token_type`; unused tokens (5) and byte tokens (6) need no special treatment."""
-_MARKED = (CONTROL, USER_DEFINED)
 
 _TEXTS, _KINDS = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _MODEL, _NO_MODEL = "tokenizer.ggml.model", (None, "none", "no_vocab")
@@ -55,12 +55,16 @@ class Vocabulary:
         return [text for text, kind in zip(self.texts, self.kinds, strict=True) if kind in kinds]
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
-    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+def has_vocabulary(metadata: Metadata) -> bool:
+    """Whether the file has a vocabulary, which is not read.
 
     Raises:
-        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+        CheckpointError: its tokenizer model is unsupported.
     """
+    return _model(metadata) is not None
+
+
+def _model(metadata: Metadata) -> str | None:
     model = metadata.find(_MODEL, str)
     if model in _NO_MODEL:
         return None
@@ -68,6 +72,18 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
         raise CheckpointError(
             f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: {', '.join(_MODELS)}"
         )
+    return model
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
+    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+
+    Raises:
+        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+    """
+    model = _model(metadata)
+    if model is None:
+        return None
     texts = metadata.strings(_TEXTS)
     if not texts:
         raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
@@ -115,6 +131,17 @@ def _token_id(metadata: Metadata, key: str, count: int) -> int | None:
     raise CheckpointError(f"{key} in {metadata.file} is {token}, but there are {count} tokens")
 
 
+def _places(kinds: Sequence[int], wanted: int) -> set[int]:
+    """The tokens of a kind, which are few: `index` takes a third of a loop's time, and each opening of a file asks."""
+    found: set[int] = set()
+    at = -1
+    with suppress(ValueError):  # there are no more
+        while True:
+            at = kinds.index(wanted, at + 1)
+            found.add(at)
+    return found
+
+
 def scores_of(metadata: Metadata, vocabulary: Vocabulary) -> "array[Any]":
     """The SentencePiece score of each token.
 
@@ -141,7 +168,7 @@ def end_token_ids(metadata: Metadata) -> list[int]:
         named[0] = _SENTENCEPIECE_IDS["eos_token"]
     kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or ()
     # converters have marked tokens such as <|im_end|> as user-defined, too
-    marked = metadata.some_strings(_TEXTS, {token for token, kind in enumerate(kinds) if kind in _MARKED})
+    marked = metadata.some_strings(_TEXTS, _places(kinds, CONTROL) | _places(kinds, USER_DEFINED))
     of_turn = next((ends for ends in _MESSAGE_ENDS if ends.issubset(marked.values())), set())
     texts_of_ends = _END_TEXTS | of_turn
     ends = [token for token, text in marked.items() if text in texts_of_ends]

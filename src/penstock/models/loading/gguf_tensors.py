@@ -17,6 +17,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.gguf.config import SCORE_HEAD
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.names import stream_map
@@ -45,8 +46,6 @@ _WITHOUT_SUFFIX = {"expert_bias": "{}exp_probs_b"}
 """Other names of such tensors, as of Hunyuan 3."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(alpha_[pn])")
-_SCORE = "cls.output.weight"
-"""The head of a language model that scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def made_tensors(
     offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
     for name in parameters:
         stem, _, leaf = name.rpartition(".")
-        if name == _SCORE:
+        if name == SCORE_HEAD:
             found[name] = MadeTensor((tensors[name],), tensors[name].shape, np.asarray)
             continue
         if (of_stream := stream_map(stem)) is not None and (stacked := tensors.get(of_stream[0])) is not None:
