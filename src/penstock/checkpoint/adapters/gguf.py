@@ -30,7 +30,7 @@ _TENSOR = re.compile(r"(?P<stem>.+)\.weight\.lora_(?P<part>[ab])")
 _FLOATS = ("F32", "F16", "BF16")
 _TYPES = (*_FLOATS, "Q8_0")
 _REWRITTEN = {
-    **dict.fromkeys(("falcon", "gptneox"), r"blk\.\d+\.attn_qkv"),
+    **dict.fromkeys(("bloom", "falcon", "gptneox"), r"blk\.\d+\.attn_qkv"),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), r"blk\.\d+\.(attn_qkv|attn_gate|ssm_.*)"),
     **dict.fromkeys(("falcon-h1", "gpt2", "starcoder"), ".*"),
 }

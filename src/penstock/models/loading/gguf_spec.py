@@ -17,8 +17,9 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     """The model's spec with the matrix layout of the file.
 
     Key projections of layers that share another layer's KV cache are skipped. Stacked experts are neither transposed
-    nor interleaved; gate and up of Granite's MLP are separate; a delta net has the projections of Qwen3.5. The
-    multi-token prediction head is the layer after the last one; the model itself skips its tensors.
+    nor interleaved; gate and up of Granite's MLP are separate, and of Jina's if the file has both; a delta net has the
+    projections of Qwen3.5. The multi-token prediction head is the layer after the last one; the model itself skips its
+    tensors.
     """
     name, architecture = architecture_of(file)
     layers_of_head = file.metadata.find(f"{name}.nextn_predict_layers", int) or 0
@@ -30,7 +31,11 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     )
     mtp_tensors = tuple(rf"blk\.{index}\..*" for index in after)
     # of Granite with sliding windows, files have gate and up of the shared expert together, as folders do
-    options = {"in_turn": architecture.keys_in_turn, "shared_apart": name != "granite_swa"}
+    options = {
+        "in_turn": architecture.keys_in_turn,
+        "is_apart": "blk.0.ffn_gate.weight" in file.tensors,
+        "shared_apart": name != "granite_swa",
+    }
     layers = [_layer(layer, **options) for layer in spec.layers]
     return replace(
         spec,
@@ -69,7 +74,7 @@ def _with_fused_qkv(file: GGUFFile, index: int, layer: LayerSpec) -> LayerSpec:
     return replace(layer, mixer=replace(layer.mixer, part=replace(part, names=names)))
 
 
-def _layer(layer: LayerSpec, *, in_turn: bool, shared_apart: bool = True) -> LayerSpec:
+def _layer(layer: LayerSpec, *, in_turn: bool, is_apart: bool = False, shared_apart: bool = True) -> LayerSpec:
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if mixer is not None and isinstance(mixer.part, GatedDeltaNetSpec):
         part = mixer.part if mixer.part.together == "none" else replace(mixer.part, together="rates")
@@ -80,7 +85,10 @@ def _layer(layer: LayerSpec, *, in_turn: bool, shared_apart: bool = True) -> Lay
     if feed_forward is not None and isinstance(feed_forward.part, MixtureSpec):
         feed_forward = replace(feed_forward, part=_mixture(feed_forward.part, shared_apart=shared_apart))
     elif feed_forward is not None and isinstance(feed_forward.part, GatedMLPSpec):
-        feed_forward = replace(feed_forward, part=_apart(feed_forward.part, "mlp"))
+        mlp = _apart(feed_forward.part, "mlp")
+        if is_apart and mlp.gate_up == ("mlp.gated_layers",):  # Jina's, in files of older converters
+            mlp = replace(mlp, gate_up=("mlp.gated_layers_w", "mlp.gated_layers_v"))
+        feed_forward = replace(feed_forward, part=mlp)
     return replace(layer, mixer=mixer, feed_forward=feed_forward)
 
 
