@@ -164,7 +164,7 @@ class Scheduler:
         if not request.images:
             return None
         if self.images is None:
-            return "this model takes text only: leave the images out"
+            return "this model takes text only: leave images and sounds out"
         return next(filter(None, map(self.images.settings.refusal, request.images)), None)
 
     def refuse(self, request: Request, error: str) -> None:

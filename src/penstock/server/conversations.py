@@ -73,7 +73,7 @@ async def prepare(
     messages, template_tools = await call.off_loop_if_large(
         lambda: (conversation.template_messages(known), conversation.template_tools(known))
     )
-    messages, sources = take_images(messages) if known.takes_images else (messages, [])
+    messages, sources = take_images(messages) if known.takes_images or known.takes_sounds else (messages, [])
     if sources:
         prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
     else:
