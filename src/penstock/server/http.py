@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from penstock.server.config import ServerConfig
 from penstock.server.connection import protocol_within
-from penstock.server.dialect import Serving
 from penstock.server.errors import ErrorReply
+from penstock.server.serving import Serving
 
 
 class HttpServer(uvicorn.Server):

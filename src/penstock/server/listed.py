@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from penstock.fleet.model_broker import ModelStatus
-from penstock.server.dialect import Serving
+from penstock.server.serving import Serving
 
 if TYPE_CHECKING:
     from penstock.server.models import Models
