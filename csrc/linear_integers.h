@@ -13,6 +13,24 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
+#if defined(PENSTOCK_SIGNS_BYTES)
+// Add the products of a step of R rows of x with Wide vectors of bytes less kOpenedCentre. A pair's is at most 2 * 128 *
+// 127, and fits in an int16: no element of x is -128.
+template <int R, int Wide>
+inline __attribute__((always_inline)) void multiply_signed(i32x16 (&sum)[R][Wide], const i32x16 (&bytes)[Wide],
+                                                           const uint8_t* x) {
+    unrolled<Wide>([&](auto v) __attribute__((always_inline)) {
+        const i32x16 weight = less_128_i8(bytes[v]), size = abs_i8(weight);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            int32_t bits;
+            std::memcpy(&bits, x + 64 * r, 4);
+            sum[r][v] = add_pairs_i16(sum[r][v], pairs_u8_i8(size, sign_i8(set_i32(bits), weight)));
+        }
+    });
+}
+#endif
+
 // Add the products of R rows of x, a line apart, with Wide vectors of a group's values of at most `Most` bits, over
 // Steps steps from First on. `step(Step, v)` returns a vector's bytes of a step.
 template <int Most, int First, int Steps, int R, int Wide, class Step>
@@ -24,6 +42,9 @@ inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide
         unrolled<Wide>([&](auto v) __attribute__((always_inline)) {
             weight[v] = bytes(std::integral_constant<int, First + index>(), v);
         });
+#if defined(PENSTOCK_SIGNS_BYTES)
+        if constexpr (Most == 8) return multiply_signed(sum, weight, x + 4 * (First + index));
+#endif
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             const uint8_t* at = x + 64 * r + 4 * (First + index);
@@ -298,7 +319,7 @@ struct Integers : InBlocks {
     // The scale of a row's group of 32, and the sums of its integers.
     void note(int64_t row, int64_t group, float scale, const int32_t (&sums)[2]) const {
         const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
-        const int32_t zero = layout.offset == kMinimum ? 0 : centre;
+        const int32_t zero = (layout.offset == kMinimum ? 0 : centre) - (Bits == 8 && kSignsBytes ? kOpenedCentre : 0);
         rows.scales[group * rows.count + row] = scale;
         for (int h = 0; h < kHalves; h++) {
             const int32_t sum = Halves ? sums[h] : sums[0] + sums[1];
@@ -355,7 +376,7 @@ struct Integers : InBlocks {
     template <int R, class Bytes>
     inline __attribute__((always_inline)) void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums,
                                                           int32_t offset, const Bytes& bytes) const {
-        constexpr int wide = R > kMaxRows ? kWide / 4 : kWide / 2;
+        constexpr int wide = R > kMaxRows && kWide > 2 ? kWide / 4 : kWide / 2;
         alignas(64) float scales[kSlice][2][kGroups * kPanel];
         for (int64_t first = 0; first < slice.count; first += kSlice) {
             const int64_t count = std_min(slice.count - first, kSlice);

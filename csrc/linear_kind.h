@@ -26,6 +26,8 @@ constexpr int kLine = 4 * kPanel;  // bytes of a step
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 6, kWide = 4;  // rows of x and vectors of weights per group: their sums fill the registers
 constexpr int kMaxRowsHalf = 12;        // with half as many vectors
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 2, kWide = 2, kMaxRowsHalf = 4;
 #else
 constexpr int kMaxRows = 2, kWide = 2, kMaxRowsHalf = kMaxRows;
 #endif

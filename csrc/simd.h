@@ -34,6 +34,13 @@ constexpr bool kDotsBytes = true;
 #else
 constexpr bool kDotsBytes = false;
 #endif
+// Whether one multiplies bytes and another applies signs to them, where none of the former is there.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(PENSTOCK_VNNI_256)
+#define PENSTOCK_SIGNS_BYTES
+constexpr bool kSignsBytes = true;
+#else
+constexpr bool kSignsBytes = false;
+#endif
 // Whether one does for unsigned bytes below 128 (the signed products of ARM).
 #if defined(__ARM_FEATURE_DOTPROD)
 constexpr bool kDotsSmallBytes = true;
@@ -340,6 +347,15 @@ inline f32x16 select_nan(f32x16 x, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, x.lo, _CMP_UNORD_Q)),
             _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(x.hi, x.hi, _CMP_UNORD_Q))};
 }
+// Sums, added in the order that is written: of intrinsics GCC would make a tree, and spill all its leaves.
+inline __m256i add_i16(__m256i sum, __m256i a) {
+    asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(a));
+    return sum;
+}
+inline __m256i add_i32(__m256i sum, __m256i a) {
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(a));
+    return sum;
+}
 #if defined(PENSTOCK_VNNI_256)
 inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) {
     asm(PENSTOCK_VNNI_256 "vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
@@ -350,12 +366,12 @@ inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
     return sum;
 }
 #else
-inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+inline __m256i dot_i16(__m256i sum, __m256i a, __m256i b) { return add_i32(sum, _mm256_madd_epi16(a, b)); }
 inline __m256i dot_u8_i8(__m256i sum, __m256i a, __m256i b) {
     const __m256i low = _mm256_set1_epi16(0xff);
     __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, low), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
     __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+    return add_i32(sum, _mm256_add_epi32(even, odd));
 }
 #endif
 inline i32x16 dot_i16(i32x16 sum, i32x16 a, i32x16 b) { return {dot_i16(sum.lo, a.lo, b.lo), dot_i16(sum.hi, a.hi, b.hi)}; }
@@ -370,12 +386,20 @@ inline i32x16 dot_u8_i8(i32x16 sum, i32x16 a, const void* b) {
 inline i32x16 pairs_u8_i8(i32x16 a, i32x16 b) {
     return {_mm256_maddubs_epi16(a.lo, b.lo), _mm256_maddubs_epi16(a.hi, b.hi)};
 }
-inline i32x16 add_i16(i32x16 a, i32x16 b) { return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
+inline i32x16 add_i16(i32x16 a, i32x16 b) { return {add_i16(a.lo, b.lo), add_i16(a.hi, b.hi)}; }
 inline i32x16 add_pairs_i16(i32x16 sum, i32x16 a) {
     const __m256i one = _mm256_set1_epi16(1);
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, one)),
-            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, one))};
+    return {add_i32(sum.lo, _mm256_madd_epi16(a.lo, one)), add_i32(sum.hi, _mm256_madd_epi16(a.hi, one))};
 }
+#if defined(PENSTOCK_SIGNS_BYTES)
+inline i32x16 less_128_i8(i32x16 a) {
+    const __m256i top = _mm256_set1_epi8(-128);
+    return {_mm256_xor_si256(a.lo, top), _mm256_xor_si256(a.hi, top)};
+}
+inline i32x16 abs_i8(i32x16 a) { return {_mm256_abs_epi8(a.lo), _mm256_abs_epi8(a.hi)}; }
+// a with the signs of b, zero where b is.
+inline i32x16 sign_i8(i32x16 a, i32x16 b) { return {_mm256_sign_epi8(a.lo, b.lo), _mm256_sign_epi8(a.hi, b.hi)}; }
+#endif
 inline __m256 fold_add(f32x16 a) { return _mm256_add_ps(a.lo, a.hi); }
 inline __m256 fold_max(f32x16 a) { return _mm256_max_ps(a.lo, a.hi); }
 inline __m256i fold_add(i32x16 a) { return _mm256_add_epi32(a.lo, a.hi); }

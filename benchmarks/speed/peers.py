@@ -7,7 +7,11 @@ q4_k_m or q4_0 for the GGUF file that both run; PEER openvino, llamacpp or vllm 
 OpenVINO also runs with the weights that cost it no more quality than these cost Penstock, fp16 and int8, if the folder
 has them; beside bf16 a second Penstock runs with a cache of int8, OpenVINO's. Medians of the rounds go to
 results/<machine>/peers.json, under "<model> <weights> <peer>"; rows that did not run keep their last values. With --isa
-Penstock runs on kernels of a lesser instruction set (the peer on the best, as always), under "<weights>/<isa>".
+both engines run on a lesser instruction set, under "<weights>/<isa>": llama.cpp by the libraries in --libraries, built
+for that set, as for avx2 with
+
+    cmake -S LLAMA_CPP -B build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_AVX2=ON \
+        -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON && cmake --build build --target llama
 """
 
 import argparse
@@ -52,14 +56,13 @@ def engines(model: str, weights: str, peer: str) -> dict[str, str]:
     return names
 
 
-def compare(model: str, names: dict[str, str], rounds: int, scenarios: str, isa: str) -> Rows:
+def compare(model: str, names: dict[str, str], rounds: int, scenarios: str, environment: dict[str, str]) -> Rows:
     """The kit's medians; of a scenario with one output token the rate of all tokens, else that of output tokens."""
-    environment = {**os.environ, "PENSTOCK_ISA": isa} if isa else None
     with tempfile.TemporaryDirectory() as folder:
         medians = Path(folder) / "medians.json"
         command = [sys.executable, str(KIT / "compare.py"), "--model", model, "--engines", ";".join(names)]
         command += ["--project", sys.executable, "--rounds", str(rounds), "--scenarios", scenarios]
-        subprocess.run([*command, "--json", str(medians)], check=True, env=environment)
+        subprocess.run([*command, "--json", str(medians)], check=True, env=os.environ | environment)
         measured: Rows = json.loads(medians.read_text())
     rows = {}
     for row, values in measured.items():
@@ -76,13 +79,15 @@ def main() -> None:
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scenarios", default="1x32:64 1x1024:1 8x64:64 32x256:64")
-    parser.add_argument(
-        "--isa", default="", help="of Penstock's kernels: avx2, avx_vnni, avx512, ...; default: the best"
-    )
+    parser.add_argument("--isa", default="", help="of both: avx2, avx_vnni, avx512, ...; default: the best")
+    parser.add_argument("--libraries", help="folder of llama.cpp's libraries built for --isa")
     args = parser.parse_args()
+    if bool(args.isa) != bool(args.libraries):
+        parser.error("--isa and --libraries go together")
     if args.weights not in PEERS[args.peer]:
         parser.error(f"{args.peer} runs {', '.join(PEERS[args.peer])}")
-    rows = compare(args.model, engines(args.model, args.weights, args.peer), args.rounds, args.scenarios, args.isa)
+    isa = {"PENSTOCK_ISA": args.isa, "LLAMA_CPP_LIB_PATH": args.libraries} if args.isa else {}
+    rows = compare(args.model, engines(args.model, args.weights, args.peer), args.rounds, args.scenarios, isa)
     file = results_file("peers")
     kept = json.loads(file.read_text()) if file.exists() else {}
     weights = f"{args.weights}/{args.isa}" if args.isa else args.weights

@@ -46,6 +46,15 @@ for name in sys.argv[1:]:
             y = weight.linear(x, None, torch.float32)
             group = "all" if (format, dtype) in kinds else "tiles" if name.startswith("amx") else "pairs"
             digests.setdefault(group, {}).setdefault(name, []).append(hashlib.md5(y.numpy().tobytes()).hexdigest())
+    x = torch.cat([torch.ones(5, 300), -torch.ones(5, 300)])  # in int8: the largest, as are the weights
+    for format in FORMATS.values():
+        for value in (0, 2**format.bits - 1) * (format.name not in ("float", "fp8")):
+            weight = ops.new_weight(70, 300, format, gated=False, dtype=torch.bfloat16, device=cpu)
+            content = random_integers(70, 300, format)
+            content.values[:] = value
+            weight.load(0, content)
+            y = weight.linear(x, None, torch.float32)
+            digests["all"][name].append(hashlib.md5(y.numpy().tobytes()).hexdigest())
     logits, random = torch.randn(300, 5003) * 3, np.random.default_rng(0)
     choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]
     controls = Controls(*(random.choice(some, 300) for some in choices), random.random(300))
