@@ -3,25 +3,27 @@
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
-from penstock.api.request import FinishReason
+from penstock.api.request import FinishReason, Request, SequenceOutput
 from penstock.errors import EngineDeadError
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.system.host import interrupts_held
 
-if TYPE_CHECKING:
-    from penstock.engine.core import EngineCore
-    from penstock.engine.encoder_core import EncoderCore
 
-    Core: TypeAlias = EngineCore | EncoderCore
+class Core(Protocol):
+    """An engine core in this process."""
+
+    def add_request(self, request: Request) -> None: ...
+    def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None: ...
+    def step(self) -> Sequence[SequenceOutput]: ...
 
 
 class LiveRequests:
     """The requests in progress. Not thread-safe; one thread may interleave several iterations."""
 
-    def __init__(self, core: "Core") -> None:
-        self._core: "Core | None" = core
+    def __init__(self, core: Core) -> None:
+        self._core: Core | None = core
         self._live: dict[str, OutputProcessor] = {}
         self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
         self._ended: dict[str, deque[str]] = {}  # of the other live requests: where their ends are noted
@@ -65,7 +67,7 @@ class LiveRequests:
             self._abort([pending])
 
     @property
-    def _engine(self) -> "Core":
+    def _engine(self) -> Core:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
@@ -83,7 +85,7 @@ class LiveRequests:
         with interrupts_held():
             self._run_step(self._engine)
 
-    def _run_step(self, core: "Core") -> None:
+    def _run_step(self, core: Core) -> None:
         outputs, now = core.step(), time.monotonic()
         for output in outputs:
             request_id = output.request_id
