@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from benchmarks.report import report
 from penstock.api.request import Adapter
 from penstock.api.sampling_params import SamplingParams
-from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
+from penstock.checkpoint.adapters.adaptable import Adaptable
+from penstock.checkpoint.adapters.folder import read_adapter
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build_engine

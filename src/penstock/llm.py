@@ -14,14 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from typing_extensions import Unpack
-
 from penstock.api.request import RequestOutput
 from penstock.api.sampling_params import SamplingParams
-from penstock.api.tools import Tools
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig
-from penstock.config.llm_options import LLMOptions
 from penstock.config.signatures import advises_names, lists_options
 from penstock.engine import startup
 from penstock.engine.info import EngineStats
@@ -42,25 +38,26 @@ from penstock.frontend.input_processor import ImagePrompt, InputProcessor
 from penstock.frontend.live_requests import LiveRequests
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
-from penstock.frontend.scoring import Scoring, paired
 from penstock.frontend.text_encoding import EncodedText, TextEncoder, check_dimensions, vector_of
-from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain, format_of
-from penstock.parsers.parts import Part
 from penstock.structured.grammar_validator import GrammarValidator
 from penstock.text.chat_template import read_template
-from penstock.text.content import take_images
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from tqdm import tqdm
+    from typing_extensions import Unpack
 
+    from penstock.api.tools import Tools
+    from penstock.config.llm_options import LLMOptions
     from penstock.engine.core import EngineCore
     from penstock.engine.encoder_core import EncoderCore
     from penstock.frontend.audio.reader import SoundReader
     from penstock.frontend.audio.transcription import Transcript
     from penstock.frontend.images.prompts import OfflineImages
+    from penstock.parsers.conversation import ChatFormat, Conversation
+    from penstock.parsers.parts import Part
 
     Core: TypeAlias = EngineCore | EncoderCore
 
@@ -81,7 +78,7 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, engine: "Core | None" = None, **options: Unpack[LLMOptions]
+        self, model: str | None = None, *, engine: "Core | None" = None, **options: "Unpack[LLMOptions]"
     ) -> None:
         self._core: "Core | None" = None
         config = EngineConfig.from_options(model=model, **options)
@@ -155,7 +152,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool | None = None,
         *,
-        tools: Tools | None = None,
+        tools: "Tools | None" = None,
         adapter: str | Sequence[str | None] | None = None,
         **template: Any,
     ) -> list[RequestOutput]:
@@ -174,10 +171,7 @@ class LLM:
         Raises:
             InvalidRequestError: as `generate`; also if there is no chat template, or it rejects the messages.
         """
-        asked = [
-            Conversation(self._with_sources(conversation), tools or Tools(()), template)
-            for conversation in conversations_of(messages)
-        ]
+        asked = [self._conversation(conversation, tools, template) for conversation in conversations_of(messages)]
         prompts = [self._chat_prompt(each) for each in asked]
         given = zip(prompts, each_params(params, len(prompts)), asked, strict=True)
         settled = [self._guided(prompt.token_ids, prompt_params, each.tools) for prompt, prompt_params, each in given]
@@ -238,6 +232,8 @@ class LLM:
         Raises:
             InvalidRequestError: a text is invalid, or the model is generative; nothing is computed.
         """
+        from penstock.frontend.scoring import Scoring, paired  # here: few models score
+
         encoder = self._text_encoder
         pairs = paired(query, documents)
         scoring = Scoring(encoder, pairs, side_of(truncate))
@@ -317,8 +313,11 @@ class LLM:
                 raise EngineError(output.outputs[0].error or "the text could not be computed")
         return outputs
 
-    def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
+    def parts(self, output: RequestOutput, tools: "Tools | None" = None) -> "list[list[Part]]":
         """Split each answer of a chat into reasoning, text, and calls of `tools`."""
+        from penstock.api.tools import Tools
+        from penstock.parsers.conversation import Parsers
+
         parsers = Parsers(self._chat_format, self._need_tokenizer(), output.prompt_token_ids, tools or Tools(()))
         return [parsers.parts(answer) for answer in output.outputs]
 
@@ -355,13 +354,13 @@ class LLM:
         if self._adapters.remove(name) is None:
             raise InvalidRequestError(f"there is no adapter {name!r}", "adapter")
 
-    def chat_prompt(self, messages: Sequence[Message], tools: Tools | None = None, **template: Any) -> ImagePrompt:
+    def chat_prompt(self, messages: Sequence[Message], tools: "Tools | None" = None, **template: Any) -> ImagePrompt:
         """The prompt of a conversation, for `generate` and `stream`: its token ids, and the images in it.
 
         Raises:
             InvalidRequestError: as `chat`.
         """
-        return self._chat_prompt(Conversation(self._with_sources(messages), tools or Tools(()), template))
+        return self._chat_prompt(self._conversation(messages, tools, template))
 
     def encode_chat(self, messages: Sequence[Message], **template: Any) -> list[int]:
         """Render messages with the chat template and tokenise the prompt."""
@@ -424,7 +423,9 @@ class LLM:
         return self.tokenizer
 
     @functools.cached_property
-    def _chat_format(self) -> ChatFormat:
+    def _chat_format(self) -> "ChatFormat":
+        from penstock.parsers.conversation import format_of
+
         return format_of(self._need_tokenizer().chat_template_source)
 
     def _need_images(self, param: str) -> "OfflineImages":
@@ -442,17 +443,28 @@ class LLM:
             self._images = OfflineImages(image_input, self.tokenizer, self._image_limits)
         return self._images
 
+    def _conversation(
+        self, messages: Sequence[Message], tools: "Tools | None", template: dict[str, Any]
+    ) -> "Conversation":
+        from penstock.api.tools import Tools  # here: a prompt has no need of them
+        from penstock.parsers.conversation import Conversation
+
+        return Conversation(self._with_sources(messages), tools or Tools(()), template)
+
     def _with_sources(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         if not any(isinstance(message.get("content"), list) for message in messages):
             return [dict(message) for message in messages]
         from penstock.frontend.images.arguments import with_sources  # here: few conversations have parts
+        from penstock.text.content import take_images
 
         made = with_sources(messages)
         if take_images(made)[1]:
             self._need_images("messages")
         return made
 
-    def _chat_prompt(self, asked: Conversation) -> ImagePrompt:
+    def _chat_prompt(self, asked: "Conversation") -> ImagePrompt:
+        from penstock.text.content import take_images
+
         known, tokenizer = self._chat_format, self._need_tokenizer()
         messages, tools = asked.template_input(known)
         messages, sources = take_images(messages)
@@ -476,7 +488,9 @@ class LLM:
         token_ids = self._need_tokenizer().encode(images.tokens.with_placeholders(text))
         return images.tokens.place(token_ids, pictures, "prompts")
 
-    def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: Tools) -> SamplingParams:
+    def _guided(self, prompt: Sequence[int], params: SamplingParams | None, tools: "Tools") -> SamplingParams:
+        from penstock.parsers.conversation import constrain
+
         return constrain(params or SamplingParams(), self._chat_format, self._need_tokenizer(), prompt, tools)
 
     def _accept(self, prompt: Prompt, params: SamplingParams | None, adapter: str | None) -> OutputProcessor:

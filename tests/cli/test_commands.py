@@ -173,6 +173,18 @@ def test_the_exit_code_of_a_mistake_is_that_of_the_process() -> None:
     check_mistake(process("generate", "x", "--top-p", "7"), "top_p must be above 0")
 
 
+@pytest.mark.parametrize(("given", "used"), [({}, "4"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")])
+def test_numpys_idle_threads_sleep_at_once_unless_the_user_says_otherwise(given: dict[str, str], used: str) -> None:
+    code = """
+import os
+import penstock.cli as cli
+cli.main = lambda: print(os.environ["OPENBLAS_THREAD_TIMEOUT"]) or 0
+cli.run()"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS")}
+    run = subprocess.run([sys.executable, "-c", code], env=environment | given, capture_output=True, text=True)
+    assert run.stdout.split() == [used], run.stderr
+
+
 @pytest.mark.parametrize(
     ("unbuffered", "more"),
     [

@@ -76,6 +76,15 @@ assert main(["generate", "--threads", "1", "--packed-cache", "off", "--max-token
     families = {name.rpartition(".")[2] for name in loaded if name.startswith("penstock.models.families.")}
     assert "qwen3" in families
     assert not families & {"gemma3", "bamba", "deepseek", "mpnet"}
+    assert not loaded & {"msgspec", "tomllib", "importlib.metadata", "typing_extensions"}
+    unused = (
+        *("checkpoint.gguf.config", "checkpoint.gguf.tokenizer", "checkpoint.gguf.mmproj", "text.vocabularies.convert"),
+        *("checkpoint.adapters.folder", "runner.adapters", "parsers.conversation", "frontend.scoring", "api.tools"),
+        *("models.encoder", "models.mtp", "models.tower", "models.audio_tower", "models.loading.gguf_spec"),
+        *("runner.ranks", "runner.encoder_runner", "runner.image_runner", "runner.audio_runner", "runner.mtp_runner"),
+        *("engine.block_tier", "quantization.stored_gguf", "quantization.rounding", "quantization.stored_float8"),
+    )
+    assert not loaded & {f"penstock.{name}" for name in unused}
 
 
 TORCH = re.compile(
@@ -114,4 +123,5 @@ def test_a_command_and_the_process_that_renders_import_what_they_use() -> None:
     loaded = modules_after("import penstock.cli\npenstock.cli.make_parser('cache')")
     assert not loaded & {"penstock.cli.simulate", "penstock.cli.generate", "urllib.request"}
     loaded = modules_after("import penstock.text.chat_worker")
-    assert not loaded & {"asyncio", "msgspec", "penstock.api", "penstock.checkpoint", "penstock.errors"}
+    ours = {f"penstock.{name}" for name in ("api", "checkpoint", "errors", "system.host")}
+    assert not loaded & {"asyncio", "msgspec", *ours}

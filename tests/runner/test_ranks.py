@@ -23,7 +23,7 @@ from penstock.config.engine_config import EngineConfig, Role
 from penstock.config.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.config.settings import Settings
 from penstock.engine.build import build_engine
-from penstock.engine.core import EngineCore
+from penstock.engine.core import EngineCore, ModelRunner
 from penstock.errors import AdapterError, ConfigError, DeviceLostError
 from penstock.fleet.cluster.secure import make_rendezvous
 from penstock.frontend.input_processor import InputProcessor
@@ -32,7 +32,8 @@ from penstock.runner import ranks
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.rank_adapters import AdapterChange, FollowedAdapters
 from penstock.runner.rank_network import PlanSink, PlanSource
-from penstock.runner.ranks import RankedRunner, RankOrder, RankStep, start_runner
+from penstock.runner.ranks import RankedRunner, RankOrder, RankStep
+from penstock.runner.runners import start_runner
 from penstock.system.host import start_child
 from penstock.text.tokenizer import Tokenizer
 from tests.support.adapters import write_adapter
@@ -55,7 +56,7 @@ def engine(
     """
     pids: list[int] = []
 
-    def make_runner(checkpoint: Checkpoint, settings: Settings) -> ranks.AnyRunner:
+    def make_runner(checkpoint: Checkpoint, settings: Settings) -> ModelRunner:
         runner = start_runner(checkpoint, settings)
         pids.extend(runner.pids if isinstance(runner, RankedRunner) else ())
         return runner
@@ -68,7 +69,7 @@ def engine(
 def settings_of(folder: Path, size: int) -> Settings:
     found: list[Settings] = []
 
-    def note(checkpoint: Checkpoint, settings: Settings) -> ranks.AnyRunner:
+    def note(checkpoint: Checkpoint, settings: Settings) -> ModelRunner:
         found.append(settings)
         raise InterruptedError
 

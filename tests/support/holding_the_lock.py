@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 
-from penstock.system.host import die_with_parent, start_child
+from penstock.system.host import start_child
+from penstock.system.parent import die_with_parent
 from penstock.system.worker_channel import Channel
 from penstock.system.worker_process import WorkerProcess
 

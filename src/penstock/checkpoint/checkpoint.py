@@ -18,18 +18,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.created import Recipe, find_created, recipe_of
 from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults
 from penstock.checkpoint.generation_config import unheeded as unheeded_settings
-from penstock.checkpoint.gguf.config import generation_config, model_config, pooling_of, unheeded_keys
 from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf
-from penstock.checkpoint.gguf.mmproj import VisionFile, read_beside, read_mmproj, wanted_files
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.config.engine_config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.gguf.mmproj import VisionFile
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEMO_NAME = "penstock-demo"
@@ -69,7 +70,7 @@ class Checkpoint:
     generation: GenerationDefaults
     gguf: GGUFFile | None = None
     """The headers of a GGUF file."""
-    vision: VisionFile | None = None
+    vision: "VisionFile | None" = None
     """The vision file of a GGUF model, whose config is then that of both."""
     task: Literal["generate", "embed", "score"] | None = None
     """The requested task; None: the model's own."""
@@ -150,6 +151,10 @@ def _open_gguf(
     mmproj: str | None,
     recipe: Recipe | None,
 ) -> Checkpoint:
+    # here: a folder has no need of them
+    from penstock.checkpoint.gguf.config import generation_config, model_config, pooling_of, unheeded_keys
+    from penstock.checkpoint.gguf.mmproj import read_beside, read_mmproj
+
     gguf = open_gguf(path)
     generation = generation_config(gguf)
     defaults = read_defaults(recipe.generation(generation) if recipe else generation, {}, path, path)
@@ -267,6 +272,8 @@ def _download(repository: str, choice: str | None, revision: str | None) -> Path
 @functools.cache
 def _download_once(repository: str, choice: str | None, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
+
+    from penstock.checkpoint.gguf.mmproj import wanted_files
 
     download = functools.partial(snapshot_download, repository, revision=revision)
     where = f"the hub repository {repository}" + (f" at {revision}" if revision else "")

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from penstock.checkpoint.checkpoint import Checkpoint, read_json, read_text
-from penstock.checkpoint.gguf.architectures import DENSE_MAPS
-from penstock.checkpoint.gguf.config import pooling_of
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.errors import CheckpointError, shown
 
@@ -126,6 +124,8 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
     """
     folder = checkpoint.path
     if checkpoint.gguf is not None:
+        from penstock.checkpoint.gguf.config import pooling_of  # here: a folder has no need of it
+
         pooling = pooling_of(checkpoint.gguf)
         named = None if pooling is None or pooling == "rank" else (pooling,)
         maps = _dense_of_gguf(checkpoint.gguf)
@@ -177,6 +177,8 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
 
 def _dense_of_gguf(file: GGUFFile) -> tuple[DenseModule, ...]:
     """EmbeddingGemma's linear maps, where the file has them."""
+    from penstock.checkpoint.gguf.architectures import DENSE_MAPS
+
     maps = [(name, file.tensors[f"{name}.weight"]) for name in DENSE_MAPS if f"{name}.weight" in file.tensors]
     for name, info in maps:
         if len(info.shape) != 2 or max(info.shape) > _MAX_DENSE:
@@ -228,6 +230,8 @@ def _similarity(about: Mapping[str, Any], folder: Path) -> Similarity:
 def named_task(checkpoint: Checkpoint) -> Task | None:
     """The task stated by the folder or file; None: not stated."""
     if checkpoint.gguf is not None:
+        from penstock.checkpoint.gguf.config import pooling_of
+
         pooling = pooling_of(checkpoint.gguf)
         return None if pooling is None else "score" if pooling == "rank" else "embed"
     kinds = [kind for kind, _ in _modules(checkpoint.path)]

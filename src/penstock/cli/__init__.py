@@ -31,6 +31,8 @@ COMMANDS = (
 def run() -> NoReturn:
     """Entry point of the program `penstock`; exits with the command's exit code."""
     keep_own_rights()
+    # numpy's idle threads sleep at once; by default they first spin, for 0.05 s of a core in each process that starts
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import_module("penstock.cli.completion").complete(make_parser())
     try:

@@ -6,8 +6,6 @@ answers are bit-identical for any number of ranks. The ranks then exchange their
 
 from dataclasses import dataclass
 
-import msgspec
-
 from penstock.errors import ConfigError
 
 RANK_PROCESS = "penstock.runner.rank_process"
@@ -71,11 +69,15 @@ class RankJoin:
 
     def encode(self) -> bytes:
         """Encode as one line."""
+        import msgspec  # here: most engines have one rank, and a start waits 10 ms for it
+
         return _JOIN + msgspec.json.encode(self) + b"\n"
 
     @staticmethod
     def decode(line: bytes) -> "RankJoin | None":
         """Decode a line from the parent; None: it is the `RankLaunch` of a rank on rank 0's node."""
+        import msgspec
+
         return msgspec.json.decode(line[len(_JOIN) :], type=RankJoin) if line.startswith(_JOIN) else None
 
 

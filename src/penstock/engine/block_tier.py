@@ -26,8 +26,8 @@ def tier_maker(
     arithmetic: str,
     memory: Sequence[BlockBytes] | None,
     clock: Callable[[], float] = time.monotonic,
-) -> Callable[[KVManager], BlockTier] | None:
-    """A factory of the tier for `make_scheduler`; None if blocks are neither stored nor transferred.
+) -> Callable[[KVManager], BlockTier]:
+    """A factory of the tier for `make_scheduler`, where blocks are stored or transferred.
 
     Args:
         arithmetic: the engine's fingerprint (`runner.fingerprint`).
@@ -36,8 +36,6 @@ def tier_maker(
     Raises:
         ConfigError: the file cannot be opened, the runner does not expose its blocks, or NIXL is not installed.
     """
-    if not settings.moves_blocks:
-        return None
     if memory is None:
         raise ConfigError("this engine's blocks cannot be stored in files: leave out kv_disk and prefill_engines")
     key_bytes = settings.memory.block_size * array(INT32).itemsize

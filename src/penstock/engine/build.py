@@ -8,10 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.api.request import Request
-from penstock.checkpoint.adapters.folder import Adaptable, read_adapter
+from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
-from penstock.checkpoint.image_input import read_image_input
 from penstock.config.engine_config import AdapterConfig, EngineConfig
 from penstock.config.image_input import ImageInput
 from penstock.config.machine import Machine
@@ -19,10 +18,8 @@ from penstock.config.model_facts import BYTES_OF, ModelFacts, TowerFacts
 from penstock.config.settings import Settings, resolve
 from penstock.core.build import make_scheduler
 from penstock.engine.adapters import AdapterRoom, AdapterRunner
-from penstock.engine.block_tier import tier_maker
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
-from penstock.engine.encoder_core import EncoderCore
 from penstock.engine.info import EngineInfo
 from penstock.engine.memory_line import memory_line
 from penstock.engine.other_backend import read_other_facts, without_kernels
@@ -33,16 +30,19 @@ from penstock.models.encoders import read_encoder, task_of
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.models.sizes import adaptable
 from penstock.native.array import NoNativeKernelError
-from penstock.runner.encoder_runner import EncoderRunner
 from penstock.runner.fingerprint import arithmetic
 from penstock.runner.machine import detect_machine
-from penstock.runner.mtp_runner import MTPRunner
-from penstock.runner.ranks import start_head, start_runner
+from penstock.runner.runners import start_head, start_runner
 from penstock.structured.masks import Grammars
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
+    from penstock.api.request import Adapter
+    from penstock.core.block_tier import BlockTier
+    from penstock.core.kv_manager import KVManager
+    from penstock.engine.encoder_core import EncoderCore
     from penstock.engine.process import Core
+    from penstock.runner.mtp_runner import MTPRunner
     from penstock.structured.vocabulary import Vocabulary
 
 MakeRunner = Callable[[Checkpoint, Settings], ModelRunner]
@@ -110,8 +110,7 @@ def _build_engine(
         draft_facts = None if draft is None else read_facts(draft)
     # their sizes matter here, before the dtype is known
     takes = adaptable(read_spec(checkpoint), "float32") if is_ours else Adaptable({})
-    listed = [read_adapter(name, path, takes).adapter for name, path in config.adapters.paths.items()]
-    elements = sum(adapter.num_elements for adapter in listed)
+    elements = sum(adapter.num_elements for adapter in _listed_adapters(config.adapters, takes))
     settings = resolve(config, facts, machine, draft_facts, elements)
     runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
     load_vocabulary = partial(_load_vocabulary, checkpoint, facts.vocab_size)
@@ -127,7 +126,7 @@ def _build_engine(
         image_input=image_input,
         audio_input=read_audio_input(checkpoint),
     )
-    make_tier = tier_maker(settings, info.arithmetic, runner.blocks, clock)
+    make_tier = _tier_maker(settings, info.arithmetic, runner, clock)
     return EngineCore(
         info,
         settings,
@@ -141,9 +140,33 @@ def _build_engine(
     )
 
 
+def _listed_adapters(config: AdapterConfig, takes: Adaptable) -> "list[Adapter]":
+    """The adapters of the options.
+
+    Raises:
+        AdapterError: one cannot be used.
+    """
+    if not config.paths:
+        return []
+    from penstock.checkpoint.adapters.folder import read_adapter  # here: most starts read none
+
+    return [read_adapter(name, path, takes).adapter for name, path in config.paths.items()]
+
+
+def _tier_maker(
+    settings: Settings, arithmetic: str, runner: ModelRunner, clock: Callable[[], float]
+) -> "Callable[[KVManager], BlockTier] | None":
+    """A factory of the tier below the prefix cache; None: blocks stay in memory. Raises as `tier_maker` does."""
+    if not settings.moves_blocks:
+        return None
+    from penstock.engine.block_tier import tier_maker  # here: most engines have none
+
+    return tier_maker(settings, arithmetic, runner.blocks, clock)
+
+
 def _load_runners(
     checkpoint: Checkpoint, draft: Checkpoint | None, settings: Settings, make_runner: MakeRunner
-) -> tuple[ModelRunner, ModelRunner | MTPRunner | None]:
+) -> "tuple[ModelRunner, ModelRunner | MTPRunner | None]":
     """The model's runner, and that of its draft model or head, if there is one."""
     runner, speculation = make_runner(checkpoint, settings), settings.speculation
     if speculation is None or speculation.draft is None:
@@ -163,13 +186,16 @@ def build_encoder(
     machine: Machine | None = None,
     clock: Callable[[], float] = time.monotonic,
     start: Start | None = None,
-) -> EncoderCore:
+) -> "EncoderCore":
     """Build an engine for an embedding model or reranker, and load its model. See `build_engine`."""
     build = partial(_build_encoder, config, clock, start or Start())
     return _whole(build, machine or detect_machine(config.model.device))
 
 
-def _build_encoder(config: EngineConfig, clock: Callable[[], float], start: Start, machine: Machine) -> EncoderCore:
+def _build_encoder(config: EngineConfig, clock: Callable[[], float], start: Start, machine: Machine) -> "EncoderCore":
+    from penstock.engine.encoder_core import EncoderCore  # here: an engine that generates has no need of them
+    from penstock.runner.encoder_runner import EncoderRunner
+
     checkpoint = open_model(config.model)
     facts, spec = read_facts(checkpoint), read_spec(checkpoint)
     settings = resolve(config, facts, machine)
@@ -184,7 +210,7 @@ def _build_encoder(config: EngineConfig, clock: Callable[[], float], start: Star
     return EncoderCore(info, settings, EncoderRunner(checkpoint, settings, start), clock)
 
 
-def build(config: EngineConfig, start: Start | None = None) -> EngineCore | EncoderCore:
+def build(config: EngineConfig, start: Start | None = None) -> "EngineCore | EncoderCore":
     """Build the engine for the model's task. Raises the same errors as `build_engine`."""
     generates = config.model.backend != "penstock" or task_of(open_model(config.model)) == "generate"
     return build_engine(config, start=start) if generates else build_encoder(config, start=start)
@@ -224,6 +250,8 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
     """How the model takes images; None: it has no tower, or is to take text only."""
     if facts.tower is None or facts.tower.is_attended or not config.images.images:
         return None
+    from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
+
     found, most = read_image_input(checkpoint), config.images.max_image_tokens
     if found is None:
         return None

@@ -1,22 +1,21 @@
 """Builds an engine's drafters and speculation controller from its settings."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config.engine_config import SpeculationConfig
 from penstock.config.settings import Settings
 from penstock.core.build import cache_groups
-from penstock.core.draft_model import DraftModel, MTPDrafter
 from penstock.core.kv_manager import KVManager
-from penstock.core.ngrams import NgramDrafter
 from penstock.core.plan import Runner
 from penstock.core.speculation import Drafter, Speculation
 from penstock.errors import ConfigError
 from penstock.models.registry import read_facts
-from penstock.runner.mtp_runner import MTPRunner
-from penstock.structured.jump_ahead import JumpAhead
 from penstock.structured.masks import Grammars
-from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.runner.mtp_runner import MTPRunner
 
 
 def open_draft_checkpoint(options: SpeculationConfig, target: Checkpoint) -> Checkpoint | None:
@@ -46,12 +45,14 @@ _ADVICE = "a draft model must have the same vocabulary, as smaller models of one
 
 
 def _token_names(checkpoint: Checkpoint) -> dict[int, str]:
+    from penstock.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.load(str(checkpoint.path))
     vocabulary = {} if tokenizer is None else tokenizer.backend.get_vocab()
     return {token: name for name, token in vocabulary.items()}
 
 
-def make_drafters(settings: Settings, draft_runner: Runner | MTPRunner | None, grammars: Grammars) -> list[Drafter]:
+def make_drafters(settings: Settings, draft_runner: "Runner | MTPRunner | None", grammars: Grammars) -> list[Drafter]:
     """The configured drafters, preceded by the grammars' jump-ahead drafter.
 
     Args:
@@ -59,6 +60,12 @@ def make_drafters(settings: Settings, draft_runner: Runner | MTPRunner | None, g
     """
     if settings.speculation is None:
         return []
+    # here: most engines have none
+    from penstock.core.draft_model import DraftModel, MTPDrafter
+    from penstock.core.ngrams import NgramDrafter
+    from penstock.runner.mtp_runner import MTPRunner
+    from penstock.structured.jump_ahead import JumpAhead
+
     if draft_runner is None:
         return [JumpAhead(grammars), NgramDrafter()]
     memory = settings.memory if settings.speculation.draft is None else settings.speculation.draft.memory

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.checkpoint.adapters.folder import Adaptable
+from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.checkpoint.encoder_config import EncoderConfig
 from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.config.audio_input import AudioInput

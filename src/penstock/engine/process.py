@@ -45,8 +45,9 @@ from penstock.engine.protocol import (
     StepOutputs,
 )
 from penstock.errors import ConfigError, DeviceLostError
-from penstock.system.host import die_with_parent, end_process, read_first_line
+from penstock.system.host import end_process, read_first_line
 from penstock.system.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
+from penstock.system.parent import die_with_parent
 from penstock.system.start import Start
 
 logger = logging.getLogger("penstock.engine")

@@ -18,7 +18,7 @@ from penstock.engine import protocol
 from penstock.engine.in_flight import InFlightStep
 from penstock.engine.protocol import Launch, in_flight_file
 from penstock.errors import ConfigError, EngineDeadError
-from penstock.system.host import name_parent
+from penstock.system.parent import name_parent
 
 MEMORY_FOLDER = "/dev/shm"
 STOPPED_SECONDS = 0.2

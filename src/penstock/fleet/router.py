@@ -7,17 +7,21 @@ blocks of all requests sent there, as many as the engine has blocks, evicted lea
 the shadow by the number of cached tokens that the engine reports. A hash collision costs a cache miss, never an answer.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from penstock.api.request import Image
 from penstock.core.block_keys import image_content
 from penstock.core.prefix_cache import cache_namespace
-from penstock.fleet.request import Route
+
+if TYPE_CHECKING:
+    from penstock.fleet.request import Route
 
 MAX_SCANNED = 16
 """Maximum replicas to compare. Of more, half of this many with the longest cached prefixes, and random others."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from penstock.api.request import Adapter
-from penstock.checkpoint.adapters.folder import read_adapter
 from penstock.engine.info import EngineInfo
 from penstock.errors import AdapterError
 
@@ -47,6 +46,8 @@ class AdapterNames:
         info = self._info()
         if info.adaptable is None:
             raise AdapterError("no memory is planned for adapters: start with --adapter-memory, or with --adapter")
+        from penstock.checkpoint.adapters.folder import read_adapter  # here: most starts read none
+
         adapter = read_adapter(name, path, info.adaptable).adapter
         if adapter.num_elements > info.max_adapter_elements:
             raise AdapterError(

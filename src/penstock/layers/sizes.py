@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from penstock.checkpoint.adapters.folder import AdaptableExperts
+from penstock.checkpoint.adapters.adaptable import AdaptableExperts
 from penstock.config.ranks import ALONE, Ranks
 from penstock.quantization.base import Unquantized, WeightFactory
 from penstock.quantization.rows import MapRows, Piece

@@ -13,10 +13,8 @@ from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.models.architectures import ENCODERS
-from penstock.models.families.bert import is_classifier, num_labels
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec
-from penstock.text.tokenizer import Tokenizer
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
@@ -57,6 +55,8 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
     Raises:
         CheckpointError: the files do not match the model.
     """
+    from penstock.models.families.bert import is_classifier  # here: a decoder has no need of it
+
     if not all(layer.mixer is None or isinstance(layer.mixer.part, AttentionSpec) for layer in spec.layers):
         raise CheckpointError(
             f"{checkpoint.name} has layers other than attention; such models are supported for generation only"
@@ -92,6 +92,8 @@ def _dense_parts(ends: EncoderSpec, about: EncoderConfig, checkpoint: Checkpoint
 
 
 def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpoint: Checkpoint) -> HeadPart:
+    from penstock.models.families.bert import is_classifier, num_labels
+
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
     true, false = about.score_tokens or _yes_and_no(checkpoint)
@@ -100,6 +102,8 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:
     """The yes and no tokens of a reranker whose folder does not state them, such as Qwen3-Reranker."""
+    from penstock.text.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.load(checkpoint.path)
     words = [] if tokenizer is None else [tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no")]
     if not words or any(len(tokens) != 1 for tokens in words):

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
-from penstock.checkpoint.gguf.file import GGUFFile
-from penstock.checkpoint.image_input import read_image_input
 from penstock.config.model_facts import ActivationSizes, ModelFacts
 from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
@@ -23,31 +21,30 @@ from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import WeightSizes
 from penstock.models.architectures import ARCHITECTURES, ENCODERS
-from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
-from penstock.models.encoder import Encoder
 from penstock.models.encoders import encoder_spec, module_files, read_encoder
 from penstock.models.hf_config import HFConfig
 from penstock.models.hf_keys import SIZES
-from penstock.models.loading.gguf_scheme import read_gguf_scheme
-from penstock.models.loading.gguf_spec import as_stored
 from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
-from penstock.models.mtp import MTPHead
 from penstock.models.sizes import adapted_rows, head_sizes, idle_elements, model_sizes, stored_matrices
 from penstock.models.spec import ModelSpec, MTPSpec
-from penstock.models.tower import Tower
-from penstock.models.tower_facts import read_tower_facts
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.gguf.file import GGUFFile
+    from penstock.config.model_facts import TowerFacts
     from penstock.kernels.ops import Ops
+    from penstock.models.audio_tower import AudioTower
+    from penstock.models.encoder import Encoder
     from penstock.models.loading.loader import WeightFile
     from penstock.models.loading.packed_loading import PackedLookup
+    from penstock.models.mtp import MTPHead
+    from penstock.models.tower import Tower
     from penstock.quantization.base import WeightFactory
 
-ModelT = TypeVar("ModelT", Decoder, Encoder)
+ModelT = TypeVar("ModelT", Decoder, "Encoder")
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +85,9 @@ def _read(checkpoint: Checkpoint, config: HFConfig) -> ModelSpec:
     elif any(isinstance(mixer, AttentionSpec) and mixer.bidirectional for mixer in spec.mixers):
         raise CheckpointError(f"{config.file}: a model with bidirectional attention can embed texts, but not generate")
     if checkpoint.gguf is not None:
+        from penstock.models.loading.gguf_scheme import read_gguf_scheme  # here: a folder has no need of them
+        from penstock.models.loading.gguf_spec import as_stored
+
         spec = as_stored(spec, checkpoint.gguf)
         sizes = model_sizes(spec)
         _check_elements(sizes, checkpoint, checkpoint.gguf)
@@ -149,7 +149,7 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         )
 
 
-def _check_elements(sizes: WeightSizes, checkpoint: Checkpoint, gguf: GGUFFile) -> None:
+def _check_elements(sizes: WeightSizes, checkpoint: Checkpoint, gguf: "GGUFFile") -> None:
     stored = sum(info.size for info in gguf.tensors.values())
     if sizes.num_parameters - sizes.num_repeated > stored:
         raise CheckpointError(
@@ -181,9 +181,17 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
         facts,
         adapted_rows=adapted_rows(spec, ranks),
         is_encoder=spec.encoder is not None,
-        tower=read_tower_facts(checkpoint, spec),
+        tower=_tower_facts(checkpoint, spec),
         usual_length=checkpoint.recipe.num_ctx if checkpoint.recipe is not None else None,
     )
+
+
+def _tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> "TowerFacts | None":
+    if spec.tower is None and spec.audio is None:
+        return None
+    from penstock.models.tower_facts import read_tower_facts  # here: few models have a tower
+
+    return read_tower_facts(checkpoint, spec)
 
 
 def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = None) -> ModelFacts:
@@ -238,17 +246,20 @@ def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> Model
     head = mtp.as_model(target)
     if checkpoint.gguf is None:
         return head
+    from penstock.models.loading.gguf_scheme import read_gguf_scheme
+
     matrices = stored_matrices(head, head_sizes(target))
     return replace(head, quantization=read_gguf_scheme(checkpoint.gguf, matrices))
 
 
-def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Decoder) -> MTPHead:
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Decoder) -> "MTPHead":
     """Load the multi-token prediction head of `target`; `settings` are the head's own.
 
     Raises:
         CheckpointError: the weights are damaged, incomplete or in an unsupported format.
     """
     from penstock.models.loading.loader import load_weights
+    from penstock.models.mtp import MTPHead
 
     mtp = target.spec.mtp
     assert mtp is not None, "read_mtp_facts returned its facts"
@@ -273,8 +284,10 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: St
     return _load(checkpoint, settings, ops, start or Start(), Decoder)
 
 
-def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> Encoder:
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> "Encoder":
     """Like `load_model`, for a model that embeds or scores."""
+    from penstock.models.encoder import Encoder  # here: a decoder has no need of it
+
     return _load(checkpoint, settings, ops, start or Start(), Encoder)
 
 
@@ -326,6 +339,9 @@ def _make_tower(
     checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
 ) -> "Tower | AudioTower":
     """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
+    from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
+    from penstock.models.audio_tower import AudioTower
+    from penstock.models.tower import Tower
     from penstock.quantization.base import Unquantized, WeightFactory
 
     ops = replace(factory.ops, collective=Alone())

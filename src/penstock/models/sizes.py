@@ -3,15 +3,13 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from penstock.checkpoint.adapters.folder import Adaptable
+from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.config.model_facts import DType, Matrix
 from penstock.config.ranks import Ranks
 from penstock.layers.mixture import MixtureSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
 from penstock.layers.sum import SumSpec
 from penstock.models.decoder import Decoder
-from penstock.models.encoder import Encoder
-from penstock.models.mtp import MTPHead
 from penstock.models.spec import ModelSpec
 
 
@@ -24,13 +22,19 @@ def model_sizes(spec: ModelSpec, tp_size: int = 1) -> WeightSizes:
 @lru_cache(maxsize=4)
 def _recorded(spec: ModelSpec, tp_size: int) -> WeightSizes:
     recorder = SizeRecorder(_largest(tp_size))
-    model = Decoder if spec.encoder is None else Encoder
-    model(spec, 0, recorder)
+    if spec.encoder is None:
+        Decoder(spec, 0, recorder)
+    else:
+        from penstock.models.encoder import Encoder  # here: a decoder has no need of it
+
+        Encoder(spec, 0, recorder)
     return recorder.sizes
 
 
 def head_sizes(target: ModelSpec, tp_size: int = 1) -> WeightSizes:
     """Like `model_sizes`, for the multi-token prediction head of `target`, whose embedding it shares."""
+    from penstock.models.mtp import MTPHead  # here: few models have one
+
     recorder, mtp = SizeRecorder(_largest(tp_size)), target.mtp
     assert mtp is not None, "this model has no head"
     MTPHead(mtp, Decoder(mtp.as_model(target), 0, SizeRecorder()), 0, recorder)

@@ -3,7 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.quantization.gguf_blocks import quantized_rows
 from penstock.quantization.rows import Fillable, Parameter
 from penstock.quantization.scheme import GGUFScheme
 from penstock.quantization.stored import StoredMatrices
@@ -32,4 +31,6 @@ class GGUFRows:
         self._type, self._weight, self._first, self._scale = type, weight, first, scale
 
     def load(self, first: int, rows: NDArray[np.uint8]) -> None:
+        from penstock.quantization.gguf_blocks import quantized_rows  # here: cached weights are not unpacked
+
         self._weight.load(self._first + first, quantized_rows(self._type, rows, self._scale))

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api.request import Adapter
-from penstock.checkpoint.adapters.folder import Adaptable, AdaptedMap, AdapterFolder, ExpertsPart, read_adapter
+from penstock.checkpoint.adapters.adaptable import Adaptable, ExpertsPart
+from penstock.checkpoint.adapters.folder import AdaptedMap, AdapterFolder, read_adapter
 from penstock.checkpoint.safetensors import MappedTensors, read_header
 from penstock.errors import AdapterError, CheckpointError
 from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -15,22 +15,23 @@ from penstock.errors import DeviceLostError
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops
 from penstock.kernels.tables import make_ops
-from penstock.models.audio_tower import AudioTower
 from penstock.models.decoder import Decoder
 from penstock.models.loading.stored_head import stored_tensor
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
-from penstock.models.tower import Tower
 from penstock.native import set_num_threads
 from penstock.native.array import AnyArray
-from penstock.runner.adapters import LoadedAdapters
-from penstock.runner.audio_runner import AudioRunner
 from penstock.runner.forward import KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
-from penstock.runner.image_runner import ImageRunner
 from penstock.runner.torch_device import empty_device_cache, is_device_lost
 from penstock.sampling.sampler import Sampler, token_logprobs
 from penstock.system.start import Start
+
+if TYPE_CHECKING:
+    from penstock.models.audio_tower import AudioTower
+    from penstock.models.tower import Tower
+    from penstock.runner.audio_runner import AudioRunner
+    from penstock.runner.image_runner import ImageRunner
 
 
 class BlockTables:
@@ -85,6 +86,8 @@ class DeviceRunner:
             self._model = load_model(checkpoint, settings, self._ops, start)
             self._adapters = None
             if settings.memory.adapters:
+                from penstock.runner.adapters import LoadedAdapters  # here: few engines take adapters
+
                 maps = adaptable(self._model.spec, settings.dtype)
                 self._adapters = LoadedAdapters(
                     self._model, maps, self._ops, settings.dtype, self._device, partial(self._base_tensor, checkpoint)
@@ -92,10 +95,11 @@ class DeviceRunner:
             self._cache = KVCache.of_model(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
-            tower = self._model.tower
-            self.images = ImageRunner(tower, self._ops, settings) if isinstance(tower, Tower) else None
+            self.images: ImageRunner | None = None
             """None: the model takes no images."""
-            self._audio = AudioRunner(tower, self._ops, settings) if isinstance(tower, AudioTower) else None
+            self._audio: AudioRunner | None = None
+            if self._model.tower is not None:
+                self.images, self._audio = self._run_tower(self._model.tower, settings)
             if self._audio is not None:
                 self._cache.attend_to(self._audio, self._model.spec)
             self._forward = make_forward(
@@ -110,6 +114,18 @@ class DeviceRunner:
                 images=self.images,
                 audio=self._audio,
             )
+
+    def _run_tower(
+        self, tower: "Tower | AudioTower", settings: Settings
+    ) -> "tuple[ImageRunner | None, AudioRunner | None]":
+        """The runner of the model's tower: that of images, or that of sounds."""
+        from penstock.models.tower import Tower  # here: few models have a tower
+        from penstock.runner.audio_runner import AudioRunner
+        from penstock.runner.image_runner import ImageRunner
+
+        if isinstance(tower, Tower):
+            return ImageRunner(tower, self._ops, settings), None
+        return None, AudioRunner(tower, self._ops, settings)
 
     def _base_tensor(self, checkpoint: Checkpoint, matrix: str) -> NDArray[Any] | None:
         """The weight of the embedding or the output projection `matrix`, as the checkpoint stores it."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
         f"{settings.dtype} {settings.float16_weights} {settings.widened_weights}",
         settings.kv_cache_dtype,
         settings.quantization or "",
-        "" if settings.backend == "penstock" else f"{settings.backend} {version(settings.backend)}",
+        "" if settings.backend == "penstock" else f"{settings.backend} {_version(settings.backend)}",
         settings.memory.block_size,
         checkpoint_digest(checkpoint.path),
         b"" if checkpoint.vision is None else checkpoint_digest(checkpoint.vision.file.path),
@@ -40,6 +39,12 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version  # here: a start waits 10 ms for it
+
+    return version(package)
 
 
 def checkpoint_digest(path: Path) -> bytes:

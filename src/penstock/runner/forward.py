@@ -1,9 +1,11 @@
 """A model's forward pass over a step: eager, or recorded once as native programs that run in one call per step."""
 
+from __future__ import annotations
+
 import logging
 from array import array
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,11 +27,13 @@ from penstock.native import Library
 from penstock.native.array import INT64, AnyArray, CannotRecordError
 from penstock.native.program import Program, memory_of
 from penstock.native.structs import Segment
-from penstock.runner.adapters import LoadedAdapters
-from penstock.runner.audio_runner import AudioRunner
 from penstock.runner.hidden_states import HiddenStates
 from penstock.runner.image_points import EagerImages, RecordedImages, has_axes, stand_ins
-from penstock.runner.image_runner import ImageRunner
+
+if TYPE_CHECKING:
+    from penstock.runner.adapters import LoadedAdapters
+    from penstock.runner.audio_runner import AudioRunner
+    from penstock.runner.image_runner import ImageRunner
 
 _CPU_GATHER_BYTES = 2 * 2**20
 """Maximum bytes of keys gathered at a time, so that they are still in a core's cache when they are read."""

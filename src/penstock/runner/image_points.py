@@ -1,5 +1,9 @@
 """Where a forward pass puts features of images, and positions of multi-axis rotary embeddings; see `ImagePoints`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +15,9 @@ from penstock.models.spec import ModelSpec
 from penstock.native import Library
 from penstock.native.array import INT64, AnyArray, Array
 from penstock.native.program import Program
-from penstock.runner.image_runner import ImageRunner
+
+if TYPE_CHECKING:
+    from penstock.runner.image_runner import ImageRunner
 
 Positions = NDArray[np.int64]
 

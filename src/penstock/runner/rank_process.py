@@ -9,7 +9,8 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.ranks import RankJoin
 from penstock.errors import DeviceLostError
 from penstock.runner.ranks import RankLaunch, join_engine, run_rank
-from penstock.system.host import die_with_parent, end_process, read_first_line
+from penstock.system.host import end_process, read_first_line
+from penstock.system.parent import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -156,21 +156,6 @@ class RankStep:
     changes: list[AdapterChange]
 
 
-def start_runner(checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> "AnyRunner":
-    """Create the runner for the settings: in this process, or across several ranks.
-
-    Args:
-        start: what was prepared in this process for loading the model.
-    """
-    if settings.backend == "transformers":
-        from penstock.runner.transformers_runner import TransformersRunner  # imports torch
-
-        return TransformersRunner(checkpoint, settings, start)
-    if settings.tensor_parallel_size == 1:
-        return DeviceRunner(checkpoint, settings, start=start)
-    return RankedRunner(checkpoint, settings, start)
-
-
 class RankedRunner:
     """Rank 0 of several: starts the others and sends them each step. See `ModelRunner`.
 
@@ -181,7 +166,7 @@ class RankedRunner:
     """
 
     def __init__(self, checkpoint: Checkpoint, settings: Settings, start: Start | None = None) -> None:
-        """`start`: see `start_runner`."""
+        """`start`: see `runners.start_runner`."""
         self._folder: RankFolder | None = None
         self._group: Group | None = None
         self._plans: PlanSource | None = None
@@ -357,17 +342,6 @@ class RankedRunner:
         self._group = self._plans = None
         if self._folder is not None:
             self._folder.remove()
-
-
-AnyRunner = DeviceRunner | RankedRunner
-
-
-def start_head(target: object, checkpoint: Checkpoint, settings: Settings) -> MTPRunner:
-    """Load the multi-token prediction head of a model that `start_runner` has started."""
-    if isinstance(target, RankedRunner):
-        return target.start_head(checkpoint, settings)
-    assert isinstance(target, DeviceRunner), "a head reads hidden states of its model"
-    return MTPRunner(target, checkpoint, settings)
 
 
 def _send_to_ranks(group: Group, step: MTPStep) -> None:

@@ -9,8 +9,7 @@ import signal
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-
-import msgspec
+from typing import Any
 
 from penstock.api.sampling_params import Structured
 from penstock.errors import EngineError, InvalidRequestError
@@ -38,7 +37,7 @@ class GrammarValidator:
             patience: seconds of wall time after which the worker is killed; its own limits are on processor time.
         """
         self.patience = patience
-        self._vocabulary = msgspec.json.encode((model_path, vocab_size))
+        self._vocabulary = model_path, vocab_size
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-validator")
         self._worker: WorkerProcess | None = None
         self._results: OrderedDict[Structured, Future[None]] = OrderedDict()
@@ -75,7 +74,7 @@ class GrammarValidator:
 
     def _ask(self, structured: Structured) -> str | None:
         """The validation error, empty if there is none; None if the worker died for a reason other than the grammar."""
-        frame = msgspec.json.encode(structured)
+        frame = _encoded(structured)
         worker = self._worker or self._start()
         try:
             answer = worker.ask(frame, longest=LONGEST_ANSWER, patience=self.patience)
@@ -99,7 +98,7 @@ class GrammarValidator:
             except OSError as error:
                 raise EngineError(f"the process that checks grammars did not start: {error}") from None
         try:
-            worker.ask(self._vocabulary, longest=LONGEST_ANSWER, patience=self.patience)
+            worker.ask(_encoded(self._vocabulary), longest=LONGEST_ANSWER, patience=self.patience)
         except WorkerEndedError as ended:
             self._worker = None
             raise EngineError(f"the process that checks grammars did not start: {ended}") from None
@@ -116,6 +115,12 @@ class GrammarValidator:
         if worker is not None:
             worker.close()
         self._worker = None
+
+
+def _encoded(value: Any) -> bytes:
+    import msgspec  # here: a start without grammars has no need of it
+
+    return msgspec.json.encode(value)
 
 
 def _is_result(future: "Future[None]") -> bool:

@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock.system.parent import name_parent
+
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 _MPOL_BIND = 2
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_PARENT = "PENSTOCK_PARENT_PROCESS"
-"""Environment variable that holds the parent's process id, for a child."""
 _PLAIN_VARIABLES = (
     *("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LC_", "LD_LIBRARY_PATH", "PYTHON", "MALLOC_", "RAYON_", "TOKENIZERS_"),
-    *("COV_CORE_", "COVERAGE_"),
+    *("OPENBLAS_", "COV_CORE_", "COVERAGE_"),
 )
 """Prefixes of environment variables that a Python process may need."""
 _NOT_WRITTEN = 120
@@ -338,22 +337,6 @@ def start_process(command: Sequence[str], environment: dict[str, str], **options
         OSError: the child cannot be started.
     """
     return _STARTER.start(command, {**options, "env": environment | name_parent()})
-
-
-def name_parent() -> dict[str, str]:
-    """The environment variable that names this process as the parent of a child."""
-    return {_PARENT: str(os.getpid())}
-
-
-def die_with_parent(ending: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, even if it hangs, is stopped or holds the GIL.
-
-    The signal is sent at once if the parent has already ended. Has no effect on systems other than Linux.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ending)
-        if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
-            os.kill(os.getpid(), ending)
 
 
 def start_child(module: str, line: bytes, pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":

@@ -6,11 +6,6 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """A file's content.
@@ -18,6 +13,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or is not TOML. The message quotes none of its content, which may have secrets.
     """
+    if sys.version_info >= (3, 11):  # here: most starts read no such file
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)

@@ -12,7 +12,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-from penstock.system.host import die_with_parent
+from penstock.system.parent import die_with_parent
 
 LENGTH = struct.Struct("<Q")
 _PIECE = 2**20

@@ -26,15 +26,13 @@ from tokenizers import Tokenizer as Backend
 
 from penstock.checkpoint.checkpoint import read_json, read_text
 from penstock.checkpoint.created import Recipe, recipe_of
-from penstock.checkpoint.gguf.tokenizer import has_tokenizer, read_chat_templates, read_tokenizer
+from penstock.checkpoint.gguf.file import read_metadata
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.system.worker_process import WorkerProcess
 from penstock.text.byte_alphabet import BYTE_OF
 from penstock.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
 from penstock.text.special_tokens import add_missing_tokens, special_tokens, splits_special
 from penstock.text.tokenizer_trial import try_tokenizer
-from penstock.text.vocabularies.convert import convertible
-from penstock.text.vocabularies.form import Folder, put_around
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +102,16 @@ class Tokenizer:
             return tokenizer
         if (missing := missing_tokenizer(folder)) is not None:
             raise CheckpointError(f"{missing}; without it, prompts must be token ids")
-        config = _config_with_tokens(folder)
-        source, converted = Folder(folder, config, read_json(folder / "config.json") or {}), None
+        config, converted = _config_with_tokens(folder), None
         if (file := folder / "tokenizer.json").exists():
             backend = _read_backend(file)
         else:
+            from penstock.text.vocabularies.convert import convertible  # here: few folders lack tokenizer.json
+            from penstock.text.vocabularies.form import Folder, put_around
+
             convert = convertible(folder)
             assert convert is not None, "missing_tokenizer has told"
+            source = Folder(folder, config, read_json(folder / "config.json") or {})
             converted = convert(source)
             backend = converted.backend
             config = {**converted.special, **config}
@@ -132,6 +133,8 @@ class Tokenizer:
 
     @classmethod
     def _from_gguf(cls, file: Path, chat_template: str | None) -> "Tokenizer | None":
+        from penstock.checkpoint.gguf.tokenizer import read_tokenizer  # here: a folder has no need of it
+
         found = read_tokenizer(file)
         if found is None:
             return None
@@ -355,8 +358,14 @@ class Tokenizer:
 def missing_tokenizer(path: Path) -> str | None:
     """The reason why the checkpoint in a folder or GGUF file has no tokenizer; None: it has one."""
     if path.is_file():
-        return None if has_tokenizer(path) else f"{path} has no tokenizer (tokenizer.ggml.tokens)"
-    if (path / "tokenizer.json").exists() or convertible(path) is not None:
+        from penstock.checkpoint.gguf.vocabulary import has_vocabulary
+
+        return None if has_vocabulary(read_metadata(path)) else f"{path} has no tokenizer (tokenizer.ggml.tokens)"
+    if (path / "tokenizer.json").exists():
+        return None
+    from penstock.text.vocabularies.convert import convertible
+
+    if convertible(path) is not None:
         return None
     found = [name for name in _OTHER_FORMS if (path / name).exists()]
     if not found:
@@ -372,7 +381,11 @@ def has_chat_template(path: Path) -> bool:
     recipe = recipe_of(path)
     if recipe is not None and recipe.template is not None:
         return True
-    return bool(read_chat_templates(path) if path.is_file() else _template_sources(path, _tokenizer_config(path)))
+    if not path.is_file():
+        return bool(_template_sources(path, _tokenizer_config(path)))
+    from penstock.checkpoint.gguf.tokenizer import read_chat_templates
+
+    return bool(read_chat_templates(path))
 
 
 def _read_backend(file: Path) -> Backend:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from penstock.errors import CheckpointError
-from penstock.system.host import die_with_parent, plain_environment, start_process
+from penstock.system.host import plain_environment, start_process
+from penstock.system.parent import die_with_parent
 from penstock.system.worker_channel import limit_memory, limited_cpu_time
 
 MEMORY_BYTES = 2**30

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from penstock.checkpoint.adapters import folder
-from penstock.checkpoint.adapters.folder import CONFIG_FILE, WEIGHTS_FILE, Adaptable, AdaptableExperts, read_adapter
+from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptableExperts
+from penstock.checkpoint.adapters.folder import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from penstock.checkpoint.adapters.name_pattern import NamePattern
 from penstock.errors import AdapterError
 

@@ -456,6 +456,14 @@ def test_a_file_without_a_tokenizer_takes_token_ids(file: Path) -> None:
         ours.Tokenizer.from_path(file)
 
 
+def test_that_a_file_has_a_tokenizer_is_told_without_reading_the_vocabulary(file: Path) -> None:
+    with_changes(file, merges=None, tokens=lambda texts: [*texts[:-1], texts[5]])
+    assert ours.missing_tokenizer(file) is None
+    with_changes(file, model="rwkv")
+    with pytest.raises(CheckpointError, match=r"tokenizer.ggml.model 'rwkv' .* not supported"):
+        ours.missing_tokenizer(file)
+
+
 def with_changes(file: Path, **changes: Any) -> None:
     """A byte-level vocabulary of which entries are replaced; None leaves them out."""
     byte_level_of(file, "gpt-2")

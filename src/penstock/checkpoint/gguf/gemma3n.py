@@ -1,6 +1,5 @@
 """Converts the metadata of Gemma 3n to `config.json` keys."""
 
-from statistics import NormalDist
 from typing import Any
 
 from penstock.checkpoint.gguf.keys import Given
@@ -8,6 +7,8 @@ from penstock.checkpoint.gguf.keys import Given
 
 def read_gemma3n(given: Given) -> dict[str, Any]:
     """Gemma 3n's text; llama.cpp takes the base of sliding-window layers' RoPE, and the soft cap, as given."""
+    from statistics import NormalDist  # here: files of other architectures have no need of it
+
     keys, count = given.keys, given.num_layers
     keys.expect("altup.active_idx", 0)
     sliding = keys.by_layer("attention.sliding_window_pattern")

@@ -208,17 +208,16 @@ class _Cursor:
     def strings(self, count: int) -> StringArray:
         """Read an array of strings without decoding them: only their lengths are parsed."""
         first = at = self.at
-        end, content, unpack = self._end, self._content, _UINT64.unpack_from
-        firsts = array("Q", [0])
-        for _ in range(count):  # as few calls as possible: vocabularies have hundreds of thousands of strings
-            if at + 8 > end:
-                self.fail_at_end()
-            at += 8 + unpack(content, at)[0]
-            if at > end:
-                self.fail_at_end()
-            firsts.append(at - first)
+        content, unpack, firsts = self._content, _UINT64.unpack_from, [0]
+        note = firsts.append
+        try:
+            for _ in range(count):  # as few calls as possible: vocabularies have hundreds of thousands of strings
+                at += 8 + unpack(content, at)[0]
+                note(at - first)
+        except (struct.error, OverflowError):  # past the end of the file
+            self.fail_at_end()
         self.take(at - first)
-        return StringArray(bytes(content[first:at]), firsts)
+        return StringArray(bytes(content[first:at]), array("Q", firsts))
 
 
 def _read_start(cursor: _Cursor) -> tuple[int, int]:

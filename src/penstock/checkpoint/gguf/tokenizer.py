@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from penstock.checkpoint.gguf.file import Metadata, read_metadata
 from penstock.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
-from penstock.checkpoint.gguf.unigram import Spaces, unigram_backend
 from penstock.checkpoint.gguf.vocabulary import (
     CONTROL,
     NORMAL,
@@ -58,11 +58,6 @@ def read_tokenizer(path: Path) -> GGUFTokenizer | None:
     return GGUFTokenizer(backend, special, _chat_templates(metadata))
 
 
-def has_tokenizer(path: Path) -> bool:
-    """Whether a GGUF file has a tokenizer. Raises as `read_tokenizer` does."""
-    return read_vocabulary(read_metadata(path)) is not None
-
-
 def read_chat_templates(path: Path) -> dict[str, str]:
     """The chat templates of a GGUF file, by name. Raises as `read_tokenizer` does."""
     return _chat_templates(read_metadata(path))
@@ -97,7 +92,7 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
     lines = metadata.strings("tokenizer.ggml.merges")
     if lines is None:
         raise CheckpointError(f"{metadata.file} lacks tokenizer.ggml.merges, which byte-pair encoding needs")
-    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines) if left and right]
+    pairs = [(left, right) for left, _, right in map(str.partition, lines, repeat(" ")) if left and right]
     if len(pairs) == len(lines):  # as in nearly all files; a call a merge would cost a start 20 to 60 ms
         return pairs
     return [_merge(metadata, line) for line in lines]
@@ -210,6 +205,8 @@ def _word_part(text: str) -> str:
 
 def _unigram(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     """SentencePiece's unigram model, as of XLM-RoBERTa."""
+    from penstock.checkpoint.gguf.unigram import Spaces, unigram_backend  # here: few files have one
+
     rules = metadata.numbers("tokenizer.ggml.precompiled_charsmap", "bB")
     spaces = Spaces(
         b"" if rules is None else rules.tobytes(),

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +54,16 @@ class Vocabulary:
         return [text for text, kind in zip(self.texts, self.kinds, strict=True) if kind in kinds]
 
 
-def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
-    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+def has_vocabulary(metadata: Metadata) -> bool:
+    """Whether the file has a vocabulary, which is not read.
 
     Raises:
-        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+        CheckpointError: its tokenizer model is unsupported.
     """
+    return _model(metadata) is not None
+
+
+def _model(metadata: Metadata) -> str | None:
     model = metadata.find(_MODEL, str)
     if model in _NO_MODEL:
         return None
@@ -66,6 +71,18 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
         raise CheckpointError(
             f"{_MODEL} {shown(model)} in {metadata.file} is not supported; supported: {', '.join(_MODELS)}"
         )
+    return model
+
+
+def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
+    """Read the vocabulary; None if the file has none, so that only token ids can be used.
+
+    Raises:
+        CheckpointError: the vocabulary is damaged, or its tokenizer model is unsupported.
+    """
+    model = _model(metadata)
+    if model is None:
+        return None
     texts = metadata.strings(_TEXTS)
     if not texts:
         raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
@@ -113,6 +130,17 @@ def _token_id(metadata: Metadata, key: str, count: int) -> int | None:
     raise CheckpointError(f"{key} in {metadata.file} is {token}, but there are {count} tokens")
 
 
+def _places(kinds: Sequence[int], wanted: int) -> set[int]:
+    """The tokens of a kind, which are few: `index` takes a third of a loop's time, and each opening of a file asks."""
+    found: set[int] = set()
+    at = -1
+    with suppress(ValueError):  # there are no more
+        while True:
+            at = kinds.index(wanted, at + 1)
+            found.add(at)
+    return found
+
+
 def scores_of(metadata: Metadata, vocabulary: Vocabulary) -> "array[Any]":
     """The SentencePiece score of each token.
 
@@ -138,7 +166,7 @@ def end_token_ids(metadata: Metadata) -> list[int]:
     if named[0] is None and model == "llama":
         named[0] = _SENTENCEPIECE_IDS["eos_token"]
     kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or ()
-    controls = metadata.some_strings(_TEXTS, {token for token, kind in enumerate(kinds) if kind == CONTROL})
+    controls = metadata.some_strings(_TEXTS, _places(kinds, CONTROL))
     is_harmony = _HARMONY_ENDS.issubset(controls.values())
     texts_of_ends = _END_TEXTS | _HARMONY_ENDS if is_harmony else _END_TEXTS
     ends = [token for token, text in controls.items() if text in texts_of_ends]

@@ -8,7 +8,6 @@ from penstock.layers.attention import AttentionSpec
 from penstock.layers.gated_delta_net import GatedDeltaNetSpec
 from penstock.layers.mixture import MixtureSpec
 from penstock.layers.mlp import GatedMLPSpec
-from penstock.models.families.granite_moe_hybrid import EXPERT_NAMES
 from penstock.models.spec import LayerSpec, ModelSpec, MTPSpec
 
 
@@ -63,6 +62,8 @@ def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
 
 
 def _mixture(mixture: MixtureSpec) -> MixtureSpec:
+    from penstock.models.families.granite_moe_hybrid import EXPERT_NAMES  # here: most models have no experts
+
     shared = mixture.shared
     if isinstance(shared, GatedMLPSpec):
         shared = _apart(shared, "mlp.shared_expert")

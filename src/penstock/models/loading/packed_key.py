@@ -15,7 +15,7 @@ from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.config.ranks import ALONE, Ranks
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings
-from penstock.native import library_path
+from penstock.native import library_digest, library_path
 from penstock.system.weight_cache import WeightCache
 
 MIN_BYTES = 4 * 2**20
@@ -105,7 +105,7 @@ def _processor() -> str:
 @cache
 def _code() -> str:
     """Digest of the native library and of the modules that determine packed weights."""
-    digest = hashlib.blake2b(library_path().read_bytes(), digest_size=16)
+    digest = hashlib.blake2b(library_digest(), digest_size=16)
     for part in _CODE:
         folder = _PACKAGE / part
         for file in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:

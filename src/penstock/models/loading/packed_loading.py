@@ -3,14 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 from penstock.kernels.linear.weight import Packable, Packed
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
-from penstock.models.encoder import Encoder
 from penstock.models.loading.packed_key import about, packed_cache, packed_key
 from penstock.quantization.base import WeightFactory
 from penstock.system.allocator import Allocator
@@ -18,9 +17,12 @@ from penstock.system.packed_file import Entry, PackedFile, PackedFileWriter
 from penstock.system.start import Start
 from penstock.system.weight_cache import WeightCache
 
+if TYPE_CHECKING:
+    from penstock.models.encoder import Encoder
+
 log = logging.getLogger(__name__)
 
-ModelT = TypeVar("ModelT", Decoder, Encoder)
+ModelT = TypeVar("ModelT", Decoder, "Encoder")
 PackedLookup = Callable[[str], Packed | None]
 """Returns the packed form of a weight from the cache by its name in `WeightFactory.made`; None on a miss."""
 Make = Callable[[PackedLookup], tuple[ModelT, WeightFactory]]
