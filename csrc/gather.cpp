@@ -1,4 +1,4 @@
-// Operations of one pass over memory: rows from and to a table by one index or three, sums of rows.
+// Operations of one pass over memory: rows from and to a table by one index or three, neighbouring rows, sums of rows.
 #include <cstring>
 
 #include "ops.h"
@@ -44,6 +44,25 @@ void scatter(const ScatterArgs& args) {
                             static_cast<size_t>(args.row_bytes));
         },
         args.num_rows * args.row_bytes);
+}
+
+void neighbours(const NeighboursArgs& args) {
+    const Batch& batch = *args.batch;
+    parallel(
+        [&](int64_t thread, int64_t threads) {
+            const int64_t end = batch.num_tokens * (thread + 1) / threads, around = args.width / 2;
+            int64_t seq = 0;
+            for (int64_t row = batch.num_tokens * thread / threads; row < end; row++) {
+                while (batch.query_start[seq + 1] <= row) seq++;
+                uint8_t* y = args.y + row * args.y_bytes;
+                std::memset(y, 0, static_cast<size_t>(args.y_bytes));
+                const int64_t first = std_max(row - around, batch.query_start[seq]);
+                const int64_t last = std_min(row + around + 1, batch.query_start[seq + 1]);
+                std::memcpy(y + (first - row + around) * args.x_bytes, args.x + first * args.x_bytes,
+                            static_cast<size_t>((last - first) * args.x_bytes));
+            }
+        },
+        batch.num_tokens * args.y_bytes);
 }
 
 void add_rows(const AddArgs& args) {

@@ -228,6 +228,24 @@ struct AttentionArgs {
     uint8_t* scratch;  // attention_scratch_bytes
 };
 
+// Disentangled attention (DeBERTa; He et al., 2021, arXiv:2006.03654) within whole texts.
+struct DisentangledArgs {
+    const Batch* batch;
+    const void* qkv;  // [num_tokens, 3 * num_heads * head_dim]: queries, keys, values
+    int32_t dtype;
+    void* out;  // [num_tokens, num_heads * head_dim], of the same type
+    int64_t num_heads;
+    int64_t head_dim;
+    const float* keys;     // [num_heads, head_dim, num_buckets]: of distances, multiplied with queries; or null
+    const float* queries;  // likewise, multiplied with keys; or null
+    int64_t num_buckets;   // a multiple of 16
+    const int32_t* buckets;  // [2 * num_distances], ascending: of a query `d` after its key at num_distances + d
+    int64_t num_distances;   // at least as many as a text has tokens
+    float scale;
+    int32_t threads;   // at most
+    uint8_t* scratch;  // disentangled_scratch_bytes
+};
+
 struct RopeArgs {
     const PagedCache* cache;
     const Batch* batch;
@@ -287,6 +305,16 @@ struct GatherAxesArgs {
     int64_t rows;
     int64_t columns;
     float* y;  // [rows, 2, columns]
+};
+
+// Copies for each token the rows of the `width` tokens around it side by side; those beyond its text are zeros.
+struct NeighboursArgs {
+    const Batch* batch;
+    const uint8_t* x;  // [num_tokens, x_bytes]
+    int64_t x_bytes;
+    uint8_t* y;  // [num_tokens, y_bytes]: zeros after the rows
+    int64_t y_bytes;
+    int64_t width;  // odd: as many tokens before as after
 };
 
 struct ScatterArgs {
@@ -570,11 +598,13 @@ struct ExpertsArgs {
     OP(lora_lookup, LoraLookupArgs)         \
     OP(unpack, UnpackArgs)                  \
     OP(attention, AttentionArgs)            \
+    OP(disentangled, DisentangledArgs)      \
     OP(rope_and_cache, RopeArgs)            \
     OP(rms_norm, NormArgs)                  \
     OP(gather, GatherArgs)                  \
     OP(gather_axes, GatherAxesArgs)         \
     OP(scatter, ScatterArgs)                \
+    OP(neighbours, NeighboursArgs)          \
     OP(activate, ActivateArgs)              \
     OP(limit, LimitArgs)                    \
     OP(copy_columns, ColumnsArgs)           \
@@ -599,6 +629,7 @@ struct ExpertsArgs {
     FUNCTION(bool, quantize, (const QuantizeArgs&))                                                              \
     FUNCTION(int64_t, linear_scratch_bytes, (const Weight&, int64_t tokens))                                     \
     FUNCTION(int64_t, attention_scratch_bytes, (const AttentionArgs&))                                           \
+    FUNCTION(int64_t, disentangled_scratch_bytes, (const DisentangledArgs&))                                     \
     FUNCTION(int64_t, experts_scratch_bytes, (const ExpertsArgs&))                                               \
     FUNCTION(int64_t, lora_scratch_bytes, (const LoraArgs&))                                                     \
     FUNCTION(void, argmax, (const float* x, int64_t rows, int64_t columns, int64_t* places))                     \

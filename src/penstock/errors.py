@@ -16,6 +16,7 @@
     │   └── QuarantinedError     an equal request made the engine fail, more than once
     ├── AuthenticationError      no API key, or one that this server does not know
     ├── NotPermittedError        a known caller who may not do this
+    │   └── ModelNotPermittedError   the API key may not use the model
     ├── BodyTimeoutError         the HTTP body did not arrive in time
     ├── LimitError               refused for now; `retry_after` says when to come back
     │   ├── RateLimitError       the key's requests or tokens per minute are used up
@@ -133,6 +134,10 @@ class AuthenticationError(PenstockError):
 
 class NotPermittedError(PenstockError):
     """A known caller who may not do this: it is for operators."""
+
+
+class ModelNotPermittedError(NotPermittedError):
+    """The caller's API key may not use the model or adapter."""
 
 
 class ForbiddenOriginError(PenstockError):

@@ -18,7 +18,7 @@ COMMIT = "1" * 40
 RUN = """
 import json, sys
 from pathlib import Path
-from penstock.checkpoint import checkpoint, hub_download
+from penstock.checkpoint import checkpoint, hub_download, hub_pull
 from penstock.cli import main
 hub_download.LARGE = 1000
 for command in json.loads(sys.argv[1]):
@@ -29,7 +29,7 @@ for command in json.loads(sys.argv[1]):
         continue
     print("$", *command, flush=True)
     checkpoint._download_once.cache_clear()  # as if each command had a process of its own
-    print("=", main(command), flush=True)
+    print("=", hub_pull.main(command[1]) if command[0] == "hub_pull" else main(command), flush=True)
 """
 
 
@@ -57,9 +57,25 @@ def test_a_model_is_pulled_checked_named_and_deleted(tiny_llama: Path, tmp_path:
     sent: list[tuple[str, str]] = []
     pull = ["pull", "some/repo:F16", "--as", "tiny"]
     with hub(tmp_path / "hub", {"main": COMMIT}, sent) as endpoint:
-        first, listed, shown, damaged, again = run(
-            endpoint, cache, pull, ["list"], ["show", "tiny"], ["damage", str(blob)], pull, pull
+        served, first, listed, shown, damaged, again = run(
+            endpoint,
+            cache,
+            ["hub_pull", "some/repo:F16"],
+            pull,
+            ["list"],
+            ["show", "tiny"],
+            ["damage", str(blob)],
+            pull,
+            pull,
         )
+    lines = [json.loads(line) for line in served.splitlines() if line.startswith("{")]
+    whole, size = f"sha256:{etag(file)}", file.stat().st_size
+    assert lines[0] == {"digest": whole, "total": size, "completed": half}
+    assert lines[-3:-1] == [
+        {"digest": whole, "total": size, "completed": size},
+        {"status": "verifying sha256 digest"},
+    ]
+    assert Path(lines[-1]["path"]).name == "tiny-F16.gguf"
     assert first.endswith("tiny: another name of some/repo:F16\n= 0\n"), first
     assert sent[0] == ("tiny-F16.gguf", f"bytes={half}-")
     assert {name for name, _ in sent} == {"tiny-F16.gguf"}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.api.request import Image
 from penstock.config.byte_counts import GIB, MIB, in_words, parse_bytes
 from penstock.config.engine_config import EngineConfig, parse_overrides
 from penstock.config.machine import Machine
@@ -155,10 +156,16 @@ def test_a_vision_tower_and_the_features_of_two_images_are_in_the_plan() -> None
     assert plan.tower == 30_000_000 * 65 // 32
     assert plan.image_features == images.feature_bytes >= 2 * 4096 * 288 * 2
     assert plan.workspace >= text.memory.workspace + 4096 * (1728 + 4 * 288) * 2
-    assert "58.1 MiB vision tower + 64 MiB image features + up to" in memory_line(plan)
+    assert "58.1 MiB vision tower + 64 MiB image features + " in memory_line(plan)
     little = settled(replace(FACTS, tower=TOWER), replace(CPU, memory=300 * MIB)).memory
     planned = little.weights + little.kv_cache + little.workspace + little.tower + little.image_features
-    assert planned <= 300 * MIB
+    assert planned + little.image_pixels == little.num_bytes <= 300 * MIB
+    assert little.image_pixels == 300 * MIB // 32 >= 2 * 4096 * 14 * 14 * 3
+    assert f"{in_words(plan.image_pixels)} images of requests" in memory_line(plan)
+    tapped = settled(replace(FACTS, tower=replace(TOWER, feature_elements=4 * 256, early_elements=3 * 256))).images
+    assert tapped is not None
+    picture = Image(0, 256, 16, 16, 896, 896, b"", b"")
+    assert tapped.image_bytes(picture) == (4096 * 288 + 3 * 256 * 256) * 2  # its stream beside what its layers added
     assert images.token_elements == LAYERS + HEAD
     assert images.layer_tokens(896, 896) == -(-4096 * (1_000_000 + 2 * 4096 * 288) // (LAYERS + HEAD))
 

@@ -32,6 +32,8 @@ class RuleCore:
         self._folder = folder = Path(str(config.model.model))
         if folder.name == "out-of-order" or (folder / "out-of-order").exists():
             raise RuntimeError("the core fell over")
+        if (folder / "stuck").exists():
+            time.sleep(1e6)
         self.info = EngineInfo(
             model_name="rule",
             model_path=str(config.model.model),
@@ -129,7 +131,8 @@ class RuleCore:
 
 def build_while_telling(config: EngineConfig, start: Start) -> RuleCore:
     """Build a core that reports progress, as a loader does, and does so at once."""
-    loading_progress.INTERVAL = 0.0
+    for handler in loading_progress.LOGGER.handlers:
+        handler.seconds = 0.0
     for num_mebibytes in (1, 2):
         loading_progress.report_bytes(num_mebibytes << 20, 2 << 20)
     return RuleCore(config, start)

@@ -53,7 +53,9 @@ def with_engine(talk, model=None):
     return asyncio.run(run())
 
 
-def test_a_starting_engine_tells_how_much_of_the_weights_it_has_read(caplog):
+def test_a_starting_engine_tells_how_much_of_the_weights_it_has_read(caplog, monkeypatch):
+    monkeypatch.setattr("penstock.system.loading_progress.INTERVAL", 0.0)
+
     async def run():
         link = EngineLink(EngineConfig(), TELLING_CORE)
         try:

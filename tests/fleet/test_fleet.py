@@ -10,6 +10,7 @@ from penstock.api.request import FinishReason
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError, QueueTimeoutError
+from penstock.fleet import fleet as fleet_module
 from penstock.fleet import link
 from penstock.fleet import replica as replica_module
 from penstock.fleet.link import EngineLink
@@ -351,6 +352,26 @@ def test_a_queued_request_expires_in_the_fleets_queue(tmp_path):
             one.abort()
 
     with_fleet(talk, tmp_path)
+
+
+def test_a_starting_engine_yields_cores_whenever_another_model_has_requests(monkeypatch):
+    changes, others = [], [False, True, True, False, True]
+    monkeypatch.setattr(fleet_module, "set_low_priority", lambda pids, is_low: changes.append((pids, is_low)))
+    monkeypatch.setattr(fleet_module, "YIELD_SECONDS", 0.001)
+
+    async def start():
+        is_ready = asyncio.Event()
+
+        def have_requests():
+            if len(others) == 1:
+                is_ready.set()
+            return others.pop(0)
+
+        fleet = fleet_module.Fleet(fleet_module.FleetOptions(yields=have_requests), "fcfs")
+        await asyncio.wait_for(fleet._yield_cores([7], is_ready), 10)
+
+    asyncio.run(start())
+    assert changes == [([7], True), ([7], False), ([7], True), ([7], False)]
 
 
 def test_what_a_journal_holds_is_taken_up_by_all_engines(tmp_path):

@@ -121,6 +121,29 @@ def test_a_model_whose_engines_are_lost_is_loaded_again_for_who_waits():
     assert broker.next(1.0) == Moves(load="a")
 
 
+def test_a_replaced_model_is_unloaded_after_its_uses_and_who_waits_gets_the_new_one():
+    broker = broker_of({"a": 60, "b": 60})
+    load(broker, "a", 0.0)
+    assert broker.ask("a")
+    assert not broker.ask("b")
+    broker.next(1.0)
+    assert not broker.ask("a"), "b waits for its room"
+    assert broker.retire("a", "old a") == 1
+    broker.add_model("a", 60, 1)
+    assert broker.next(1.0) == Moves(), "the old one is in use"
+    broker.end_use("old a", 2.0)
+    assert broker.next(2.0) == Moves(unload=("old a",))
+    broker.unloaded("old a")
+    broker.forget("old a")
+    assert broker.next(3.0) == Moves(load="b"), "in the order in which they were asked for"
+    broker.loaded("b", 60, 4.0)
+    broker.next(4.0)
+    broker.end_use("b", 5.0)
+    assert broker.next(5.0) == Moves(unload=("b",))
+    broker.unloaded("b")
+    assert broker.next(6.0) == Moves(load="a")
+
+
 def test_models_reserve_equal_shares_unless_their_files_are_larger():
     assert reservation(8, total=120, num_models=2, max_loaded=3) == 60
     assert reservation(8, total=120, num_models=9, max_loaded=3) == 40
@@ -137,7 +160,7 @@ class BrokerMachine(RuleBasedStateMachine):
     )
     def begin(self, needs, max_loaded, keep_alive):
         self.broker = broker_of(dict(zip("abcde", needs, strict=False)), 100, max_loaded, keep_alive)
-        self.now, self.pending = 0.0, []
+        self.now, self.pending, self.retired = 0.0, [], 0
 
     def advance(self):
         moves = self.broker.next(self.now)
@@ -159,8 +182,10 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def ask(self, data):
-        self.broker.ask(data.draw(st.sampled_from(sorted(self.broker.models))))
-        self.advance()
+        served = sorted(name for name, one in self.broker.models.items() if not one.is_retired)
+        if served:
+            self.broker.ask(data.draw(st.sampled_from(served)))
+            self.advance()
 
     @rule(data=st.data())
     def end(self, data):
@@ -184,6 +209,18 @@ class BrokerMachine(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(loaded))
             self.broker.lost(name)
             self.pending.append(("unload", name))
+
+    @rule(data=st.data(), is_replaced=st.booleans())
+    def retire(self, data, is_replaced):
+        served = [name for name, one in self.broker.models.items() if not one.is_retired]
+        if served:
+            self.retired += 1
+            name, retired = data.draw(st.sampled_from(served)), f"old {self.retired}"
+            waiting = self.broker.retire(name, retired)
+            self.pending = [(what, retired if one == name else one) for what, one in self.pending]
+            if is_replaced:
+                self.broker.add_model(name, 20, waiting)
+            self.advance()
 
     @rule(seconds=st.sampled_from([1.0, 10.0]))
     def wait(self, seconds):

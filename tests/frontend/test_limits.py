@@ -1,11 +1,13 @@
 """What may be open, queued and spent, counted by hand."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.request import Image
 from penstock.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError, RateLimitError
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits, SharedLimit
 from tests.core.fakes import make_request
@@ -57,6 +59,27 @@ def test_as_many_answers_may_be_open_as_run_and_may_wait_together():
         assert admission.num_open == 1
 
     with_admission(play, max_queued=1)
+
+
+def test_images_of_open_requests_stay_within_the_bytes_that_the_memory_plan_has_for_them():
+    async def play(admission, expired):
+        def enter_image(name, size, caller=ANYONE):
+            image = Image(0, 1, 1, 1, 1, 1, bytes(32), bytes(size))
+            return admission.enter([replace(make_request(name, [1] * 3), images=(image,))], caller, None)
+
+        admission.resize(8, 100)
+        (first,) = enter_image("a", 60, Caller("loud"))
+        with pytest.raises(OverloadedError, match="take 60 bytes as pixels; the memory plan has 100"):
+            enter_image("b", 41)
+        with pytest.raises(InvalidRequestError, match="send fewer or smaller images"):
+            enter_image("b", 101)
+        enter(admission, "text", caller=Caller("loud"))
+        admission.left(first)
+        enter_image("c", 100)
+        admission.resize(8, 0)  # an engine on a GPU
+        enter_image("d", 1000)
+
+    with_admission(play, max_queued=8)
 
 
 def test_no_key_takes_so_much_that_nothing_is_left_for_the_others():

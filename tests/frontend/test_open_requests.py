@@ -1,5 +1,7 @@
 """The table of open requests, without engines."""
 
+import asyncio
+
 from penstock.api.request import Adapter, FinishReason, Request, SequenceOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.fleet.fleet import Fleet, FleetOptions
@@ -36,3 +38,18 @@ def test_adapters_in_use_are_those_of_open_requests_by_whether_they_run() -> Non
     table.abort_all("closing")
     assert table.adapter_use() == AdapterUse([], [])
     assert metrics.success.values["abort"] == 4
+
+
+def test_a_series_counts_as_open_between_its_requests_and_ends_with_all() -> None:
+    async def scene() -> None:
+        table = open_requests(Metrics())
+        with table.series() as series:
+            drained = asyncio.ensure_future(table.drained())
+            await asyncio.sleep(0)
+            series.may_go_on = True
+            table.abort_all("closing")
+            assert not series.may_go_on
+            assert not drained.done()
+        await drained
+
+    asyncio.run(scene())

@@ -1,6 +1,7 @@
 """Several models, each an engine that runs a rule: what happens when one cannot be loaded, or is lost."""
 
 import asyncio
+import math
 import os
 import signal
 from dataclasses import replace
@@ -9,13 +10,22 @@ import pytest
 
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
-from penstock.errors import EngineDeadError, EngineError, OverloadedError, QueueTimeoutError, ShuttingDownError
+from penstock.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    QueueTimeoutError,
+    ShuttingDownError,
+)
 from penstock.fleet.link import EngineLink
 from penstock.fleet.model_broker import ModelBroker
 from penstock.fleet.replica import RestartPolicy
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.limits import QueueLimits
-from penstock.frontend.served_models import ServedModel, ServedModels
+from penstock.frontend.served_model import ServedModel
+from penstock.frontend.served_models import ServedModels
 from tests.engine.rule_core import RULE_CORE, SLOW
 
 
@@ -35,7 +45,11 @@ def serve(folders, talk, *, max_loaded=1, limits=None):
             folder.mkdir(exist_ok=True)
             broker.add_model(folder.name, 10)
         models = ServedModels(
-            [ServedModel(one.name, EngineConfig.from_options(model=str(one))) for one in folders], broker, start, limits
+            [ServedModel(one.name, EngineConfig.from_options(model=str(one))) for one in folders],
+            broker,
+            start,
+            limits,
+            plan=lambda path, num_others: (EngineConfig.from_options(model=path), 10),
         )
         await models.open()
         try:
@@ -171,3 +185,93 @@ def test_a_server_that_shuts_down_lets_nobody_wait_for_a_model(tmp_path):
             await models.use("a", None)
 
     serve([tmp_path / "a", tmp_path / "b"], talk)
+
+
+def test_a_load_without_progress_ends_with_its_reason_and_tells_who_waits(tmp_path):
+    good, stuck = tmp_path / "good", tmp_path / "stuck"
+
+    async def talk(models):
+        (stuck / "stuck").touch()
+        models.load_timeout = 0.3
+        waiting = asyncio.ensure_future(models.use("stuck", None))
+        while models.status("stuck").state != "loading":
+            await asyncio.sleep(0.001)
+        assert models.status("stuck").stage == "starting"
+        with pytest.raises(EngineError, match=r"made no progress for 0.3 s, in the stage 'starting' .*--load-timeout"):
+            await waiting
+        assert models.status("stuck").state == "unloaded"
+        (stuck / "stuck").unlink()
+        models.load_timeout = math.inf
+        assert await answer((await models.use("stuck", None)).engine, "a") == [6, 7, 8]
+
+    serve([good, stuck], talk, max_loaded=2)
+
+
+def test_requests_end_with_the_model_that_was_replaced_and_new_ones_get_the_new_one(tmp_path):
+    first, new = tmp_path / "first", tmp_path / "new"
+
+    async def talk(models):
+        use = await models.use("first", None)
+        old = asyncio.ensure_future(answer(use.engine, "old", num_tokens=60, prompt=SLOW))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.ensure_future(models.use("other", None))
+        await asyncio.sleep(0)
+        behind = asyncio.ensure_future(models.use("first", None))
+        await asyncio.sleep(0)
+        models.add_model("first", str(new))
+        assert [model.name for model in models.served] == ["first", "other"]
+        assert models.status("first").stage == "waiting"
+        assert len(await old) == 60
+        use.end()
+        (await waiting).end()
+        again = await behind
+        assert again.engine.info.model_path == str(new)
+        assert await answer(again.engine, "new") == [6, 7, 8]
+        assert list(models.models) == ["first", "other"]
+        assert use.engine.given_up.is_set() is False
+        again.end()
+
+    new.mkdir()
+    serve([first, tmp_path / "other"], talk)
+
+
+def test_the_engine_of_a_replaced_model_is_not_started_again_with_other_files(tmp_path):
+    first = tmp_path / "first"
+
+    async def talk(models):
+        use = await models.use("first", None)
+        old = asyncio.ensure_future(answer(use.engine, "old", num_tokens=400, prompt=SLOW))
+        await asyncio.sleep(0.05)
+        models.add_model("first", str(first))
+        os.kill(use.engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="was replaced or removed"):
+            await old
+        use.end()
+        assert await answer((await models.use("first", None)).engine, "new") == [6, 7, 8]
+
+    serve([first], talk)
+
+
+def test_a_removed_model_is_unloaded_after_its_requests(tmp_path):
+    async def talk(models):
+        models.add_model("b", str(tmp_path / "a"))
+        use = await models.use("b", None)
+        last = asyncio.ensure_future(answer(use.engine, "last", num_tokens=20, prompt=SLOW))
+        models.remove_model("b")
+        with pytest.raises(InvalidRequestError, match="is the only one"):
+            models.remove_model("a")
+        assert len(await last) == 20
+        use.end()
+        while len(models.models) > 1:
+            await asyncio.sleep(0.01)
+        assert use.engine.fleet.is_asleep
+        models.add_model("b", str(tmp_path / "a"))
+        held = await models.use("a", None)
+        waiting = asyncio.ensure_future(models.use("b", None))
+        await asyncio.sleep(0)
+        models.remove_model("b")
+        with pytest.raises(ModelNotFoundError):
+            await waiting
+        held.end()
+
+    serve([tmp_path / "a"], talk)

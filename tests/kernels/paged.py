@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import AttentionOptions, CacheShape, HeadNorms, RopeOptions
+from penstock.kernels.attention import BIAS_MARGIN, AttentionOptions, CacheShape, HeadNorms, RopeOptions
 from penstock.kernels.attention.native import PackedCache
 from penstock.kernels.attention.reference_cache import ReferenceCache
 from penstock.kernels.batch import Batch
@@ -51,6 +51,8 @@ class Features:
     """Values are the keys as they are kept."""
     bidirectional: bool = False
     """Of parts that are whole sequences."""
+    biased: bool = False
+    """Scores have a bias by the distance of key and query."""
 
 
 class Sequences:
@@ -79,6 +81,8 @@ class Sequences:
         self.angles = torch.randn(max(lengths), pairs, generator=generator)
         self.factors = torch.rand(max(lengths), 1, generator=generator) + 0.5
         self.sinks = 3 * torch.randn(shape.num_heads, generator=generator) if features.sinks else None
+        distances = 2 * (max(lengths) + BIAS_MARGIN)
+        self.bias = torch.randn(shape.num_heads, distances, generator=generator) if features.biased else None
         cache_shape = CacheShape(
             num_blocks=sum(needed) + 3,
             block_size=shape.block_size,
@@ -124,6 +128,7 @@ class Sequences:
             chunk=self.features.chunk,
             soft_cap=cap,
             sinks=self.sinks,
+            position_bias=self.bias,
             gated=self.features.gated,
             bidirectional=self.features.bidirectional,
         )

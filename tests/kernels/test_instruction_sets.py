@@ -14,7 +14,7 @@ import pytest
 from penstock import native
 
 # Digests of products: of the kinds of weights that all instruction sets have, and of bfloat16 where it is multiplied;
-# and of draws from logits.
+# of draws from logits, and of disentangled attention.
 DIGESTS = """
 import hashlib, json, sys
 import numpy as np
@@ -24,6 +24,7 @@ from penstock.kernels.ops import native_ops
 from penstock.kernels.sampling import Controls
 from penstock.config.weight_formats import FLOAT, FORMATS
 from penstock.kernels.arrays import array_of
+from tests.kernels.test_disentangled import LENGTHS, batch_of, random_options
 from tests.kernels.weights import random_integers
 library, digests = native.library(), {}
 ops, cpu = native_ops(library), torch.device("cpu")
@@ -58,7 +59,9 @@ for name in sys.argv[1:]:
     logits, random = torch.randn(300, 5003) * 3, np.random.default_rng(0)
     choices = [(0, 0.5, 1, 1.3), (0, 3, 700), (1, 0.4, 0.95), (0, 0.02), (1, 0.7)]
     controls = Controls(*(random.choice(some, 300) for some in choices), random.random(300))
-    drawn = (ops.sample(logits, controls), *ops.topk_logprobs(logits, 20))
+    qkv, options = torch.randn(sum(LENGTHS), 180), random_options(20, "keys and queries", 300)
+    attended = ops.disentangled_attention(qkv, options, batch_of(ops, LENGTHS)).numpy()
+    drawn = (ops.sample(logits, controls), *ops.topk_logprobs(logits, 20), attended)
     digests.setdefault("draws", {})[name] = [hashlib.md5(part.tobytes()).hexdigest() for part in drawn]
 print(json.dumps(digests))
 """

@@ -40,6 +40,7 @@ SHAPES = [
 WINDOWS = [None, 1, 37, 600]
 UNUSUAL = Features(0.5, interleaved=True, gated=True, factors=True, sinks=True, norms=torch.float32)
 NORMED_LAST = Features(0.5, norms=torch.float32, norm_last=True)
+BIASED = Features(None, biased=True)
 LATENT = Features(0.25, interleaved=True, latent=True)
 SHARING = Features(norms=torch.float32, value_norm=True, values_are_keys=True, chunk=60)
 
@@ -82,6 +83,7 @@ def whole(lengths: list[int]) -> list[tuple[int, int, int]]:
         values_are_keys=st.booleans(),
         chunk=st.sampled_from([None, None, 9, 520]),
         latent=st.booleans(),
+        biased=st.booleans(),
     ),
     own_norms=st.booleans(),
     seed=st.integers(0, 1000),
@@ -113,7 +115,7 @@ def test_random_ragged_batches_match_the_reference(
     types=st.sampled_from(TYPES),
     lengths=st.lists(st.sampled_from([1, 7, 40, 530, 1100]), min_size=1, max_size=4),
     window=st.sampled_from(WINDOWS),
-    features=st.sampled_from([Features(), UNUSUAL, SHARING, NORMED_LAST, LATENT]),
+    features=st.sampled_from([Features(), UNUSUAL, SHARING, NORMED_LAST, LATENT, BIASED]),
     seed=st.integers(0, 1000),
 )
 def test_bits_do_not_depend_on_chunks_company_threads_and_what_blocks_held_before(

@@ -16,6 +16,18 @@ from penstock.models.spec import ModelSpec
 from tests.support.families import CASES, LONGROPE, SHAPE, class_name
 
 WITHOUT_EFFECT: dict[str, set[str]] = {
+    "Bloom": {
+        "slow_but_exact",
+        *("intermediate_size", "max_position_embeddings", "num_key_value_heads"),  # which are not its own
+    },
+    "Mpt": {
+        *("embedding_fraction", "learned_pos_emb", "init_device", "emb_pdrop"),
+        *("intermediate_size", "max_position_embeddings", "num_key_value_heads"),  # which are not its own
+    },
+    "OPT": {
+        *("layerdrop", "init_std", "dropout"),
+        *("intermediate_size", "num_key_value_heads"),  # which are not its own
+    },
     "Falcon": {"intermediate_size", "num_key_value_heads"},  # which are not its own
     "FalconH1": {"mamba_chunk_size", "num_logits_to_keep"},
     "GPTBigCode": {
@@ -74,7 +86,9 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "Ministral3": {"rope_type": "yarn", "factor": 3.0, "llama_4_scaling_beta": 0.2},
 }
 """`rope_scaling` by family where it is not `linear`."""
-NEVER_SCALED = {"GPT2", "GPTBigCode", "GPTJ", "Gemma4", "Jamba", "KimiLinear", "Lfm3", "NemotronH"}
+NEVER_SCALED = {
+    *("Bloom", "GPT2", "GPTBigCode", "GPTJ", "Gemma4", "Jamba", "KimiLinear", "Lfm3", "Mpt", "NemotronH", "OPT"),
+}
 """Families without RoPE, or newer than `rope_scaling`."""
 
 

@@ -15,10 +15,13 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from penstock import LLM
+from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build
 from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError, WrongTaskError
+from penstock.models.registry import read_spec
 from penstock.native import library
+from tests.support import jina_bert
 from tests.support.encoders import (
     SIZES,
     config_of,
@@ -39,9 +42,9 @@ def open_llm(folder: Path, **options) -> LLM:
 
 
 def modules_of(family: str):
-    if family == "bert":
+    if family in ("bert", "deberta_v2"):
         return [Pooling(HIDDEN, "mean"), Normalize()]
-    if family in ("xlm_roberta", "mpnet"):
+    if family in ("xlm_roberta", "mpnet", "deberta_v3"):
         return [Pooling(HIDDEN, "cls"), Normalize()]
     if family == "modernbert":
         return [Pooling(HIDDEN, ("max", "weightedmean"))]
@@ -58,7 +61,10 @@ def modules_of(family: str):
     ]
 
 
-FAMILIES = ("bert", "xlm_roberta", "modernbert", "nomic_bert", "mpnet", "qwen3", "gemma3")
+FAMILIES = (
+    *("bert", "xlm_roberta", "modernbert", "nomic_bert", "mpnet", "deberta_v2", "deberta_v3"),
+    *("qwen3", "gemma3"),
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -112,6 +118,8 @@ SCORERS = {
     "distilbert": transformers.DistilBertForSequenceClassification,
     "mpnet": transformers.MPNetForSequenceClassification,
     "electra": transformers.ElectraForSequenceClassification,
+    "deberta_v2": transformers.DebertaV2ForSequenceClassification,
+    "deberta_v3": transformers.DebertaV2ForSequenceClassification,
 }
 
 
@@ -178,6 +186,7 @@ OTHER_HEADS = {
     "CamembertForMaskedLM": "camembert",
     "DistilBertForMaskedLM": "distilbert",
     "ElectraForPreTraining": "electra",
+    "DebertaV2ForMaskedLM": "deberta_v3",
 }
 
 
@@ -192,6 +201,29 @@ def test_a_checkpoint_with_a_head_for_something_else_embeds_by_the_mean_of_its_h
     with torch.inference_mode():
         means = [model(torch.tensor([token])).last_hidden_state[0].mean(0) for token in tokens]
     assert largest_difference(vectors, torch.stack(means)) < 1e-4
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_vectors_and_scores_of_jina_bert_are_those_of_its_definition(
+    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if not native:
+        monkeypatch.setattr("penstock.native.library", lambda: None)
+    texts, (pair, *_) = some_texts(6), some_pairs()
+    weights = jina_bert.write_jina_bert(tmp_path / "embedder")
+    with open_llm(tmp_path / "embedder") as llm, TorchOps() as noted:
+        together = llm.embed(texts)
+        alone = np.stack([llm.embed(text)[0] for text in texts])
+        tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
+        assert noted.names == [] or not native or library() is None
+    means = [jina_bert.hidden_states(weights, one).mean(0) for one in tokens]
+    assert largest_difference(together, torch.stack(means)) < 1e-4
+    assert together.tobytes() == alone.tobytes() or not native
+    jina_bert.write_jina_bert(tmp_path / "scorer", "JinaBertForSequenceClassification")
+    with open_llm(tmp_path / "scorer") as llm:
+        (score,) = llm.score(*pair, raw=True)
+        both = llm.tokenizer.backend.encode(*pair)
+    assert score == pytest.approx(jina_bert.score(weights, both.ids, both.type_ids), abs=1e-4)
 
 
 TEMPLATE = (
@@ -353,6 +385,21 @@ def test_a_decoder_embeds_where_its_folder_or_the_caller_says_so(tmp_path: Path)
     assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "family", ["GPT2", "OPT", "Bloom"]
+)  # positions; positions from a row on; normalized embeddings
+def test_a_decoder_that_embeds_has_its_positions_and_the_norm_of_its_embeddings(tmp_path: Path, family: str):
+    made = transformers.AutoModelForCausalLM.from_config(config_of(family)).eval()
+    folder = write_model(tmp_path / "plain", made)
+    texts = some_texts(3)
+    with open_llm(folder, task="embed") as llm:
+        vectors = llm.embed(texts)
+        tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
+    with torch.inference_mode():
+        hidden = [made.base_model(torch.tensor([one])).last_hidden_state[0] for one in tokens]
+    assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_decoder_made_to_embed_attends_to_both_sides_where_its_config_says_so(tmp_path: Path, window: int | None):
     """As gte-Qwen2; `is_causal` is read by `transformers` and vLLM."""
@@ -409,6 +456,25 @@ def test_a_position_bias_of_other_buckets_is_refused(tmp_path: Path):
         open_llm(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"relative_attention": False}, "relative_attention False .* supported: True"),
+        ({"pos_att_type": ["c2p", "p2p"]}, r"pos_att_type 'p2p' .* supported: 'c2p', 'p2c'"),
+        ({"position_buckets": 1100}, "position_buckets 1100 .* less than twice max_relative_positions, 512"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size 4 .*an odd number"),
+        ({"embedding_size": 32}, "embedding_size 32 .* supported: 64"),
+        ({"norm_rel_ebd": "rms"}, "norm_rel_ebd 'rms'"),
+    ],
+)
+def test_a_deberta_of_another_form_is_refused(change: dict[str, Any], words: str, tmp_path: Path):
+    config = config_of("deberta_v3") if "position_buckets" in change else config_of("deberta_v2")
+    config.save_pretrained(tmp_path)
+    edited(tmp_path, "config.json", architectures=["DebertaV2Model"], **change)
+    with pytest.raises(CheckpointError, match=words):
+        read_spec(open_checkpoint(str(tmp_path)))
+
+
 def test_a_linear_layer_of_something_else_than_the_vector_is_refused(tmp_path: Path):
     folder = write_embedder(tmp_path / "model", "bert", Pooling(HIDDEN, "mean"), Dense(HIDDEN, 8))
     edited(folder / "2_Dense", "config.json", module_input_name="token_embeddings")
@@ -430,7 +496,7 @@ def test_unknown_settings_of_a_folder_are_logged(tmp_path: Path, caplog: pytest.
     assert f"processing_kwargs in {folder}/sentence_bert_config.json" in line
 
 
-@pytest.mark.parametrize("family", ["modernbert", "mpnet"])  # with windows, with a bias by distance
+@pytest.mark.parametrize("family", ["modernbert", "mpnet", "deberta_v3"])  # with windows, with biases by distance
 def test_a_text_longer_than_a_step_goes_alone(family: str, tmp_path: Path):
     config = config_of(family, max_position_embeddings=1030)
     folder = write_model(tmp_path / family, transformers.AutoModel.from_config(config))

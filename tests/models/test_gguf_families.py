@@ -57,7 +57,11 @@ GLM_EXPERTS: dict[str, Any] = {
     "use_qk_norm": True,
 }
 GPT_OSS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}
+OF_FOUR = TWO | {"intermediate_size": 192}
+"""Of families whose MLPs are four times as wide as the hidden states."""
 UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("Bloom", OF_FOUR | {"num_key_value_heads": 4}),
+    "mpt": ("Mpt", OF_FOUR | {"num_key_value_heads": 4, "attn_config": {"clip_qkv": 0.8, "alibi_bias_max": 8}}),
     "arcee": ("Arcee", TWO | {"mlp_bias": True}),
     "dots1": (
         "Dots1",
@@ -213,7 +217,7 @@ def test_logits_from_a_file_are_those_of_transformers(
 def test_each_architecture_that_is_read_is_held_to_transformers() -> None:
     tested = {FAMILIES[class_name(family)][0] for family, _ in CASES.values()} | set(PLAIN.values())
     elsewhere = {"bailingmoe2", "qwen2vl", "qwen3vl", "qwen3vlmoe"}  # test_bailing_moe_v2.py, test_gguf_vision.py
-    elsewhere |= {"bert", "gemma-embedding", "nomic-bert"}  # test_gguf_encoders.py
+    elsewhere |= {"bert", "gemma-embedding", "jina-bert-v2", "nomic-bert"}  # test_gguf_encoders.py
     assert set(ARCHITECTURES) - tested - elsewhere == {"nemotron_h"}  # which is the other, without experts
 
 

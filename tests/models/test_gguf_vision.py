@@ -10,6 +10,7 @@ import torch
 from gguf import GGUFWriter
 
 from penstock.checkpoint.checkpoint import open_checkpoint
+from penstock.checkpoint.created import Recipe, name_created, remove_created, write_created
 from penstock.checkpoint.gguf import mmproj
 from penstock.checkpoint.gguf.file import Metadata, open_gguf
 from penstock.checkpoint.gguf.header import TensorInfo
@@ -74,6 +75,20 @@ def test_a_vision_file_of_any_name_is_given_as_an_option(smolvlm: Path) -> None:
     assert (taken.processor, taken.placeholder, taken.tile_size, taken.size) == ("idefics3", PLACEHOLDER, 32, 64)
     assert read_spec(both).tower is not None
     assert both.mmproj == str(smolvlm.parent / "tower.gguf"), "other ranks need it, too"
+
+
+def test_a_created_model_keeps_the_vision_file_of_its_base(smolvlm: Path, tmp_path: Path) -> None:
+    model = tmp_path / smolvlm.name
+    model.symlink_to(smolvlm)
+    (tmp_path / "mmproj-tower.gguf").symlink_to(smolvlm.parent / "tower.gguf")
+    folder = write_created(open_checkpoint(str(model)).files, Recipe(base="smolvlm"))
+    name_created(folder, "eyes")
+    try:
+        created = open_checkpoint("eyes")
+        assert created.vision is not None
+        assert set(created.files) == {model.name, "mmproj-tower.gguf"}, "for models made from it"
+    finally:
+        remove_created("eyes")
 
 
 def test_a_vision_file_that_does_not_fit_is_refused(smolvlm: Path, tmp_path: Path) -> None:

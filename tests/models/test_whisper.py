@@ -140,3 +140,8 @@ def test_the_memory_plan_has_the_tower_and_whole_windows(hearing: Hearing) -> No
     window = settings.images.image_bytes(window_of(torch.zeros(MELS, 2 * POSITIONS)))
     assert settings.memory.image_features % window == 0
     assert settings.memory.image_features >= 2 * window
+    keys = 2 * 2 * 32  # of two layers
+    stream = POSITIONS * tower.hidden_size * settings.images.element_bytes
+    assert window >= POSITIONS * keys * settings.images.element_bytes + stream, "a window in progress has both"
+    assert tower.largest_pixels == 2 * POSITIONS * MELS * 4
+    assert settings.memory.image_pixels >= 2 * tower.largest_pixels

@@ -19,7 +19,9 @@ from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.tables import make_ops
 from penstock.models.registry import read_spec
 from penstock.quantizer.job import Job
-from tests.support.checkpoints import write_tiny_llama
+from penstock.quantizer.layerwise import Layerwise
+from tests.support.checkpoints import write_random, write_tiny_llama
+from tests.support.families import CASES, SHAPE
 from tests.support.gguf_files import write_gguf
 from tests.support.stepping import Stepper
 
@@ -73,6 +75,18 @@ def test_transformers_reads_the_same_matrices(tmp_path: Path, recipe: str, tied:
         wanted = theirs(torch.tensor([TEXT])).logits[0]
     ours = Stepper(tmp_path / "out", 1).step({0: TEXT})[0]
     assert (ours - wanted).std() / wanted.std() < 0.25  # activations and embeddings are rounded here only
+
+
+@pytest.mark.parametrize("name", ["bloom", "opt"])
+def test_a_walk_begins_with_embeddings_as_the_model_has_them(tmp_path: Path, name: str) -> None:
+    """Normalized, or with positions added."""
+    family, changes = CASES[name]
+    model = write_random(tmp_path, family, **(SHAPE | changes))
+    checkpoint = open_checkpoint(str(tmp_path))
+    with torch.inference_mode():
+        walk = Layerwise(checkpoint, read_spec(checkpoint), OPS, [TEXT, TEXT[::-1]])
+        wanted = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states[0][0]
+    torch.testing.assert_close(walk.hidden[0], wanted)
 
 
 def test_a_call_that_was_killed_is_gone_on_with_to_the_same_end(tmp_path: Path) -> None:

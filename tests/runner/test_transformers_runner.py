@@ -14,7 +14,7 @@ from penstock.runner.transformers_model import read_transformers_model
 from tests.support.checkpoints import write_random
 from tests.support.families import SHAPE
 
-OPT: dict[str, Any] = SHAPE | {"ffn_dim": 80, "word_embed_proj_dim": 48, "pad_token_id": 1}
+BIOGPT: dict[str, Any] = SHAPE | {"pad_token_id": 1}
 OPTIONS: dict[str, Any] = {
     "backend": "transformers",
     "kv_cache_memory": "2MiB",
@@ -37,7 +37,7 @@ def generated(model: Any, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "shape"),
     [
-        ("OPT", OPT),
+        ("BioGpt", BIOGPT),
         ("Mistral", SHAPE | {"sliding_window": 9, "head_dim": 20}),
         ("Mixtral", SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ],
@@ -68,8 +68,10 @@ def test_answers_are_those_of_generate_alone_in_chunks_and_in_company(
 def test_an_unknown_architectures_error_names_the_flag_and_a_start_says_what_it_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_random(tmp_path, "OPT", **OPT)
-    with pytest.raises(CheckpointError, match=r"OPTForCausalLM, which is unknown.*--backend transformers may run it"):
+    write_random(tmp_path, "BioGpt", **BIOGPT)
+    with pytest.raises(
+        CheckpointError, match=r"BioGptForCausalLM, which is unknown.*--backend transformers may run it"
+    ):
         LLM(str(tmp_path))
     with LLM(str(tmp_path), **OPTIONS):
         lines = [record.message for record in caplog.records if "transformers" in record.message]
@@ -133,9 +135,9 @@ def test_the_trace_leaves_the_config_as_it_was(tmp_path: Path) -> None:
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    write_random(tmp_path, "OPT", **OPT)
+    write_random(tmp_path, "BioGpt", **BIOGPT)
     tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.decoder.layers.1.fc1.weight"]
+    del tensors["biogpt.layers.1.fc1.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"missing weights, as .*layers\.1\.fc1\.weight"):
         LLM(str(tmp_path), **OPTIONS)

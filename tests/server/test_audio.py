@@ -1,28 +1,29 @@
 """Transcriptions and translations over HTTP, by OpenAI's client."""
 
 import asyncio
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import threading
-import time
 
 import httpx
 import openai
 import pytest
 
 from penstock import LLM
-from penstock.errors import InvalidRequestError
+from penstock.errors import InvalidRequestError, OverloadedError, RateLimitError, ShuttingDownError
 from penstock.fleet.link import ENGINE_CORE
 from penstock.server.openai.multipart import parse_form
 from tests.server.in_process import with_app
 from tests.server.running import RunningServer
-from tests.support.hearing import a_sound, make_hearing, wav_of
+from tests.support.hearing import END, a_sound, make_hearing, wav_of
 
 LONG = wav_of(a_sound(5.3))
 SHORT = wav_of(a_sound(1.5, 4))
+TOKENS = "penstock_prompt_tokens_total"
 LONGEST_NAME = "ä" * 125 + ".wav"
 
 
@@ -84,6 +85,8 @@ def test_each_format_has_the_transcript(client, expected):
 def test_a_sound_is_translated(client, expected):
     found = client.audio.translations.create(file=("a.wav", SHORT), model="tgi")
     assert found.text == expected["translated"].text
+    found = client.audio.translations.create(file=("a.wav", SHORT), model="tgi", response_format="verbose_json")
+    assert found.language == "en"
     found = client.audio.transcriptions.create(file=("a.wav", SHORT), model="tgi", language="de", temperature=0)
     assert found.text == expected["short"].text
 
@@ -96,16 +99,32 @@ def test_a_stream_has_the_text_of_each_window_and_then_all_of_it(client, expecte
     assert "".join(event.delta for event in events[:-1]).strip() == expected["long"].text
 
 
-def test_a_killed_engine_changes_no_transcript(hearing_server, client, expected):
-    texts = []
+def test_the_tokens_of_the_text_have_log_probabilities_if_asked_for(client, expected):
+    ask = functools.partial(client.audio.transcriptions.create, model="tgi", language="en", include=["logprobs"])
+    found = ask(file=("a.wav", LONG))
+    tokens = [token for segment in expected["long"].segments for token in segment.tokens if token < END]
+    assert len(found.logprobs) == len(tokens) > 0
+    assert all(one.logprob <= 0 and one.token and one.bytes for one in found.logprobs)
+    *deltas, done = ask(file=("a.wav", LONG), stream=True)
+    streamed = [one.logprob for delta in deltas for one in delta.logprobs]
+    assert streamed == [one.logprob for one in done.logprobs] == [one.logprob for one in found.logprobs]
 
-    def ask():
-        texts.append(client.audio.transcriptions.create(file=("a.wav", LONG), model="tgi", language="en").text)
 
-    asking = [threading.Thread(target=ask) for _ in range(3)]
+def test_an_engine_killed_in_the_middle_of_a_transcript_changes_nothing(hearing_server, client, expected):
+    texts, seen = [], threading.Event()
+
+    def ask(seed):  # of their own: what the journal has is not computed again
+        asked = {"model": "tgi", "language": "en", "extra_body": {"seed": seed}}
+        events = client.audio.transcriptions.create(file=("a.wav", LONG), stream=True, **asked)
+        for event in events:
+            seen.set()
+            text = getattr(event, "text", "")
+        texts.append(text)
+
+    asking = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
     for one in asking:
         one.start()
-    time.sleep(0.05)
+    seen.wait()
     os.kill(hearing_server.engine_pid, signal.SIGKILL)
     for one in asking:
         one.join()
@@ -119,7 +138,9 @@ def test_what_cannot_be_done_is_refused_by_name(client):
         ({"response_format": "diarized_json"}, "response_format"),
         ({"response_format": "verbose_json", "timestamp_granularities": ["word"]}, "timestamp_granularities"),
         ({"timestamp_granularities": ["segment"]}, "timestamp_granularities"),
-        ({"include": ["logprobs"]}, "include"),
+        ({"include": ["logprobs"], "response_format": "text"}, "include"),
+        ({"include": ["words"]}, "include"),
+        ({"chunking_strategy": {"type": "server_vad", "threshold": 0.7}}, "chunking_strategy"),
         ({"temperature": 7}, "temperature"),
         ({"stream": True, "response_format": "srt"}, "stream"),
         ({"prompt": "word " * 200}, "prompt"),
@@ -268,6 +289,73 @@ def test_a_client_that_leaves_during_the_first_window_cancels_it(folder, monkeyp
         assert b"transcript.text" not in sent
 
     with_app(talk, folder, ENGINE_CORE)
+
+
+def test_only_the_first_window_is_refused_and_others_wait_and_outlast_a_shutdown(folder, expected, monkeypatch):
+    async def talk(http, engine, app):
+        open_stream, refusals, opened = engine.open, {}, 0
+
+        def open_or_refuse(*args, **options):
+            nonlocal opened
+            opened += 1
+            if error := refusals.get(opened):
+                raise error
+            return open_stream(*args, **options)
+
+        async def ask(*errors, **headers):
+            nonlocal opened
+            opened, data = 0, {"language": "en"}
+            refusals.clear()
+            refusals.update(errors)
+            files = {"file": ("a.wav", LONG)}
+            return await http.post("/v1/audio/transcriptions", files=files, data=data, headers=headers, timeout=60)
+
+        monkeypatch.setattr(engine, "open", open_or_refuse)
+        full, spent = OverloadedError("full", 0.01), RateLimitError("spent", 0.01)
+        answer = await ask((2, full), (3, spent), (5, full))
+        assert answer.json()["text"] == expected["long"].text
+        assert (await ask((1, full))).status_code == 429
+        assert (await ask(*((i, full) for i in range(2, 99)), **{"x-queue-timeout": "0.05"})).status_code == 429
+        opened, asking = 0, asyncio.ensure_future(ask())
+        while opened < 2:
+            await asyncio.sleep(0.001)
+        engine.refuse(ShuttingDownError("closing time"))
+        await engine.drained()
+        assert (await asking).json()["text"] == expected["long"].text
+        assert (await ask()).status_code == 503
+
+    with_app(talk, folder, ENGINE_CORE)
+
+
+def test_a_call_that_is_sent_again_after_the_server_was_killed_computes_only_what_is_missing(folder, tmp_path):
+    flags = ("--model", str(folder), "--dtype", "float32", "--kv-cache-memory", "8MiB")
+    server = RunningServer(*flags, "--journal", str(tmp_path / "journal")).wait_until_listening()
+    files = {"file": ("a.wav", LONG)}
+    try:
+        url, data = f"{server.url}/v1/audio/transcriptions", {"language": "en", "stream": "true"}
+        with httpx.stream("POST", url, files=files, data=data, timeout=60) as answer:
+            deltas = (line for line in answer.iter_lines() if "transcript.text.delta" in line)
+            next(deltas)
+            next(deltas)
+            os.kill(server.process.pid, signal.SIGKILL)
+        server.stop()
+        server = RunningServer(*flags, "--journal", str(tmp_path / "journal")).wait_until_listening()
+
+        def ask(**fields):
+            """The text, and the prompt tokens of windows that were computed."""
+            before, url = server.metrics()[TOKENS], f"{server.url}/v1/audio/transcriptions"
+            answer = httpx.post(url, files=files, data=fields, timeout=60)
+            return answer.json()["text"], server.metrics()[TOKENS] - before
+
+        text, missing = ask(language="en")
+        assert ask(language="en") == (text, 0)
+        anew, whole = ask(language="en", seed="1")
+        assert anew == text
+        assert missing < whole
+        text, _ = ask(response_format="verbose_json")  # two questions about a window, and one about the language
+        assert ask(response_format="verbose_json") == (text, 0)
+    finally:
+        server.stop()
 
 
 def test_unknown_fields_are_named_in_the_header(hearing_server):

@@ -96,6 +96,8 @@ def test_one_key_from_the_options_has_no_limits():
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\nrpm = 1', "key 1: unknown entry 'rpm'"),
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\npriority = true', "key 1: priority must be a whole number"),
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\ntokens_per_minute = 0', "must be at least 1, not 0"),
+        ('[[key]]\nname = "a"\nsecret = "sk-secret"\nmodels = "b"', "models must be a list of the names"),
+        ('[[key]]\nname = "a"\nsecret = "sk-secret"\nmodels = ["b"]\noperator = true', "may use every model"),
         ('[[key]]\nname = "a"\nsecret_sha256 = "sk-secret"', "64 hexadecimal digits"),
         ('[[key]]\nname = "a"\nsecret = "sk-secret"\n' * 2, "two API keys have the name or the secret of 'a'"),
     ],

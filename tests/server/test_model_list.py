@@ -65,16 +65,20 @@ def test_adapters_belong_to_the_first_model() -> None:
 def test_each_model_plans_its_memory_within_what_it_reserves() -> None:
     config = EngineConfig.from_options(model=f"a={DEMO_FOLDER},b=org/repo", max_memory="1GiB")
     server = ServerConfig.from_options(engines=2)
-    planned, broker = with_broker(listed_models(config, server), server)
+    planned, broker, plan = with_broker(listed_models(config, server), server)
     assert [one.cache.max_memory for _, one in planned] == [2**28, 2**28]
     assert [model.needed for model in broker.models.values()] == [2**29, 2**29]
     assert broker.models["a"].keep_alive == 300.0
+    added, needed = plan("/folder", 5)
+    assert (added.model.model, added.cache.max_memory, needed) == ("/folder", 2**30 // 3 // 2, 2**30 // 3)
 
 
 def test_durations_are_those_of_ollama() -> None:
     assert seconds_of("1h30m") == 5400.0
     assert seconds_of("0") == seconds_of(0) == seconds_of("0s") == 0.0
     assert seconds_of(-1) == seconds_of("-1m") == float("inf")
+    with pytest.raises(ConfigError, match="load_timeout must be above 0"):
+        ServerConfig.from_options(load_timeout="0")
     for wrong in ("soon", "5 m", "nan", "", "1x"):
         with pytest.raises(ValueError, match=r"could not convert|nan"):
             seconds_of(wrong)

@@ -20,6 +20,25 @@ SIZES: dict[str, Any] = {
 SPECIAL = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "eos_token": "[EOS]"}
 WORDS = [f"word{index}" for index in range(VOCABULARY - 10)]
 _BERT_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+_DEBERTA: dict[str, Any] = {"relative_attention": True, "max_position_embeddings": 512}
+_DEBERTAS: dict[str, dict[str, Any]] = {
+    "deberta_v2": {
+        "pos_att_type": ["c2p", "p2c"],
+        "max_relative_positions": 24,
+        "type_vocab_size": 2,
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+        "conv_groups": 1,
+    },
+    "deberta_v3": {
+        "pos_att_type": "p2c|c2p",
+        "position_buckets": 16,
+        "max_relative_positions": -1,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+    },
+}
 _ROBERTAS = {"xlm_roberta": "XLMRobertaConfig", "roberta": "RobertaConfig", "camembert": "CamembertConfig"}
 _DECODER: dict[str, Any] = {**SIZES, "head_dim": 16, "num_key_value_heads": 2, "pad_token_id": 0}
 
@@ -39,6 +58,8 @@ def config_of(family: str, **more: Any) -> Any:
         return transformers.MPNetConfig(**SIZES, **{"max_position_embeddings": 514, **more})
     if family == "electra":
         return transformers.ElectraConfig(**SIZES, **{"embedding_size": 32, **more})
+    if family in _DEBERTAS:
+        return transformers.DebertaV2Config(**{**SIZES, **_DEBERTA, **_DEBERTAS[family], **more})
     if family == "modernbert":
         return transformers.ModernBertConfig(**SIZES, **_BERT_IDS, local_attention=16, **more)
     if family == "nomic_bert":
@@ -65,7 +86,8 @@ def write_model(folder: Path, model: Any, seed: int = 0) -> Path:
                 weight.add_(0.1 * torch.randn_like(weight))
     model.save_pretrained(folder)
     kind = model.config.model_type
-    write_tokenizer(folder, decoder=hasattr(model.config, "num_key_value_heads"), typed=kind in ("bert", "electra"))
+    typed = kind in ("bert", "electra", "deberta-v2") and model.config.type_vocab_size > 1
+    write_tokenizer(folder, decoder=hasattr(model.config, "num_key_value_heads"), typed=typed)
     return folder
 
 

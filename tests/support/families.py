@@ -804,6 +804,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt bigcode": ("GPTBigCode", TWO | {"n_inner": 80}),
     "gpt bigcode, as many keys": ("GPTBigCode", TWO | {"multi_query": False, "tie_word_embeddings": False}),
+    "bloom": ("Bloom", TWO),
+    "bloom, heads that are no power of two, not tied": (
+        "Bloom",
+        TWO | {"num_attention_heads": 6, "tie_word_embeddings": False},
+    ),
+    "mpt": ("Mpt", TWO | {"attn_config": {"clip_qkv": 0.8}}),
+    "mpt, heads that are no power of two, not tied": (
+        "Mpt",
+        TWO | {"num_attention_heads": 6, "attn_config": {"softmax_scale": 0.2}, "tie_word_embeddings": False},
+    ),
+    "opt": ("OPT", TWO | {"ffn_dim": 80}),
+    "opt, galactica": ("OPT", TWO | {"ffn_dim": 80, "activation_function": "gelu", "enable_bias": False}),
     "gpt-j": ("GPTJ", TWO | {"rotary_dim": 8}),
     "glm": ("Glm", TWO | {"head_dim": 16}),
     "helium": ("Helium", TWO | {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),

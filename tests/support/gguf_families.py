@@ -17,6 +17,7 @@ from tests.support.gguf_files import encode, finish, llama3_factors
 from tests.support.gguf_tensors import (
     Config,
     Convert,
+    bloom_tensors,
     converted,
     correction_biases,
     delta_tensors,
@@ -60,7 +61,7 @@ def write_family(
     config = json.loads((folder / "config.json").read_text())
     architecture, add_config, convert = kind or FAMILIES[config["architectures"][0]]
     config = {"num_hidden_layers": len(config.get("layers_block_type") or ()), **config}
-    config |= {_OF_GPT2[key]: value for key, value in config.items() if key in _OF_GPT2}
+    config |= {_OTHER_NAMES[key]: value for key, value in config.items() if key in _OTHER_NAMES}
     writer = GGUFWriter(None, architecture, use_temp_file=False)
     add_common(writer, config)
     add_config(writer, config)
@@ -91,12 +92,15 @@ def write_family(
     finish(writer, path)
 
 
-_OF_GPT2 = {
+_OTHER_NAMES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings",
     "n_inner": "intermediate_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
 }
 _HEADS = {
     "mtp.fc": "eh_proj",
@@ -363,6 +367,11 @@ def _add_falcon(writer: GGUFWriter, config: Config) -> None:
     writer.add_head_count_kv(config["num_kv_heads"] if config["new_decoder_architecture"] else 1)
 
 
+def _add_mpt(writer: GGUFWriter, config: Config) -> None:
+    writer.add_clamp_kqv(config["attn_config"]["clip_qkv"])
+    writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+
+
 def _add_bigcode(writer: GGUFWriter, config: Config) -> None:
     writer.add_head_count_kv(1)
 
@@ -492,6 +501,8 @@ FAMILIES: dict[str, Kind] = {
     "GraniteMoeHybridForCausalLM": ("granitehybrid", _add_granite_hybrid, granite_hybrid_tensors),
     "AfmoeForCausalLM": ("afmoe", _add_afmoe, correction_biases),
     "FalconForCausalLM": ("falcon", _add_falcon, falcon_tensors),
+    "BloomForCausalLM": ("bloom", add_nothing, bloom_tensors),
+    "MptForCausalLM": ("mpt", _add_mpt, None),
     "GPTBigCodeForCausalLM": ("starcoder", _add_bigcode, None),
     "FalconH1ForCausalLM": ("falcon-h1", _add_falcon_h1, falcon_h1_tensors),
     "OlmoForCausalLM": ("olmo", _add_olmo, interleaved),

@@ -167,6 +167,11 @@ def neox_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield name, tensor
 
 
+def bloom_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """As GPT-NeoX, without the prefix of names."""
+    yield from neox_tensors(name.removeprefix("transformer."), tensor, config)
+
+
 def gpt2_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     transposed = re.search(r"(c_attn|c_proj|c_fc)\.weight$", name)
     yield name, tensor.T.contiguous() if transposed else tensor

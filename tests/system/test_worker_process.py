@@ -58,6 +58,11 @@ def test_frames_are_answered_one_after_the_other_also_empty_ones(run):
     assert [ask(worker, frame, 1, 60) for frame in (b"a", b"", b"b")] == [b"a", b"", b"b"]
 
 
+def test_matrix_products_of_a_child_use_one_thread(run):
+    told = "channel.receive()\nimport os; channel.send(os.environ['OPENBLAS_NUM_THREADS'].encode())"
+    assert ask(run(CHANNEL + told), b"", 1, 60) == b"1"
+
+
 @both_ways
 def test_a_process_that_has_exited_is_reported_with_its_exit_code(run, ask):
     worker = run("import sys; sys.exit(7)")

@@ -15,22 +15,24 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from penstock.checkpoint.aliases import read_aliases
-from penstock.checkpoint.created import Recipe, find_created, recipe_of
+from penstock.checkpoint.created import Recipe, created_files, find_created, recipe_of
 from penstock.checkpoint.generation_config import GenerationDefaults, read_defaults
 from penstock.checkpoint.generation_config import unheeded as unheeded_settings
-from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf
+from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.config.engine_config import ModelConfig, parse_overrides
 from penstock.errors import CheckpointError, ConfigError, shown
 
 if TYPE_CHECKING:
     from penstock.checkpoint.gguf.mmproj import VisionFile
+
+T = TypeVar("T")
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 DEMO_NAME = "penstock-demo"
@@ -81,6 +83,17 @@ class Checkpoint:
     Penstock's."""
     recipe: Recipe | None = None
     """The settings of a created model; its parameters are part of `generation`."""
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The model's files by name, with a vision file beside it; of a created model those that it was made from."""
+        if self.recipe is not None:
+            return created_files(self.path if self.gguf is None else self.path.parent)
+        if self.gguf is None:
+            files = list(self.path.iterdir())
+        else:
+            files = [*self.gguf.files, *([] if self.vision is None else [self.vision.file.path])]
+        return {file.name: file.absolute() for file in files}
 
     @property
     def mmproj(self) -> str | None:
@@ -219,6 +232,33 @@ def resolve_path(model: str | None, revision: str | None = None) -> Path:
         CheckpointError: there is no such path and it cannot be downloaded, or there are several GGUF files.
         ConfigError: a revision is given, but the model is not from the hub.
     """
+    return _resolve(model, revision, _download)
+
+
+def download_model(hub_id: str) -> Path:
+    """`resolve_path` of a hub id alone, whatever paths there are.
+
+    Raises:
+        CheckpointError: it is none, or it cannot be downloaded.
+    """
+    found = HUB_ID.fullmatch(hub_id)
+    if found is None:
+        raise CheckpointError(f"{shown(hub_id)} is no model of the hub: they are ORG/REPO, or ORG/REPO:Q4_K_M")
+    return _download(found["repository"], found["choice"], None)
+
+
+def find_on_disk(model: str | None, revision: str | None = None) -> Path | None:
+    """`resolve_path` without the network: None if a hub model is not in the cache.
+
+    Raises:
+        CheckpointError, ConfigError: as `resolve_path`.
+    """
+    return _resolve(model, revision, _find_in_cache)
+
+
+def _resolve(
+    model: str | None, revision: str | None, find_hub_model: Callable[[str, str | None, str | None], T]
+) -> Path | T:
     if model is not None and not os.path.exists(os.path.expanduser(model)):
         model = read_aliases().get(model, model)
         if (created := find_created(model)) is not None:
@@ -244,7 +284,7 @@ def resolve_path(model: str | None, revision: str | None = None) -> Path:
         raise CheckpointError(f"there is no folder or file {model}")
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ConfigError(f"revision must be a branch, tag or commit of {model}, not {shown(revision)}")
-    return _download(hub_id["repository"], hub_id["choice"], revision)
+    return find_hub_model(hub_id["repository"], hub_id["choice"], revision)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -304,15 +344,28 @@ def _download_once(repository: str, choice: str | None, revision: str | None) ->
 
 
 def _find_cached(repository: str, choice: str | None, revision: str | None, where: str) -> Path:
-    """The folder or GGUF file of a hub model in the cache."""
+    """The folder or GGUF file of a hub model in the cache, without the hub."""
     folder = cached_folder(repository, revision)
     if folder is None:
         raise ConnectionError("the hub cannot be reached, and the model is not in its cache")
-    found = folder
-    if choice is not None or not _has_safetensors(folder):
-        found /= choose_gguf([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], choice, where)
+    found = _in_cached_folder(folder, choice, where)
     logger.warning("offline: using the cached %s %s", "file" if found.is_file() else "folder", found)
     return found
+
+
+def _in_cached_folder(folder: Path, choice: str | None, where: str) -> Path:
+    if choice is None and _has_safetensors(folder):
+        return folder
+    return folder / choose_gguf([str(file.relative_to(folder)) for file in folder.rglob("*.gguf")], choice, where)
+
+
+def _find_in_cache(repository: str, choice: str | None, revision: str | None) -> Path | None:
+    """The folder or GGUF file of a hub model in the cache; None: it is not there."""
+    folder = cached_folder(repository, revision)
+    try:
+        return None if folder is None else _in_cached_folder(folder, choice, f"the hub repository {repository}")
+    except CheckpointError:  # other files of the repository are there
+        return None
 
 
 def _hub_gguf_names(repository: str, revision: str | None) -> list[str]:
@@ -331,6 +384,20 @@ def _name(model: str | None, path: Path) -> str:
     if os.path.isdir(given):
         return os.path.basename(os.path.abspath(given))  # a link's own name, as in `current -> v12`
     return model_name(path) if os.path.exists(given) else model
+
+
+def weights_size(path: Path) -> int:
+    """Bytes of the weight files of the model in a folder or GGUF file.
+
+    Raises:
+        CheckpointError: the folder has none.
+        OSError: one is missing.
+    """
+    if path.is_dir():
+        files = weight_files(path)
+    else:
+        files = [path.parent / name for name in parts_of(os.listdir(path.parent), path.name)]
+    return sum(file.stat().st_size for file in files)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -29,7 +29,8 @@ MAX_CREATED = 1000
 """Maximum created models."""
 _NAME = re.compile(r"\w[\w.:/@+-]{0,79}", re.ASCII)
 _MAX_BYTES = 8 * 2**20
-_LATEST = ":latest"
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name."""
 _UNUSED_SECONDS = 24 * 3600.0
 """Age from which an uploaded file that no model uses is deleted."""
 _GENERATION = {
@@ -107,7 +108,7 @@ def blob_path(digest: str) -> Path:
 
 def find_created(name: str) -> Path | None:
     """The folder of a created model; None if there is none of this name."""
-    for alias in (name, name.removesuffix(_LATEST)):
+    for alias in (name, name.removesuffix(LATEST)):
         if _NAME.fullmatch(alias) and (folder := _folder(alias)).is_dir():
             return folder
     return None

@@ -7,7 +7,7 @@ grows under a name of its own beside the cache's blobs, is compared with its che
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock.checkpoint.checkpoint import HUB_COPIES, HUB_FILES, HUB_ID, HUB_SECONDS
@@ -20,11 +20,15 @@ LARGE = 16 * 2**20
 """Minimum bytes of a file whose download is resumed rather than repeated."""
 
 
-def download_large_files(model: str, revision: str | None) -> None:
+def download_large_files(
+    model: str, revision: str | None, on_file: Callable[[str, int, Path], None] = lambda digest, size, part: None
+) -> None:
     """Download the large files of a model that are not in the cache yet.
 
     Args:
         model: a hub id, perhaps with the choice of a GGUF file.
+        on_file: called for each file before its download, with its SHA-256, its size, and the path under which it
+            grows.
 
     Raises:
         CheckpointError: a file differs from its checksum, or no GGUF file or several match.
@@ -41,6 +45,7 @@ def download_large_files(model: str, revision: str | None) -> None:
     blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
     for name, digest, size in _large_files(repository, found["choice"], revision):
         url = hf_hub_url(repository, name, revision=revision)
+        on_file(digest, size, _part(blobs / digest))
         if (blobs / digest).exists():
             continue
         if getattr(get_hf_file_metadata(url), "xet_file_data", None) is not None and is_xet_available():
@@ -70,7 +75,7 @@ def _download(url: str, blob: Path, size: int, name: str) -> None:
     from huggingface_hub.utils._headers import build_hf_headers
 
     blob.parent.mkdir(parents=True, exist_ok=True)
-    part = blob.with_name(f"{blob.name}.part")
+    part = _part(blob)
     with part.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another process may download it, too
         if blob.exists() or not part.exists():
@@ -82,3 +87,8 @@ def _download(url: str, blob: Path, size: int, name: str) -> None:
             part.unlink()
             raise CheckpointError(f"{name}: the content differs from the hub's checksum; deleted: pull the model again")
         part.replace(blob)
+
+
+def _part(blob: Path) -> Path:
+    """Where a file grows until it is whole."""
+    return blob.with_name(f"{blob.name}.part")

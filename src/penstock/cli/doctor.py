@@ -37,7 +37,7 @@ FLAGS_OF_SETS = {
 """Flags of /proc/cpuinfo by instruction set, from the least to the best."""
 EXTRAS = {
     "images": ("PIL", "pictures in prompts"),
-    "audio": ("soundfile", "transcripts of FLAC, MP3 and Ogg files"),
+    "audio": ("av", "transcripts of FLAC, MP3, Ogg, M4A and WebM files"),
     "torch": ("torch", "GPUs, several nodes, quantize, the reference kernels"),
     "transformers": ("transformers", "models of --backend transformers"),
     "otel": ("opentelemetry.sdk", "traces"),

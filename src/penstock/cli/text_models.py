@@ -3,7 +3,7 @@
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.errors import CheckpointError, ConfigError
 from penstock.models.encoders import task_of
-from penstock.text.tokenizer import has_chat_template, missing_tokenizer
+from penstock.text.tokenizer import chat_template_of, missing_tokenizer
 
 _OF_TASK = {
     "embed": "embeds texts: penstock serve answers /v1/embeddings with it, LLM.embed in Python",
@@ -32,7 +32,7 @@ def check_chats(checkpoint: Checkpoint, chat_template: str | None) -> None:
     Raises:
         ConfigError: the model has no chat template, and none was given.
     """
-    if chat_template is None and not has_chat_template(checkpoint.path):
+    if chat_template is None and not chat_template_of(checkpoint.path):
         raise ConfigError(
             f"{checkpoint.name} has no chat template, so it may not be trained for conversations: give one by "
             "--chat-template FILE, or let it continue a text by penstock generate"

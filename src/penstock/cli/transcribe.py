@@ -16,7 +16,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         usage="%(prog)s --model MODEL [options] FILE [FILE ...]",
         description="Transcribe sounds with a Whisper model.",
     )
-    parser.add_argument("file", nargs="+", metavar="FILE", help="WAV; with soundfile also FLAC, MP3 and Ogg")
+    parser.add_argument(
+        "file", nargs="+", metavar="FILE", help="WAV; with the extra audio also FLAC, MP3, Ogg, M4A, WebM"
+    )
     parser.add_argument("--language", metavar="CODE", help="the language, such as de; default: the model tells")
     parser.add_argument("--translate", action="store_true", help="translate into English")
     parser.add_argument("--format", choices=("text", "srt", "vtt"), default="text", help="default: text")

@@ -69,9 +69,10 @@ def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, m
 
 
 def workspace_bytes(model: ModelPrecision, limits: PoolLimits, samples: int, machine: Machine) -> int:
-    """Upper estimate of a step's temporary bytes, including the rotary tables."""
+    """Upper estimate of a step's temporary bytes, including the tables that are made of positions and of weights."""
     facts = model.facts
     positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
+    positions += 4 * (2 * facts.biased_heads * limits.max_model_len + facts.table_elements)
     logits = 4 * samples * facts.vocab_size * 4
     native = machine.device == "cpu" and machine.native
     rest = _native_workspace(model, limits, samples, machine.cores) if native else _reference_workspace(model, limits)

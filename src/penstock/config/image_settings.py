@@ -34,10 +34,9 @@ class ImageSettings:
         return patches * (self.tower.layer_elements + 2 * patches * self.tower.hidden_size)
 
     def image_bytes(self, image: Image) -> int:
-        """Bytes of an image's features, or of its activations between two of the tower's layers if these are more."""
-        features = image.rows * image.columns * self.tower.feature_elements
-        activations = self.num_patches(image.height, image.width) * self.tower.hidden_size
-        return max(features, activations) * self.element_bytes
+        """Bytes of an image between two steps: of its features or, if they are more, of what there is before these."""
+        patches = self.num_patches(image.height, image.width)
+        return _image_bytes(self.tower, image.rows * image.columns, patches, self.element_bytes)
 
     def refusal(self, image: Image) -> str | None:
         """Why an image cannot be encoded; None if it can."""
@@ -53,7 +52,12 @@ class ImageSettings:
 
 def largest_image_bytes(tower: TowerFacts, element_bytes: int) -> int:
     """`ImageSettings.image_bytes` of the largest image."""
-    return max(tower.max_tokens * tower.feature_elements, tower.max_patches * tower.hidden_size) * element_bytes
+    return _image_bytes(tower, tower.max_tokens, tower.max_patches, element_bytes)
+
+
+def _image_bytes(tower: TowerFacts, tokens: int, patches: int, element_bytes: int) -> int:
+    begun = tokens * tower.early_elements + patches * tower.hidden_size
+    return max(tokens * tower.feature_elements, begun) * element_bytes
 
 
 def token_elements(facts: ModelFacts) -> int:

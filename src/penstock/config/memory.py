@@ -49,7 +49,9 @@ class MemoryPlan:
     tower: int = 0
     """Bytes of the vision tower's weights; 0: the model takes text only."""
     image_features: int = 0
-    """Bytes for the features of encoded images."""
+    """Bytes for the features of encoded images, and for the streams of those that are being encoded."""
+    image_pixels: int = 0
+    """Bytes for the images of open requests, encoded or not; 0: unknown, as on a GPU, whose host has them."""
     draft: "MemoryPlan | None" = None
     """The draft model's plan, whose bytes are not included here; it has as many blocks."""
 
@@ -62,7 +64,7 @@ class MemoryPlan:
     def num_bytes(self) -> int:
         """All bytes of the plan, with those of the draft model."""
         draft = 0 if self.draft is None else self.draft.num_bytes
-        cache = self.kv_cache + self.adapters + self.tower + self.image_features
+        cache = self.kv_cache + self.adapters + self.tower + self.image_features + self.image_pixels
         return self.weights + cache + self.workspace + draft
 
     def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
@@ -92,7 +94,7 @@ class Demand:
     workspace: int
     adapters: int = 0
     images: int = 0
-    """Bytes of the vision tower's weights, and of features."""
+    """Bytes of the vision tower's weights, of features and of pixels."""
 
     @property
     def needed(self) -> int:
@@ -154,11 +156,13 @@ def plan_memory(
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
         workspaces[0] += samples * 4 * models[0].facts.vocab_size
-    tower, image_features = 0, 0
+    tower, image_features, image_pixels = 0, 0, 0
     if models[0].facts.tower is not None:
         tower, image_features = _tower_bytes(models[0], models[0].facts.tower, machine)
+        image_pixels = _pixel_bytes(models[0].facts.tower, machine)
         workspaces[0] += _tower_workspace(models[0], models[0].facts.tower, machine)
-    demand = Demand(machine, sum(weights), sum(workspaces), adapters, tower + image_features)
+    images = tower + image_features + image_pixels
+    demand = Demand(machine, sum(weights), sum(workspaces), adapters, images)
     num_blocks, limit = _num_blocks(kv_cache_memory, demand, models, limits)
     first, *others = (
         MemoryPlan(
@@ -172,12 +176,15 @@ def plan_memory(
         for index, model in enumerate(models)
     )
     draft = others[0] if others else None
-    return replace(first, adapters=adapters, tower=tower, image_features=image_features, draft=draft)
+    return replace(
+        first, adapters=adapters, tower=tower, image_features=image_features, image_pixels=image_pixels, draft=draft
+    )
 
 
 _LARGEST_IMAGES = 2
 """Number of the largest images whose features fit their budget at least: one in use, one being encoded."""
 _AUTO_FEATURES = 64 * MIB
+_AUTO_PIXELS = 512 * MIB
 _WINDOWS = 16
 """Number of audio windows whose keys fit their budget, memory permitting: as many as are decoded at a time."""
 
@@ -189,6 +196,13 @@ def _tower_bytes(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> 
     if tower.is_attended:
         return weights, largest * max(_LARGEST_IMAGES, min(_WINDOWS, machine.memory // 16 // largest))
     return weights, max(_LARGEST_IMAGES * largest, min(_AUTO_FEATURES, machine.memory // 64))
+
+
+def _pixel_bytes(tower: TowerFacts, machine: Machine) -> int:
+    """The budget for the images of open requests."""
+    if machine.device != "cpu":
+        return 0
+    return max(_LARGEST_IMAGES * tower.largest_pixels, min(_AUTO_PIXELS, machine.memory // 32))
 
 
 def _tower_workspace(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> int:
@@ -212,7 +226,9 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
     num_blocks = -(-max(limits.budget, limits.max_model_len) // block_size)
     weights = weight_bytes(model, machine)
     workspace = workspace_bytes(model, replace(limits, budget=num_blocks * block_size), 0, machine)
-    keys = num_blocks * max(cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache)
+    keys = num_blocks * max(
+        (cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache), default=0
+    )
     if weights + workspace + keys > machine.memory:
         demand = Demand(machine, weights, workspace + keys)
         longest = f"the longest text, of {limits.max_model_len:,} tokens,"

@@ -146,6 +146,14 @@ class TowerFacts:
     """Height of a patch that is no square."""
     is_attended: bool = False
     """Whether all tokens of a text attend to features (cross-attention), instead of some tokens being them."""
+    early_elements: int = 0
+    """Elements of a token's features that are in memory before the last layer, beside the stream."""
+
+    @property
+    def largest_pixels(self) -> int:
+        """Bytes of the largest image in a request: 8 bits a channel, or the float32 features of a window of audio."""
+        height = self.patch_height or self.patch_pixels
+        return self.max_patches * self.patch_pixels * height * (4 if self.is_attended else 3)
 
     @property
     def patch_elements(self) -> int:
@@ -168,6 +176,10 @@ class ModelFacts:
     rotary_dim: int
     """Rotated elements per head, summed over the model's rotary tables."""
     matrices: tuple[Matrix, ...]
+    biased_heads: int = 0
+    """Heads with a bias by distance: a table in float32 of two numbers for each position."""
+    table_elements: int = 0
+    """Elements of tables in float32 that are computed from the weights."""
     idle_elements: int = 0
     """Elements of the matrices of those experts that a token is not routed to, summed over layers."""
     stored_format: str | None = None

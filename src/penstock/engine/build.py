@@ -286,6 +286,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         defaults=checkpoint.generation,
         memory_plan=memory_line(settings.memory, device=settings.device, ranks=settings.tensor_parallel_size),
         memory_bytes=settings.memory.num_bytes * settings.tensor_parallel_size,
+        image_pixels=settings.memory.image_pixels,
         num_blocks=settings.memory.num_blocks,
         block_size=settings.memory.block_size,
         max_batch_total_tokens=settings.admission.max_batch_total_tokens if settings.admission else None,

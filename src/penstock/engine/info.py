@@ -51,6 +51,8 @@ class EngineInfo:
     """How the model transcribes; None: it does not."""
     memory_bytes: int = 0
     """Bytes of the memory plan."""
+    image_pixels: int = 0
+    """Maximum bytes of the images of open requests, by the memory plan; 0: no maximum."""
 
     @property
     def model_identity(self) -> str:

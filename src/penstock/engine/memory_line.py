@@ -17,6 +17,8 @@ def _parts(plan: MemoryPlan, device: str) -> str:
         parts.append(f"{in_words(plan.adapters)} adapters")
     if plan.tower:
         parts.append(f"{in_words(plan.tower)} vision tower + {in_words(plan.image_features)} image features")
+    if plan.image_pixels:
+        parts.append(f"{in_words(plan.image_pixels)} images of requests")
     parts.append(_cache(plan, on_demand=device == "cpu"))
     parts.append(f"{in_words(plan.workspace)} workspace")
     return " + ".join(parts)

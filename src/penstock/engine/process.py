@@ -46,7 +46,7 @@ from penstock.engine.protocol import (
 )
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.system.host import end_process, read_first_line
-from penstock.system.loading_progress import NUM_BYTES, TOTAL_BYTES, Intervals, progress_to
+from penstock.system.loading_progress import NUM_BYTES, SHOWN_INTERVAL, TOTAL_BYTES, Intervals, progress_to
 from penstock.system.parent import die_with_parent
 from penstock.system.start import Start
 
@@ -156,7 +156,7 @@ def run_engine(launch: Launch) -> int:
         logger.warning("the engine cannot be bound to %s: %s", launch.binding, error)
     try:
         with (
-            progress_to(Intervals(lambda record: _tell_progress(outputs, record))),
+            progress_to(Intervals(lambda record: _tell_progress(outputs, record), seconds=SHOWN_INTERVAL)),
             startup.starting(launch.config) as start,
         ):
             make_core = _load(launch.core)

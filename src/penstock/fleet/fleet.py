@@ -8,6 +8,7 @@ fleet calls it with each message, death and new engine, and the replica.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -31,6 +32,8 @@ from penstock.system.host import set_low_priority
 logger = logging.getLogger("penstock.engine")
 
 UNLOADED = "the model is unloaded until it is used"
+YIELD_SECONDS = 0.5
+"""Interval in which a starting engine's priority is adapted to the requests of other models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +130,33 @@ class Fleet:
 
     async def _all_ready(self, links: Sequence[Link]) -> list[EngineInfo]:
         starting = [asyncio.ensure_future(await_ready(link, self._options.on_loading)) for link in links]
-        pids = [link.pid for link in links] if self._options.yields() else []
+        is_ready = asyncio.Event()
+        yielding = asyncio.ensure_future(self._yield_cores([link.pid for link in links], is_ready))
         try:
-            if pids:
-                await asyncio.to_thread(set_low_priority, pids, is_low=True)
             infos = await asyncio.gather(*starting)
-            if pids:
-                await asyncio.to_thread(set_low_priority, pids, is_low=False)
+            is_ready.set()
+            await yielding
             return infos
         except BaseException:
+            is_ready.set()
             for start in starting:
                 start.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(yielding, *starting, return_exceptions=True)
             raise
+
+    async def _yield_cores(self, pids: Sequence[int], is_ready: asyncio.Event) -> None:
+        """Keep starting engines at a low priority while another model has requests."""
+        is_low = False
+        while True:
+            is_done = is_ready.is_set()
+            wants_low = not is_done and self._options.yields()
+            if wants_low != is_low:
+                is_low = wants_low
+                await asyncio.to_thread(set_low_priority, pids, is_low=is_low)
+            if is_done:
+                return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(is_ready.wait(), YIELD_SECONDS)
 
     def _settle(self, link: Link, info: EngineInfo, seconds: float, status: ReplicaStatus | None = None) -> Replica:
         """Make a replica for a ready engine, whose start took `seconds`, or one with the status that it had before."""
@@ -185,6 +202,11 @@ class Fleet:
             woken.supervise(self)
             self.engine_is_up(woken)
 
+    def stop_restarting(self, reason: str) -> None:
+        """Give engines up that end from now on: their model's files may be others now."""
+        for replica in self.replicas.values():
+            replica.stop_restarting(reason)
+
     def supervise(self, owner: FleetOwner) -> None:
         """Keep all engines running from now on, and call the owner with each event."""
         self._owner = owner
@@ -207,12 +229,13 @@ class Fleet:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the newest engine, with the largest limits of all engines."""
+        """Facts of the newest engine, with the largest limits of all engines, but room for images as the smallest."""
         infos = [replica.info for replica in self.replicas.values()]
         return replace(
             infos[-1],
             max_model_len=max(info.max_model_len for info in infos),
             max_num_seqs=max(info.max_num_seqs for info in infos),
+            image_pixels=min(info.image_pixels for info in infos),  # one engine may get all requests
         )
 
     @property

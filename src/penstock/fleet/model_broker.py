@@ -10,12 +10,20 @@ Pure: no I/O and no clock.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.config.engine_config import EngineConfig
+
 FIXED_ENGINES = "with several models the engines of each are those of --engines, for which their memory is planned"
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
+PlanModel = Callable[[str, int], tuple[EngineConfig, int]]
+"""Plans a model that is added, of a path and the number of other models: its configuration, and the bytes that it
+reserves for a load."""
+LoadStage = Literal["waiting", "downloading", "starting", "reading weights", "preparing"]
+"""What a load is at: it waits for its turn or for memory; the files are downloaded; the engine starts, reads the
+weights, and prepares its first step."""
 
 
 @dataclass(slots=True)
@@ -35,6 +43,8 @@ class ModelMemory:
     """Seconds without use after which it is unloaded."""
     is_leaving: bool = False
     """Whether another model waits for its room."""
+    is_retired: bool = False
+    """Whether it is not served any more: it is unloaded after its uses."""
 
     @property
     def is_idle(self) -> bool:
@@ -53,6 +63,8 @@ class ModelStatus:
     state: ModelState = "loaded"
     progress: float = 1.0
     """Share of the weights that have been read, 0 to 1."""
+    stage: LoadStage | None = None
+    """What its load is at; None: none is under way."""
     error: str | None = None
     """Why it could not be loaded last time, or its engines ended for good."""
     expires_in: float = math.inf
@@ -85,9 +97,31 @@ class ModelBroker:
         self._wanted: list[str] = []  # in order; those that others make leave are loaded still
         self.models: dict[str, ModelMemory] = {}
 
-    def add_model(self, name: str, needed: int) -> None:
-        """Add a model that reserves this many bytes for a load, or all if it needs more."""
-        self.models[name] = ModelMemory(min(needed, self._total), keep_alive=self._keep_alive)
+    def add_model(self, name: str, needed: int, num_waiting: int = 0) -> None:
+        """Add a model that reserves this many bytes for a load, or all if it needs more.
+
+        Args:
+            num_waiting: uses that wait for it already, as they did for the model that it replaces.
+        """
+        self.models[name] = ModelMemory(min(needed, self._total), keep_alive=self._keep_alive, num_waiting=num_waiting)
+        if num_waiting:
+            self._wanted.append(name)
+
+    def retire(self, name: str, retired_name: str) -> int:
+        """Stop serving a model, whose place another may take: it is unloaded after the uses that have begun, under
+        another name. Returns the number of uses that waited for it, which are over.
+        """
+        model = self.models[retired_name] = self.models.pop(name)
+        num_waiting, model.num_waiting, model.is_retired = model.num_waiting, 0, True
+        if name in self._wanted:
+            self._wanted.remove(name)
+        return num_waiting
+
+    def forget(self, name: str) -> None:
+        """Remove a retired model that is unloaded."""
+        model = self.models.pop(name)
+        assert model.is_retired, "it is still served"
+        assert model.state == "unloaded", "it still has memory"
 
     # ── uses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -202,7 +236,7 @@ class ModelBroker:
     def _is_due(self, model: ModelMemory, now: float) -> bool:
         if model.state != "loaded" or model.num_uses:
             return False
-        return model.is_leaving or (not model.num_waiting and now >= model.expires_at)
+        return model.is_leaving or model.is_retired or (not model.num_waiting and now >= model.expires_at)
 
     def check_integrity(self) -> None:
         """Assert the invariants."""

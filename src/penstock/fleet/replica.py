@@ -20,6 +20,7 @@ from penstock.engine.protocol import FromEngine, Loading, Ping, Ready, StepOutpu
 from penstock.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.fleet.link import Link, describe_exit
 from penstock.fleet.placement import ReplicaStatus
+from penstock.system import loading_progress
 
 logger = logging.getLogger("penstock.engine")
 
@@ -119,6 +120,7 @@ class Replica:
         self._task: asyncio.Task[None] | None = None
         self._overdue: asyncio.TimerHandle | None = None  # of a restart
         self._closing = False
+        self._is_last: str | None = None  # why no engine follows
         self.down: str | None = None
         """Why no engine is up; None while one is."""
 
@@ -135,6 +137,10 @@ class Replica:
     def link_again(self, model: str | None, revision: str | None) -> Link:
         """Make a link to an engine beside this one with the same configuration, optionally with another model."""
         return self._link.again(model, revision)
+
+    def stop_restarting(self, reason: str) -> None:
+        """Give the engine up if it ends from now on."""
+        self._is_last = reason
 
     @property
     def is_busy(self) -> bool:
@@ -201,6 +207,8 @@ class Replica:
             owner.engine_given_up(self, EngineDeadError(str(error)))
 
     async def _replace(self, owner: ReplicaOwner, death: Death) -> None:
+        if self._is_last is not None:
+            raise EngineDeadError(f"the engine process {death.reason}, and is not started again: {self._is_last}")
         self.down = f"the engine process {death.reason}; it is being restarted"
         logger.error("the engine process %s; starting another", death.reason)
         owner.engine_died(self, death)  # first: requests can move to other engines while this one restarts
@@ -333,11 +341,13 @@ async def await_ready(link: Link, on_loading: OnLoading | None = None) -> Engine
 
 async def _receive_ready(link: Link, on_loading: OnLoading | None) -> Ready:
     """Wait for `Ready`; logs the `Loading` messages that precede it."""
+    logged = time.monotonic()
     while isinstance(message := await link.receive(), Loading):
         if on_loading is not None:
             on_loading(message)
-        read, total = message.num_bytes >> 20, message.total_bytes >> 20
-        logger.info("engine process %d has read %d of %d MiB of weights", link.pid, read, total)
+        if time.monotonic() - logged >= loading_progress.INTERVAL:
+            logged, read, total = time.monotonic(), message.num_bytes >> 20, message.total_bytes >> 20
+            logger.info("engine process %d has read %d of %d MiB of weights", link.pid, read, total)
     assert isinstance(message, Ready)
     return message
 

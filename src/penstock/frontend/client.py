@@ -32,6 +32,7 @@ from penstock.errors import (
     InvalidRequestError,
     PenstockError,
     QuarantinedError,
+    ShuttingDownError,
 )
 from penstock.fleet.fleet import Fleet, FleetOptions, ReplicaState
 from penstock.fleet.link import Link
@@ -44,7 +45,7 @@ from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.frontend.meter import Meter
 from penstock.frontend.metrics import Metrics
-from penstock.frontend.open_requests import RECONNECT_SECONDS, Accepted, AdapterUse, OpenRequest, OpenRequests
+from penstock.frontend.open_requests import RECONNECT_SECONDS, Accepted, AdapterUse, OpenRequest, OpenRequests, Series
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Entry
@@ -190,6 +191,7 @@ class AsyncEngine:
         self._metrics = Metrics()
         self.history = History(config.scheduler.policy) if beside is None else beside.history
         self.admission = Admission(limits, fleet.max_num_seqs, lambda request_id: self.open_requests.expire(request_id))
+        self.admission.resize(fleet.max_num_seqs, info.image_pixels)
         self._meter = Meter(self._metrics)
         for replica in fleet.replicas.values():
             self._meter.set_engine_info(replica.info, replica.number)
@@ -390,6 +392,7 @@ class AsyncEngine:
         queue_timeout: float | None = None,
         alias: str | None = None,
         begun: Sequence[str] = (),
+        series: Series | None = None,
     ) -> RequestStream:
         """Hand the requests of one call to the engines.
 
@@ -399,6 +402,7 @@ class AsyncEngine:
             alias: another name of the call, for the journal and the history.
             begun: arithmetic of each request that another server began to answer (`fingerprint.py`); each token of
                 these becomes a delta of its own.
+            series: the series that they belong to; once it has begun, a server that shuts down takes the others.
 
         Raises:
             InvalidRequestError: no engine here has the arithmetic that an answer was begun with.
@@ -406,7 +410,7 @@ class AsyncEngine:
             EngineDeadError: all engines are gone.
             ShuttingDownError: the server finishes its open requests and accepts no more.
         """
-        if self._refusal is not None:
+        if self._refusal is not None and not self._takes_more_of(series):
             raise self._refusal
         if not all(self.fleet.dispatcher.has_arithmetic(arithmetic) for arithmetic in begun if arithmetic):
             raise InvalidRequestError(
@@ -436,7 +440,12 @@ class AsyncEngine:
                 )
             )
         self.open_requests.send_due()
+        if series is not None:
+            series.may_go_on = True
         return request_stream
+
+    def _takes_more_of(self, series: Series | None) -> bool:
+        return series is not None and series.may_go_on and isinstance(self._refusal, ShuttingDownError)
 
     @property
     def journal_error(self) -> str | None:
@@ -497,7 +506,7 @@ class AsyncEngine:
         self.info = self.fleet.info
         self._input_processor.engine_changed(self.info)
         self.texts = TextEncoder(self.tokenizer, self.info)
-        self.admission.resize(self.fleet.max_num_seqs)
+        self.admission.resize(self.fleet.max_num_seqs, self.info.image_pixels)
         self.open_requests.replicas_changed()
 
     def engine_given_up(self, error: EngineDeadError) -> None:

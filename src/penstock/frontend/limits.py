@@ -3,14 +3,23 @@
 CallLimits (HTTP) ──Caller──> AsyncEngine.open ──> Admission.enter ──> queue
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import Request
+from penstock.checkpoint.created import LATEST
 from penstock.config.engine_config import option
-from penstock.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError
+from penstock.errors import (
+    ConfigError,
+    InvalidRequestError,
+    ModelNotPermittedError,
+    OverloadedError,
+    PromptTooLongError,
+    shown,
+)
 
 
 class Account(Protocol):
@@ -38,6 +47,21 @@ class Caller:
     account: Account | None = None
     operator: bool = False
     """Whether it may see data of other callers."""
+    models: frozenset[str] | None = None
+    """Names of the models and adapters that it may use; None: all."""
+
+    def may_use(self, name: str) -> bool:
+        """Whether it may use the model or adapter of this name; Ollama's clients add a tag to a name."""
+        return self.models is None or name in self.models or name.removesuffix(LATEST) in self.models
+
+    def check_model(self, name: str) -> None:
+        """
+        Raises:
+            ModelNotPermittedError: it may not use the model or adapter of this name, whether or not there is one.
+        """
+        if not self.may_use(name):
+            known = ", ".join(sorted(self.models or ()))
+            raise ModelNotPermittedError(f"this API key may not use the model {shown(name)}; it may use: {known}")
 
     @property
     def default_priority(self) -> int:
@@ -150,6 +174,8 @@ class Admitted:
     """Answers, or beams."""
     tokens_waiting: int
     """Prompt tokens; 0 after the first output."""
+    pixels: int = 0
+    """Bytes of its images."""
     timer: Timer | None = None
 
 
@@ -172,6 +198,7 @@ class Admission:
         self._limits = limits
         self._answers = SharedLimit(max_num_seqs + limits.max_queued)
         self._tokens = SharedLimit(limits.max_queued_tokens)
+        self._pixels = SharedLimit(sys.maxsize)
         self._expire = expire
         self._clock = clock
         self._call_later = call_later
@@ -179,9 +206,13 @@ class Admission:
         self._last_left: float | None = None
         self._seconds_an_answer = 1.0
 
-    def resize(self, max_num_seqs: int) -> None:
-        """Set the number of sequences that can run; open requests stay, even if they exceed it."""
+    def resize(self, max_num_seqs: int, image_pixels: int) -> None:
+        """Set the number of sequences that can run, and the bytes that images may take; 0: any number.
+
+        Open requests stay, even if they exceed it.
+        """
         self._answers.most = max_num_seqs + self._limits.max_queued
+        self._pixels.most = image_pixels or sys.maxsize
 
     @property
     def num_open(self) -> int:
@@ -206,21 +237,28 @@ class Admission:
         """
         answers = sum(request.params.num_sequences for request in requests)
         tokens = sum(len(request.prompt_token_ids) for request in requests)
+        pixels = sum(map(_pixels_of, requests))
         if self._limits.max_prompt_tokens is not None:
             self._check_prompts(requests, self._limits.max_prompt_tokens)
         self._check_room(answers, tokens, caller)
+        self._check_images(pixels, caller)
         if caller.account is not None:
             caller.account.check(tokens)
             caller.account.spend(tokens)
         self._answers.take(answers, caller.tenant)
         self._tokens.take(tokens, caller.tenant)
+        self._pixels.take(pixels, caller.tenant)
         self._num_waiting += len(requests)
-        longest = self._limits.queue_timeout
-        seconds = longest if timeout is None else min(timeout, longest)
+        seconds = self.queue_seconds(timeout)
         return [self._admit(request, caller, seconds) for request in requests]
 
+    def queue_seconds(self, timeout: float | None) -> float:
+        """Seconds that a request may wait in the queue; `timeout` as in `enter`."""
+        longest = self._limits.queue_timeout
+        return longest if timeout is None else min(timeout, longest)
+
     def _admit(self, request: Request, caller: Caller, seconds: float) -> Admitted:
-        admitted = Admitted(caller, request.params.num_sequences, len(request.prompt_token_ids))
+        admitted = Admitted(caller, request.params.num_sequences, len(request.prompt_token_ids), _pixels_of(request))
 
         def expire() -> None:
             admitted.timer = self._call_later(1.0, expire)  # again: an engine that dies now loses the message
@@ -265,6 +303,20 @@ class Admission:
                 self._retry_after(),
             )
 
+    def _check_images(self, pixels: int, caller: Caller) -> None:
+        most, held = self._pixels.most, self._pixels.held
+        if pixels > most:
+            raise InvalidRequestError(
+                f"the call's images take {pixels} bytes as pixels; the memory plan has {most} for those of all open "
+                "requests: send fewer or smaller images, or give the engine more memory"
+            )
+        if pixels and not self._pixels.fits(pixels, caller.tenant):
+            raise OverloadedError(
+                f"the images of open requests take {held} bytes as pixels; the memory plan has {most} for them, of "
+                f"which one API key may not take all, and this call's {pixels} do not fit",
+                self._retry_after(),
+            )
+
     def _retry_after(self) -> float:
         """Estimated seconds until the queue is empty, from the recent rate of completed answers; from 1 to 60."""
         return min(max(self._seconds_an_answer * self._num_waiting, 1.0), 60.0)
@@ -286,6 +338,7 @@ class Admission:
     def left(self, admitted: Admitted) -> None:
         """Subtract an ended request from the limits."""
         self._answers.take(-admitted.answers, admitted.caller.tenant)
+        self._pixels.take(-admitted.pixels, admitted.caller.tenant)
         now = self._clock() if self._num_waiting else None  # the rate is measured only while there is a queue
         if admitted.tokens_waiting:
             self._begun(admitted)
@@ -293,3 +346,8 @@ class Admission:
             seconds = (now - self._last_left) / admitted.answers
             self._seconds_an_answer += 0.1 * (seconds - self._seconds_an_answer)
         self._last_left = now
+
+
+def _pixels_of(request: Request) -> int:
+    """Bytes of its images, which the engine holds until it ends."""
+    return sum(len(image.pixels) for image in request.images)

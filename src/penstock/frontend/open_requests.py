@@ -7,10 +7,11 @@ router and crash blame (`FleetRequest`), limits (`Admitted`), metrics (`Progress
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.api.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, SequenceOutput
@@ -65,6 +66,14 @@ class OpenRequest(FleetRequest):
     progress: Progress = field(default_factory=Progress)
 
 
+@dataclass(slots=True, eq=False)
+class Series:
+    """A call whose requests follow one another, such as those about the windows of a long sound."""
+
+    may_go_on: bool = False
+    """Whether its first request was accepted, and it was not aborted since."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterUse:
     """Adapter names of open requests; one adapter may have both running and waiting requests."""
@@ -97,6 +106,18 @@ class OpenRequests:
         self._open: dict[str, OpenRequest] = {}
         self._quarantine: deque[_Signature] = deque(maxlen=MAX_QUARANTINED)
         self._one_less = asyncio.Event()
+        self._series: set[Series] = set()
+
+    @contextlib.contextmanager
+    def series(self) -> Iterator[Series]:
+        """A call whose requests follow one another; until the end of the context it counts as in flight."""
+        series = Series()
+        self._series.add(series)
+        try:
+            yield series
+        finally:
+            self._series.discard(series)
+            self._one_less.set()
 
     def begin_request(self, open_request: OpenRequest) -> None:
         """Add a request, which may have no reader yet."""
@@ -138,7 +159,7 @@ class OpenRequests:
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""
-        while self._open:
+        while self._open or self._series:
             await self.wait_for_departure()
 
     async def wait_for_departure(self) -> None:
@@ -319,7 +340,9 @@ class OpenRequests:
                 self._abort(self._open[request_id])
 
     def abort_all(self, reason: str) -> None:
-        """End every request with `abort`."""
+        """End every request with `abort`; no series goes on."""
+        for series in self._series:
+            series.may_go_on = False
         for open_request in list(self._open.values()):
             self._abort(open_request, reason)
 

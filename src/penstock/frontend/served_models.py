@@ -9,22 +9,30 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
-from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.info import EngineInfo
-from penstock.engine.protocol import Loading
-from penstock.errors import EngineDeadError, EngineError, OverloadedError, PenstockError, QueueTimeoutError
+from penstock.errors import (
+    EngineDeadError,
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    PenstockError,
+    QueueTimeoutError,
+)
 from penstock.fleet.fleet import Fleet, ReplicaState
-from penstock.fleet.model_broker import ModelBroker, ModelStatus
+from penstock.fleet.model_broker import LoadStage, ModelBroker, ModelStatus, PlanModel
 from penstock.frontend.client import AsyncEngine, Beside
 from penstock.frontend.history import History
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.recovery.journal import Journal
-from penstock.frontend.recovery.journal_rows import Entry
+from penstock.frontend.served_model import ServedModel, identity_of, lacks_files
+from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.engine")
 
@@ -32,63 +40,36 @@ StartEngine = Callable[[EngineConfig, Beside], Coroutine[Any, Any, AsyncEngine]]
 """Launches the engine processes of a model, and waits until they are ready."""
 
 
-class ServedModel:
-    """One model: its name and configuration, and its engine once it has been used."""
-
-    def __init__(self, name: str, config: EngineConfig) -> None:
-        self.name = name
-        self.config = config
-        self.engine: AsyncEngine | None = None
-        self.error: str | None = None
-        """Why it could not be loaded last time, or its engines ended for good."""
-        self.progress = 0.0
-        """Share of the weights that have been read while it is loaded, 0 to 1."""
-        self.entries: Sequence[Entry] = ()
-        """Unfinished requests in the journal, until it is loaded."""
-        self.waiting: list[asyncio.Future[None]] = []
-        self.uses: set[ModelUse] = set()
-        self.watch: asyncio.Task[None] | None = None
-        """Waits for the end of its engines for good."""
-
-    def on_loading(self, message: Loading) -> None:
-        """Note the progress of a load."""
-        self.progress = message.num_bytes / max(1, message.total_bytes)
-
-    def started(self) -> AsyncEngine:
-        """Its engine, which has been used before."""
-        assert self.engine is not None, "the model was never loaded"
-        return self.engine
-
-
 class ModelUse:
     """One call's use of a loaded model, which stays loaded until the use ends."""
 
     def __init__(self, models: "ServedModels", model: ServedModel) -> None:
         self._models = models
-        self._model = model
+        self.model = model
         self.engine = model.started()
         model.uses.add(self)
 
     def keep(self, seconds: float) -> None:
         """Set the time without use after which the model is unloaded."""
-        self._models.broker.keep(self._model.name, seconds)
+        if self in self.model.uses:  # else its engines were lost
+            self._models.broker.keep(self.model.name, seconds)
 
     def end(self) -> None:
         """End the use; requests that outlive the call, as journaled ones may, keep the model loaded until they end."""
-        if self in self._model.uses:
-            if len(self._model.uses) == 1 and self.engine.fleet.dispatcher.num_sequences:
+        if self in self.model.uses:
+            if len(self.model.uses) == 1 and self.engine.fleet.dispatcher.num_sequences:
                 self._models.begin(self._end_when_drained())
             else:
                 self._end()
 
     async def _end_when_drained(self) -> None:
         await self.engine.drained()
-        if self in self._model.uses:
+        if self in self.model.uses:
             self._end()
 
     def _end(self) -> None:
-        self._model.uses.discard(self)
-        self._models.broker.end_use(self._model.name, time.monotonic())
+        self.model.uses.discard(self)
+        self._models.broker.end_use(self.model.name, time.monotonic())
         self._models.advance()
 
 
@@ -102,15 +83,24 @@ class ServedModels:
         start: StartEngine,
         limits: QueueLimits,
         journal: Journal | None = None,
+        *,
+        plan: PlanModel | None = None,
+        load_timeout: float = math.inf,
     ) -> None:
         """
         Args:
             broker: has all models.
             journal: of all models; closed with them.
+            plan: plans models that are added; None: none is.
+            load_timeout: seconds without progress after which a load is ended; by default none is.
         """
         self.models = {model.name: model for model in models}
-        self.first = models[0]
+        """By name; also those that are not served any more, by other names, until they are unloaded."""
         self.broker = broker
+        self._plan = plan
+        self.load_timeout = load_timeout
+        self._main: AsyncEngine | None = None
+        self._retired = itertools.count(1)
         self.given_up = asyncio.Event()  # never set: a model that fails leaves the others
         self.refusal: PenstockError | None = None
         self._start = start
@@ -119,6 +109,7 @@ class ServedModels:
         self._history = History(models[0].config.scheduler.policy)
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -130,17 +121,18 @@ class ServedModels:
         """
         try:
             await self._read_journal()
-            self.broker.ask(self.first.name)
+            first = self.first
+            self.broker.ask(first.name)
             moves = self.broker.next(time.monotonic())
-            assert moves.load == self.first.name
-            await self._load(self.first)
+            assert moves.load == first.name
+            await self._load(first)
             self.advance()  # its use begins
             if self._journal is not None:
-                self._journal.start(self.first.started().metrics)
+                self._journal.start(first.started().metrics)
         except BaseException:
             await self.close()
             raise
-        self._hold(self.first)
+        self._hold(first)
         for model in self.models.values():
             if model.entries:
                 self.begin(self._resume(model))
@@ -162,9 +154,81 @@ class ServedModels:
     async def _resume(self, model: ServedModel) -> None:
         """Load a model to resume its requests in the journal, however long it waits for its turn."""
         with contextlib.suppress(PenstockError):  # logged; the journal has them for the next start
-            while model.entries:
+            while model.entries and model.name in self.models:
                 with contextlib.suppress(QueueTimeoutError):
                     (await self.use(model.name, None)).end()
+
+    # ── changes while serving ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def served(self) -> list[ServedModel]:
+        """The models that new calls may use, in order."""
+        return [model for name, model in self.models.items() if not self.broker.models[name].is_retired]
+
+    @property
+    def first(self) -> ServedModel:
+        """The model of calls that name none."""
+        return self.served[0]
+
+    def add_model(self, name: str, path: str) -> None:
+        """Serve one more model; it is loaded when it is used. If one has this name, the new one takes its place: calls
+        that wait for it get the new one, and open requests end with the old one, which is unloaded then.
+        """
+        assert self._plan is not None, "no models are added to this server"
+        old = self.models.get(name)
+        config, needed = self._plan(path, len(self.served) - (old is not None))
+        new = ServedModel(name, config)
+        if old is None:
+            self.models[name] = new
+            self.broker.add_model(name, needed)
+        else:
+            new.waiting, old.waiting = old.waiting, []
+            num_waiting = self._retire(old, new)
+            self.broker.add_model(name, needed, num_waiting)
+        logger.info("the model %s is served%s", name, "" if old is None else ", in place of the one of this name")
+        self.advance()
+
+    def remove_model(self, name: str) -> None:
+        """Stop serving a model: open requests end with it, then it is unloaded.
+
+        Raises:
+            InvalidRequestError: it is the only one.
+        """
+        model = self.models[name]
+        if len(self.served) == 1:
+            raise InvalidRequestError(f"model: {name!r} is the only one here: stop the server instead", "model")
+        self._fail_waiting(model, ModelNotFoundError(f"the model {name!r} is not served any more", "model"))
+        self._retire(model, None)
+        logger.info("the model %s is not served any more", name)
+        self.advance()
+
+    def _retire(self, old: ServedModel, new: ServedModel | None) -> int:
+        """Rename a model until it is unloaded; another may take its place. Returns the uses that waited for it."""
+        name, old.name = old.name, f"{old.name} (until its requests have ended, {next(self._retired)})"
+        models: dict[str, ServedModel] = {}
+        for key, model in self.models.items():
+            if model is not old:
+                models[key] = model
+            elif new is not None:
+                models[key] = new
+        self.models = models | {old.name: old}
+        num_waiting = self.broker.retire(name, old.name)
+        if old.engine is not None:
+            old.engine.fleet.stop_restarting(f"the model {name} was replaced or removed")
+        self._forget_if_unloaded(old)
+        return num_waiting
+
+    def _forget_if_unloaded(self, model: ServedModel) -> None:
+        """End a model that is not served any more once its engines have ended."""
+        memory = self.broker.models[model.name]
+        if memory.is_retired and memory.state == "unloaded":
+            self.broker.forget(model.name)
+            del self.models[model.name]
+            if model.engine is not None:
+                self._main = model.engine
+                closing = asyncio.ensure_future(model.engine.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     # ── uses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,29 +248,31 @@ class ServedModels:
         if self.refusal is not None:
             raise self.refusal
         if not self.broker.ask(name):
-            await self._wait(model, timeout)
+            model = await self._wait(model, timeout)
         return ModelUse(self, model)
 
-    async def _wait(self, model: ServedModel, timeout: float | None) -> None:
+    async def _wait(self, model: ServedModel, timeout: float | None) -> ServedModel:
+        """Wait until a model is loaded, or the one that takes its place meanwhile, which is returned."""
         if len(model.waiting) >= max(1, self._limits.max_queued):
             self.broker.withdraw(model.name)
             raise OverloadedError(f"{len(model.waiting)} calls wait for the model {model.name!r} (max_queued)")
         longest = self._limits.queue_timeout
         seconds = longest if timeout is None else min(timeout, longest)
-        loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loaded: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         model.waiting.append(loaded)
         self.advance()
         try:
             await asyncio.wait({loaded}, timeout=seconds)
             if not loaded.done():
                 raise QueueTimeoutError(f"the model {model.name!r} was not loaded within {seconds:g} s")
-            loaded.result()
+            return loaded.result()
         except BaseException:
             if not loaded.done():
+                model = next(one for one in self.models.values() if loaded in one.waiting)
                 model.waiting.remove(loaded)
                 self.broker.withdraw(model.name)
             elif loaded.exception() is None:  # loaded while the call was cancelled
-                self.broker.end_use(model.name, time.monotonic())
+                self.broker.end_use(loaded.result().name, time.monotonic())
             self.advance()
             raise
 
@@ -214,10 +280,10 @@ class ServedModels:
     def kept_loaded(self) -> Iterator[list[Fleet]]:
         """Context in which the loaded models stay loaded; yields their fleets."""
         uses = []
-        for name, model in self.models.items():
-            memory = self.broker.models[name]
+        for model in self.served:
+            memory = self.broker.models[model.name]
             if memory.state == "loaded" and not memory.is_leaving:
-                self.broker.ask(name)
+                self.broker.ask(model.name)
                 uses.append(ModelUse(self, model))
         try:
             yield [use.engine.fleet for use in uses]
@@ -252,7 +318,7 @@ class ServedModels:
             memory = self.broker.models[model.name]
             if memory.state == "loaded" and not memory.num_waiting:
                 for loaded in model.waiting:
-                    loaded.set_result(None)
+                    loaded.set_result(model)
                 model.waiting.clear()
         for name in moves.unload:
             self.begin(self._unload(self.models[name]))
@@ -272,11 +338,12 @@ class ServedModels:
         began, model.progress = time.monotonic(), 0.0
         logger.info("the model %s is being loaded", model.name)
         if model.engine is None:
+            model.is_downloading = await asyncio.to_thread(lacks_files, model.config)
             beside = Beside(self._history, self._numbers, model.on_loading, self._have_requests, model.entries)
-            model.engine = await self._start(model.config, beside)
+            model.engine = await model.wait_for_start(self._start(model.config, beside), self.load_timeout)
             model.entries = ()
         else:
-            await model.engine.wake()
+            await model.wait_for_start(model.engine.wake(), self.load_timeout)
         model.error = None
         fleet = model.engine.fleet
         num_bytes = sum(replica.info.memory_bytes for replica in fleet.replicas.values())
@@ -301,6 +368,7 @@ class ServedModels:
             logger.error("the model %s cannot be loaded: %s", model.name, error)
             self.broker.failed(model.name)
             self._fail_waiting(model, EngineError(f"the model {model.name!r} cannot be loaded: {error}"))
+            self._forget_if_unloaded(model)
         self.advance()
 
     async def _unload(self, model: ServedModel) -> None:
@@ -309,6 +377,7 @@ class ServedModels:
         await model.started().sleep()
         logger.info("the model %s is unloaded", model.name)
         self.broker.unloaded(model.name)
+        self._forget_if_unloaded(model)
         self.advance()
 
     async def _watch(self, model: ServedModel) -> None:
@@ -333,9 +402,18 @@ class ServedModels:
         return [model.engine for model in self.models.values() if model.engine is not None]
 
     @property
+    def main(self) -> AsyncEngine:
+        """The engine that counts failures of calls without a model, and is asked where none is named: of the first
+        model that was loaded before, or of the last that was removed.
+        """
+        found = next((model.engine for model in self.models.values() if model.engine is not None), self._main)
+        assert found is not None, "the first model has been loaded"
+        return found
+
+    @property
     def by_name(self) -> dict[str, AsyncEngine]:
-        """`engines` by the models' names."""
-        return {model.name: model.engine for model in self.models.values() if model.engine is not None}
+        """`engines` of served models by their names."""
+        return {model.name: model.engine for model in self.served if model.engine is not None}
 
     @property
     def pids(self) -> list[int]:
@@ -350,14 +428,30 @@ class ServedModels:
     @property
     def info(self) -> EngineInfo:
         """Facts of the first model."""
-        return self.first.started().info
+        return self.main.info
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer of the first model."""
+        return self.main.tokenizer
+
+    def record_failure(self, reason: str) -> None:
+        """Count a failed call."""
+        self.main.record_failure(reason)
+
+    def record_ignored_field(self, label: str) -> None:
+        """Count a field of a call's body that had no effect."""
+        self.main.record_ignored_field(label)
 
     def status(self, name: str) -> ModelStatus:
         """State of a model."""
         memory, model = self.broker.models[name], self.models[name]
         seconds = memory.keep_alive if not memory.is_idle else memory.expires_at - time.monotonic()
         progress = model.progress if memory.state == "loading" else float(memory.state == "loaded")
-        return ModelStatus(memory.state, progress, model.error, max(0.0, seconds), memory.held)
+        stage: LoadStage | None = model.stage if memory.state == "loading" else None
+        if memory.num_waiting and stage is None:
+            stage = "waiting"
+        return ModelStatus(memory.state, progress, stage, model.error, max(0.0, seconds), memory.held)
 
     def states(self) -> list[ReplicaState]:
         """State of each engine of the models that were loaded before."""
@@ -374,7 +468,7 @@ class ServedModels:
                 if model.engine is None:  # its tokenizer is needed
                     (await self.use(model.name, None)).end()
                 return model.started()
-        return self.first.started()
+        return self.main
 
     @property
     def restarting(self) -> bool:
@@ -423,16 +517,6 @@ class ServedModels:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        await asyncio.gather(*(engine.close() for engine in self.engines))
+        await asyncio.gather(*self._closing, *(engine.close() for engine in self.engines))
         if self._journal is not None:
             await self._journal.close()
-
-
-def identity_of(config: EngineConfig) -> str | None:
-    """The identity of a model for the journal, as `EngineInfo.model_identity`; None: it is not found."""
-    model = config.model
-    try:
-        path = str(resolve_path(model.model, model.revision))
-    except PenstockError:
-        return None
-    return path if model.hf_overrides is None else f"{path} {model.hf_overrides}"

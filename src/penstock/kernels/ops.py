@@ -20,7 +20,9 @@ from penstock.config.weight_formats import WeightFormat
 from penstock.kernels.array_types import A, A_contra
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels
-from penstock.kernels.batch import BatchKernels, LayOut
+from penstock.kernels.batch import Batch, BatchKernels, LayOut
+from penstock.kernels.disentangled import DisentangledOptions
+from penstock.kernels.disentangled.native import DisentangledKernels
 from penstock.kernels.elementwise import (
     ActivateOp,
     AddRMSNormOp,
@@ -93,6 +95,9 @@ class Ops(Generic[A]):
     """Makes the table of an embedding's updates."""
     new_caches: Callable[[Sequence[CacheShape]], LayerCaches[A]]
     """Makes the KV caches of a cache group's layers, with attention over them. All have as many blocks of one size."""
+    disentangled_attention: Callable[[A, DisentangledOptions[A], Batch], A]
+    """(qkv [num_tokens, 3 * num_heads * head_dim], options, batch) -> [num_tokens, num_heads * head_dim]: attention of
+    each token to all of its text, which the batch has whole."""
     new_states: Callable[[StateShape], StateCaches]
     """Makes the recurrent states of a cache group's layers."""
     causal_conv: CausalConv[A]
@@ -129,6 +134,9 @@ class Ops(Generic[A]):
     scatter: Callable[[A, A, A], None]
     """(x [count, ...], row_ids [count] int64, table [rows, ...]): copies the rows of `x` to these rows of the table,
     all different."""
+    neighbours: Callable[[A, Batch, int, int], A]
+    """(x [num_tokens, size], batch, width, columns) -> [num_tokens, columns]: the rows of the `width` tokens around
+    each, side by side, then zeros; rows of tokens beyond its text, which the batch has whole, are zeros."""
     copy_rows: Callable[[A, Sequence[tuple[int, int]]], None]
     """(table [rows, ...], pairs): copies rows of the table simultaneously; each pair is (source, target)."""
     copy_columns: Callable[[A, A, Columns], None]
@@ -203,6 +211,7 @@ def native_ops(
         new_expert_lora=lora.new_expert_lora,
         new_lookup_table=lora.new_lookup_table,
         new_caches=AttentionKernels(library, allocator).new_caches,
+        disentangled_attention=DisentangledKernels(library).disentangled_attention,
         new_states=partial(recurrent.new_states, copy_rows=elementwise.copy_rows),
         causal_conv=recurrent.causal_conv,
         gated_delta_rule=recurrent.gated_delta_rule,
@@ -223,6 +232,7 @@ def native_ops(
         gather=elementwise.gather,
         gather_axes=elementwise.gather_axes,
         scatter=elementwise.scatter,
+        neighbours=elementwise.neighbours,
         copy_rows=elementwise.copy_rows,
         copy_columns=elementwise.copy_columns,
         activate=elementwise.activate,

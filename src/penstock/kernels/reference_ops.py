@@ -7,6 +7,7 @@ import torch
 
 from penstock.kernels.attention.reference_cache import new_caches
 from penstock.kernels.batch import lay_out
+from penstock.kernels.disentangled.reference import disentangled_attention
 from penstock.kernels.elementwise.reference import (
     activate,
     add_rms_norm,
@@ -21,6 +22,7 @@ from penstock.kernels.elementwise.reference import (
     limit,
     match_magnitude,
     mix_streams,
+    neighbours,
     rms_norm,
     rms_norm_columns,
     scatter,
@@ -56,6 +58,7 @@ def reference_ops(
         new_expert_lora=new_expert_lora,
         new_lookup_table=ReferenceLookup,
         new_caches=partial(new_caches, allocator=allocator),
+        disentangled_attention=disentangled_attention,
         new_states=partial(new_states, allocator=allocator, copy_rows=copy_rows),
         causal_conv=causal_conv,
         gated_delta_rule=gated_delta_rule,
@@ -76,6 +79,7 @@ def reference_ops(
         gather=gather,
         gather_axes=gather_axes,
         scatter=scatter,
+        neighbours=neighbours,
         copy_rows=copy_rows,
         copy_columns=copy_columns,
         activate=activate,

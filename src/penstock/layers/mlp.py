@@ -29,6 +29,8 @@ class GatedMLPSpec:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """Names within the layer: one per matrix, or a single name if the checkpoint stores them fused."""
     down: str = "mlp.down_proj"
+    down_bias: bool = False
+    """Whether the last map has a bias, even without `bias`."""
     clipped: bool = False
     """Whether the inputs and outputs of the maps are limited; see `ClippedLinear`."""
     gate_factor: float = 1.0
@@ -52,7 +54,7 @@ class GatedMLPSpec:
         return ClippedGatedMLP(self, factory) if self.clipped else GatedMLP(self, factory)
 
 
-PlainActivation = Activation | Literal["quick_gelu"]
+PlainActivation = Activation | Literal["quick_gelu", "relu"]
 """quick_gelu: x * sigmoid(1.702 * x), an approximation of gelu."""
 _QUICK_GELU = 1.702
 
@@ -119,7 +121,7 @@ class GatedMLP:
         self.gate_up = Linear(
             spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
         )
-        self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+        self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias or spec.down_bias)
 
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
         return self.down(self.gate_up(x, adapters), adapters)
@@ -131,7 +133,7 @@ class ScaledGatedMLP:
     def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=spec.bias) for name in spec.gate_up)
-        self._down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
+        self._down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias or spec.down_bias)
         self._spec, self._ops = spec, factory.ops
 
     def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
@@ -158,11 +160,14 @@ class PlainMLP:
 
     def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        fused = None if spec.xielu is not None or spec.activation == "quick_gelu" else spec.activation
+        kind = spec.activation
+        fused: Activation | None = None
+        if spec.xielu is None and kind != "quick_gelu" and kind != "relu":
+            fused = kind
         self.up = Linear((spec.up,), hidden, (inner,), factory, bias=spec.bias, activation=fused)
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias)
         self._activate, self._alphas = factory.ops.activate, None
-        self._is_quick_gelu = spec.activation == "quick_gelu"
+        self._kind = kind
         if spec.xielu is not None:
             alphas = [factory.float32(f"{spec.xielu}.{name}", Piece(1, whole=True)) for name in ("alpha_p", "alpha_n")]
             self._alphas = (alphas[0], alphas[1])
@@ -171,8 +176,10 @@ class PlainMLP:
         inner = self.up(x, adapters)
         if self._alphas is not None:
             inner = self._activate(inner, "xielu", alphas=self._alphas)
-        elif self._is_quick_gelu:
+        elif self._kind == "quick_gelu":
             inner = self._activate(inner, "silu", divisor=1 / _QUICK_GELU, factor=1 / _QUICK_GELU)
+        elif self._kind == "relu":
+            inner = self._activate(inner, "relu")
         return self.down(inner, adapters)
 
 

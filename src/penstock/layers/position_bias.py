@@ -1,6 +1,6 @@
-"""A learned bias on the scores of attention, by the distance of key and query.
+"""A bias on the scores of attention, by the distance of key and query: learned, or linear (ALiBi).
 
-Distances share buckets, as in T5 (Raffel et al., 2020, arXiv:1910.10683): half of the buckets are for keys after the
+Learned ones share buckets, as in T5 (Raffel et al., 2020, arXiv:1910.10683): half of the buckets are for keys after the
 query. Of each half the first half is for single distances, the others for ranges that grow with the logarithm.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels.attention import BIAS_MARGIN
+from penstock.layers.portable_math import power
 
 if TYPE_CHECKING:
     from penstock.native.array import AnyArray
@@ -34,9 +36,28 @@ class PositionBiasSpec:
     """From this distance on, all are in the last bucket."""
 
 
-def position_bias(spec: PositionBiasSpec, max_positions: int, factory: WeightFactory) -> AnyArray:
+@dataclass(frozen=True, slots=True)
+class AlibiSpec:
+    """Attention with linear biases (Press et al., 2022, arXiv:2108.12409): minus the distance times a head's slope."""
+
+    num_heads: int
+    steepness: float = 8.0
+    """The slopes of a power of two of heads fall from 2 ** (-steepness / heads) to 2 ** -steepness."""
+
+    @property
+    def slopes(self) -> NDArray[np.float64]:
+        """[num_heads]: those of the largest power of two of heads; then every second one of twice as many heads."""
+        full = 1 << (self.num_heads.bit_length() - 1)
+        steps = [*range(2, 2 * full + 1, 2), *range(1, 2 * (self.num_heads - full), 2)]
+        return np.array([power(2.0, -Fraction(self.steepness) * step / (2 * full)) for step in steps])
+
+
+def position_bias(spec: PositionBiasSpec | AlibiSpec, max_positions: int, factory: WeightFactory) -> AnyArray:
     """The bias of each of this rank's heads at each distance; see `AttentionOptions`."""
     own, half = factory.ranks.own(spec.num_heads), max_positions + BIAS_MARGIN
+    if isinstance(spec, AlibiSpec):
+        slopes = spec.slopes[own.start : own.stop, None].astype(np.float32)
+        return factory.constant(slopes * -np.abs(np.arange(-half, half)).astype(np.float32))
     return factory.derived_tensor(
         f"{spec.name}.weight",
         (len(own), 2 * half),

@@ -139,6 +139,9 @@ class SizeRecorder(WeightFactory):
         (table,) = (matrix for matrix in self.sizes.matrices if matrix.name == f"{self._above}{name}")
         self.sizes.num_repeated += max(0, table.rows - rows) * table.columns
 
+    def load_convolution(self, name: str, in_size: int, width: int) -> None:
+        return
+
     def reshape(self, name: str, shape: tuple[int, ...]) -> None:
         return
 

@@ -41,6 +41,16 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Distances:
+    """The learned vectors of distances between tokens, which disentangled attention projects to keys and queries."""
+
+    vectors: AnyArray
+    """[num_buckets, hidden_size]"""
+    buckets: AnyArray
+    """See `DisentangledOptions`."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step's inputs that all kinds of layers share."""
 
@@ -54,6 +64,8 @@ class StepInputs:
     """LoRA adapters of the tokens; None: no adapters."""
     position_bias: AnyArray | None = None
     """See `AttentionOptions`; None: the model has none."""
+    distances: Distances | None = None
+    """None: the model has none."""
 
 
 class Mixer(Protocol):

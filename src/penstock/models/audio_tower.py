@@ -20,6 +20,7 @@ from penstock.layers.spec import StepInputs
 from penstock.models.decoder import DecoderLayer
 from penstock.models.spec import AudioTowerSpec, ConvolutionSpec
 from penstock.models.stream import Residual, Stream
+from penstock.quantization.parameters import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,10 +93,7 @@ class _MatrixRows:
     shape: tuple[int, ...]
 
     def load(self, first: int, rows: NDArray[Any]) -> None:
-        count, size = len(rows), self.shape[1] * _WIDTH
-        made = np.zeros((count, _padded(size)), rows.dtype)
-        made[:, :size] = rows.swapaxes(1, 2).reshape(count, size)
-        self.store(self.target, first, made)
+        self.store(self.target, first, side_by_side(rows, _padded(self.shape[1] * _WIDTH)))
 
 
 def _padded(size: int) -> int:

@@ -14,6 +14,7 @@ from penstock.layers.altup import StreamEnds
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
 from penstock.layers.per_layer import PerLayerEmbedding
+from penstock.layers.position_bias import position_bias
 from penstock.layers.rotary import PAGE, Rotary, Temperatures
 from penstock.layers.spec import StepInputs
 from penstock.models.altup_layer import AltUpLayer
@@ -166,7 +167,9 @@ class DecoderLayer:
 
 
 class PositionTables:
-    """The tables of rotary angles and query factors, from which each step's `StepInputs` are gathered."""
+    """The tables of rotary angles and query factors, from which each step's `StepInputs` are gathered, and the position
+    bias.
+    """
 
     def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
         """
@@ -175,12 +178,15 @@ class PositionTables:
         """
         self._rotaries: dict[RopeConfig, Rotary] = {}
         self._temperatures: dict[TemperatureConfig, Temperatures] = {}
+        self._bias: AnyArray | None = None
         if not max_positions:
             return
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
         self._temperatures = {
             temperature: Temperatures(temperature, max_positions, factory) for temperature in spec.temperatures
         }
+        if spec.position_bias is not None:
+            self._bias = position_bias(spec.position_bias, max_positions, factory)
         self._is_computed = np.zeros(-(-max_positions // PAGE), np.bool_)  # of each page
 
     def prepare(self, positions: NDArray[np.integer[Any]]) -> None:
@@ -208,6 +214,7 @@ class PositionTables:
             {rope: _angles(rotary, positions, by_axis) for rope, rotary in self._rotaries.items()},
             {temperature: temperatures.at(positions) for temperature, temperatures in self._temperatures.items()},
             adapters,
+            self._bias,
         )
 
 
@@ -249,9 +256,11 @@ class Decoder:
         self.output = OutputHead(output, *table, factory, bias=bias, adapted=names.output)
         self.embedding = self.output if tied else Embedding(names.embedding, *table, factory)
         self._embedding_updates = factory.lookup_table(names.embedding, *table)
+        self._embedding_norm = None if spec.embedding_norm is None else Norm(spec.embedding_norm, factory)
         self._position_table = None
-        if spec.positions is not None:
-            self._position_table = Embedding(spec.positions.name, spec.positions.rows, spec.hidden_size, factory)
+        if (own := spec.positions) is not None:
+            self._position_table = Embedding(own.name, own.rows - own.first, spec.hidden_size, factory)
+            factory.skip_rows(own.name, own.first)
         self._per_layer = None if spec.per_layer is None else PerLayerEmbedding(spec.per_layer, factory)
         self.positions = PositionTables(spec, max_positions, factory)
         """Prepared for the step's positions before `forward`."""
@@ -321,10 +330,11 @@ class Decoder:
         return (self._finish(hidden, adapters),) if whole else hidden
 
     def embed(self, token_ids: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
-        """`token_ids` [num_tokens] int64 -> the scaled embeddings [num_tokens, hidden_size]."""
+        """`token_ids` [num_tokens] int64 -> the embeddings [num_tokens, hidden_size], scaled or normalized."""
         x, factor = self.embedding(token_ids), self.spec.embedding_multiplier
         if self._embedding_updates is not None and adapters is not None:
             self._embedding_updates.add(x, token_ids, adapters)
+        x = x if self._embedding_norm is None else self._embedding_norm(x)
         return x if factor == 1.0 else self._ops.activate(x, None, factor=factor)
 
     def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:

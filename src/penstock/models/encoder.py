@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.encoder_config import Pooling
+from penstock.layers.convolution import TokenConvolution
+from penstock.layers.disentangled import DistanceVectors
 from penstock.layers.embedding import Embedding
 from penstock.layers.encoder_head import Dense, TokenScoreHead, TokenScoreSpec, converted, wide
 from penstock.layers.norm import Norm
-from penstock.layers.position_bias import position_bias
 from penstock.layers.spec import NormSpec
 from penstock.models.decoder import DecoderLayer, PositionTables
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec, TableSpec
@@ -52,21 +53,26 @@ class Encoder:
         self._projection = None if ends.projection is None else Dense(ends.projection, factory)
         self.positions = PositionTables(spec, max_positions, factory)
         """Prepared for the step's positions before `forward`."""
-        bias = ends.position_bias
-        self._position_bias = None if bias is None else position_bias(bias, max_positions, factory)
+        self._distances = None
+        if ends.distances is not None:
+            self._distances = DistanceVectors(ends.distances, max_positions, factory)
+        self._convolution = None
+        if ends.convolution is not None:
+            self._convolution = TokenConvolution(ends.convolution, factory)
+            self._convolution_norm = Norm(ends.convolution.norm_of_sum, factory)
         self.layers = [DecoderLayer(layer, spec.residual_multiplier, factory) for layer in spec.layers]
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         self._final_norm = Norm(spec.final_norm, factory)
         self._head = [_head_part(part, ends, self.embedding, factory) for part in ends.head]
 
     def forward(
-        self, token_ids: AnyArray, positions: AnyArray, token_types: AnyArray, batch: Batch, cache: AnyCache
+        self, token_ids: AnyArray, positions: AnyArray, token_types: AnyArray, batch: Batch, cache: AnyCache | None
     ) -> AnyArray:
         """The hidden states [num_tokens, hidden_size] float32 of whole texts.
 
         The first three arguments are [num_tokens] int64; `positions` are rows of the position table, if the model has
         one. `cache` holds the keys and values of the step's tokens for one
-        layer; each layer overwrites those of the previous one.
+        layer; each layer overwrites those of the previous one. None: the layers need none.
         """
         x = self.embedding(token_ids)
         if self.spec.embedding_multiplier != 1.0:
@@ -76,9 +82,15 @@ class Encoder:
                 x = self._ops.add_rows(self._ops.gather(table, rows), x, 1.0)
         x = x if self._norm is None else self._norm(x)
         stream = Stream(x if self._projection is None else self._projection(x))
-        step = replace(self.positions.inputs(positions), position_bias=self._position_bias)
+        step = self.positions.inputs(positions)
+        if self._distances is not None:
+            step = replace(step, distances=self._distances())
+        beside = None if self._convolution is None else self._convolution(stream.x, batch)
         for layer in self.layers:
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache))
+            if beside is not None:  # of the first layer
+                both = Stream(beside, self._residual.added(stream))
+                stream, beside = Stream(self._residual.normed(both, self._convolution_norm)[0]), None
         return wide(self._residual.normed(stream, self._final_norm)[0], self._ops)
 
     def vectors(self, hidden: AnyArray, spans: Sequence[Span]) -> Rows:
@@ -100,7 +112,11 @@ class Encoder:
 
 
 def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> AnyArray | None:
-    return None if spec is None else factory.tensor(f"{spec.name}.weight", spec.rows, columns)
+    if spec is None:
+        return None
+    table = factory.tensor(f"{spec.name}.weight", spec.rows - spec.first, columns)
+    factory.skip_rows(spec.name, spec.first)
+    return table
 
 
 def _pool(hidden: Rows, modes: Sequence[Pooling]) -> Rows:

@@ -11,6 +11,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.disentangled import DisentangledSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.models.architectures import ENCODERS
 from penstock.models.hf_config import HFConfig
@@ -57,13 +58,15 @@ def encoder_spec(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkp
     """
     from penstock.models.families.bert import is_classifier  # here: a decoder has no need of it
 
-    if not all(layer.mixer is None or isinstance(layer.mixer.part, AttentionSpec) for layer in spec.layers):
+    if not all(
+        layer.mixer is None or isinstance(layer.mixer.part, (AttentionSpec, DisentangledSpec)) for layer in spec.layers
+    ):
         raise CheckpointError(
             f"{checkpoint.name} has layers other than attention; such models are supported for generation only"
         )
     ends, names = spec.encoder, spec.names
     if ends is None:
-        ends = EncoderSpec(spec.hidden_size)
+        ends = EncoderSpec(spec.hidden_size, positions=spec.positions, norm=spec.embedding_norm)
         bare = tuple((name, f"model.{name}") for name in ("layers.", "embed_tokens.", "norm."))
         head = r"(lm_head|output)\.weight"  # in folders, in GGUF files
         names = replace(names, prefixes=(*names.prefixes, *bare), ignored=(*names.ignored, head))

@@ -48,7 +48,7 @@ OTHERS = """\
 ## Other architectures
 
 `--backend transformers` (`pip install '.[transformers]'`) runs a decoder by the class that `transformers` has for it:
-OPT, Persimmon, BioGPT and many others. Batches, the paged cache with its prefixes, grammars,
+Persimmon, BioGPT and many others. Batches, the paged cache with its prefixes, grammars,
 log-probabilities and `--speculation ngram` work as usual. It is slower, torch's kernels compute, and an answer may
 depend on what else is in its batch; a line at the start says so. It is never chosen by itself.
 

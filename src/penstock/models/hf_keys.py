@@ -170,6 +170,13 @@ LARGEST = {
     "max_source_positions": 2**20,
     "max_target_positions": 2**20,
     "num_mel_bins": 2**12,
+    "max_relative_positions": 2**20,
+    "position_buckets": 2**20,
+    "conv_kernel_size": 16,
+    "max_seq_len": 2**30,
+    "seq_length": 2**30,
+    "ffn_dim": 2**24,
+    "n_embed": 2**24,
 }
 """Upper limits of sizes, far above those of any model: they bound the time that memory planning takes."""
 SIZES = frozenset(LARGEST)

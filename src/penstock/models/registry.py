@@ -19,6 +19,7 @@ from penstock.config.settings import Settings
 from penstock.errors import CheckpointError, did_you_mean, shown
 from penstock.kernels.ranks import Alone
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.disentangled import DisentangledSpec
 from penstock.layers.sizes import WeightSizes
 from penstock.models.architectures import ARCHITECTURES, ENCODERS
 from penstock.models.decoder import Decoder
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 KNOWN = "docs/models.md lists those that are supported"
 
-_ALIASES = {"PhiMoEForCausalLM": "PhimoeForCausalLM"}
+_ALIASES = {"MPTForCausalLM": "MptForCausalLM", "PhiMoEForCausalLM": "PhimoeForCausalLM"}
 """Architecture names in older files, with their names in `transformers`."""
 
 
@@ -204,7 +205,10 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
             replace(layer, activation_sizes=(*layer.activation_sizes, *full))
             for layer, full in zip(layers, whole, strict=True)
         )
-    scheme = spec.quantization
+    scheme, ends = spec.quantization, spec.encoder
+    if ends is not None and ends.convolution is not None:
+        first = replace(layers[0], activation_sizes=(*layers[0].activation_sizes, ends.convolution.activation_sizes))
+        layers = (first, *layers[1:])
     return ModelFacts(
         name=name,
         dtype=spec.dtype,
@@ -212,9 +216,11 @@ def _facts(name: str, spec: ModelSpec, ranks: int, head_of: ModelSpec | None = N
         max_position=spec.max_position,
         limit=spec.limit,
         vocab_size=spec.vocab_size,
-        hidden_size=max(spec.hidden_size, 0 if spec.encoder is None else spec.encoder.embedding_size),
+        hidden_size=max(spec.hidden_size, 0 if ends is None else ends.embedding_size),
         layers=layers,
         rotary_dim=sum(rope.dim for rope in spec.ropes),
+        biased_heads=0 if spec.position_bias is None else spec.position_bias.num_heads,
+        table_elements=sum(mixer.table_elements for mixer in spec.mixers if isinstance(mixer, DisentangledSpec)),
         matrices=stored_matrices(spec, sizes),
         idle_elements=idle_elements(spec, ranks) if head_of is None else 0,
         stored_format=scheme.format if scheme else None,

@@ -15,11 +15,13 @@ from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.layers.altup import AltUpSpec
 from penstock.layers.attention import AttentionSpec
+from penstock.layers.convolution import TokenConvolutionSpec
 from penstock.layers.cross_attention import CrossAttentionSpec
+from penstock.layers.disentangled import DistanceSpec
 from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.layers.latent import LatentAttentionSpec
 from penstock.layers.per_layer import PerLayerEmbeddingSpec
-from penstock.layers.position_bias import PositionBiasSpec
+from penstock.layers.position_bias import AlibiSpec, PositionBiasSpec
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 from penstock.layers.spec import FeedForwardSpec, MixerSpec, NormSpec, PartSpec, PerLayerInputSpec
 from penstock.quantization.scheme import StoredScheme
@@ -149,7 +151,10 @@ class TableSpec:
     """In the checkpoint, without `.weight`."""
     rows: int
     padding: int | None = None
-    """A token that has no position and takes the row of its id; positions begin with the row after it. None: row 0."""
+    """An encoder's token that has no position and takes the row of its id; positions begin with the row after it. None:
+    there is none."""
+    first: int = 0
+    """Row of position 0, if there is no `padding`; the checkpoint's rows before it are not used."""
 
 
 HeadPart = DenseSpec | NormSpec | TokenScoreSpec
@@ -170,8 +175,10 @@ class EncoderSpec:
     """Norm of the sum of all embeddings."""
     projection: DenseSpec | None = None
     """Linear map from the size of the embeddings to `hidden_size`; None: they have that size."""
-    position_bias: PositionBiasSpec | None = None
-    """Bias on the scores of all layers' attention; None: there is none."""
+    distances: DistanceSpec | None = None
+    """Vectors of distances, which all layers' disentangled attention projects; None: there are none."""
+    convolution: TokenConvolutionSpec | None = None
+    """Convolution of the first layer's input, which is added to that layer's output; None: there is none."""
     pooling: tuple[Pooling, ...] = ("mean",)
     padding: int | None = None
     """A token at which no text ends: texts are pooled without those at their end. None: there is none."""
@@ -381,6 +388,10 @@ class ModelSpec:
     """An encoder's embedding tables, pooling and head; None: the model generates text."""
     positions: TableSpec | None = None
     """The decoder's table of learned positions; None: it has none."""
+    position_bias: PositionBiasSpec | AlibiSpec | None = None
+    """Bias on the scores of all layers' attention; None: there is none."""
+    embedding_norm: NormSpec | None = None
+    """Norm of a decoder's token embeddings; None: there is none."""
     tower: TowerSpec | None = None
     """The vision tower, if Penstock knows the checkpoint's."""
     audio: AudioTowerSpec | None = None

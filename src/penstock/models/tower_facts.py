@@ -47,6 +47,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters + hidden * 3 * tower.patch.size**2,
         feature_elements=spec.hidden_size * (1 + len(tower.taps)),
+        early_elements=spec.hidden_size * len(tower.taps),
         activation_sizes=ActivationSizes(
             3 * hidden + sum(part.native for part in activations),
             3 * hidden + sum(part.reference for part in activations),
@@ -67,6 +68,7 @@ def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
     )  # at the first one's frames
     places = blocks_of_window(tower.num_positions) * WINDOW_BLOCK
     keys = 2 * sum(reader.hidden_size for _, reader in tower.readers)
+    features = -(-places * keys // tower.num_positions)
     return TowerFacts(
         num_layers=len(tower.layers) + len(tower.readers),
         patch_pixels=tower.num_frames // tower.num_positions,
@@ -74,7 +76,8 @@ def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
         layer_elements=sum(matrix.rows * matrix.columns for matrix in _layer_sizes(layer).matrices),
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters,
-        feature_elements=-(-places * keys // tower.num_positions),
+        feature_elements=features,
+        early_elements=features,  # a window has its place from the first layer on
         activation_sizes=ActivationSizes(
             3 * hidden + 2 * begin + sum(part.native for part in activations),
             3 * hidden + 2 * begin + sum(part.reference for part in activations),

@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from typing import ClassVar
 
-HEADERS = "6816d0cec7a67c69047cd8029b26217742ccbfdfb8897ef850c32d35f5f6f3bb"
+HEADERS = "f280f3c318a799c73cf8ea4a2ecd8caebcdd87163e1db984ed30b2150d961458"
 """Hash of the headers that this file was generated from; the library has that of those it was compiled with."""
 
 
@@ -181,8 +181,28 @@ class AttentionArgs(Arguments):
     )
 
 
-class RopeArgs(Arguments):
+class DisentangledArgs(Arguments):
     operation = 5
+    _fields_ = (
+        ("batch", c_void_p),
+        ("qkv", c_void_p),
+        ("dtype", c_int32),
+        ("out", c_void_p),
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
+        ("keys", c_void_p),
+        ("queries", c_void_p),
+        ("num_buckets", c_int64),
+        ("buckets", c_void_p),
+        ("num_distances", c_int64),
+        ("scale", c_float),
+        ("threads", c_int32),
+        ("scratch", c_void_p),
+    )
+
+
+class RopeArgs(Arguments):
+    operation = 6
     _fields_ = (
         ("cache", c_void_p),
         ("batch", c_void_p),
@@ -205,7 +225,7 @@ class RopeArgs(Arguments):
 
 
 class NormArgs(Arguments):
-    operation = 6
+    operation = 7
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -228,7 +248,7 @@ class NormArgs(Arguments):
 
 
 class GatherArgs(Arguments):
-    operation = 7
+    operation = 8
     _fields_ = (
         ("table", c_void_p),
         ("table_stride", c_int64),
@@ -240,7 +260,7 @@ class GatherArgs(Arguments):
 
 
 class GatherAxesArgs(Arguments):
-    operation = 8
+    operation = 9
     _fields_ = (
         ("table", c_void_p),
         ("row_ids", c_void_p),
@@ -251,8 +271,20 @@ class GatherAxesArgs(Arguments):
     )
 
 
+class NeighboursArgs(Arguments):
+    operation = 11
+    _fields_ = (
+        ("batch", c_void_p),
+        ("x", c_void_p),
+        ("x_bytes", c_int64),
+        ("y", c_void_p),
+        ("y_bytes", c_int64),
+        ("width", c_int64),
+    )
+
+
 class ScatterArgs(Arguments):
-    operation = 9
+    operation = 10
     _fields_ = (
         ("x", c_void_p),
         ("row_bytes", c_int64),
@@ -264,7 +296,7 @@ class ScatterArgs(Arguments):
 
 
 class ActivateArgs(Arguments):
-    operation = 10
+    operation = 12
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -279,7 +311,7 @@ class ActivateArgs(Arguments):
 
 
 class LimitArgs(Arguments):
-    operation = 11
+    operation = 13
     _fields_ = (
         ("x", c_void_p),
         ("stride", c_int64),
@@ -292,7 +324,7 @@ class LimitArgs(Arguments):
 
 
 class ColumnsArgs(Arguments):
-    operation = 12
+    operation = 14
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -312,7 +344,7 @@ class ColumnsArgs(Arguments):
 
 
 class AddArgs(Arguments):
-    operation = 13
+    operation = 15
     _fields_ = (
         ("x", c_void_p),
         ("residual", c_void_p),
@@ -325,7 +357,7 @@ class AddArgs(Arguments):
 
 
 class GateArgs(Arguments):
-    operation = 18
+    operation = 20
     _fields_ = (
         ("x", c_void_p),
         ("y", c_void_p),
@@ -338,7 +370,7 @@ class GateArgs(Arguments):
 
 
 class MixStreamsArgs(Arguments):
-    operation = 14
+    operation = 16
     _fields_ = (
         ("x", c_void_p),
         ("x_stride", c_int64),
@@ -355,7 +387,7 @@ class MixStreamsArgs(Arguments):
 
 
 class MatchArgs(Arguments):
-    operation = 15
+    operation = 17
     _fields_ = (
         ("x", c_void_p),
         ("like", c_void_p),
@@ -368,7 +400,7 @@ class MatchArgs(Arguments):
 
 
 class KeepAboveArgs(Arguments):
-    operation = 16
+    operation = 18
     _fields_ = (
         ("x", c_void_p),
         ("dtype", c_int32),
@@ -379,7 +411,7 @@ class KeepAboveArgs(Arguments):
 
 
 class HeadGatesArgs(Arguments):
-    operation = 17
+    operation = 19
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -401,7 +433,7 @@ class StatePart(ctypes.Structure):
 
 
 class ConvArgs(Arguments):
-    operation = 19
+    operation = 21
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -421,7 +453,7 @@ class ConvArgs(Arguments):
 
 
 class DeltaArgs(Arguments):
-    operation = 20
+    operation = 22
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -443,7 +475,7 @@ class DeltaArgs(Arguments):
 
 
 class ScanArgs(Arguments):
-    operation = 21
+    operation = 23
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -466,7 +498,7 @@ class ScanArgs(Arguments):
 
 
 class SelectiveScanArgs(Arguments):
-    operation = 22
+    operation = 24
     _fields_ = (
         ("state", StatePart),
         ("batch", c_void_p),
@@ -487,7 +519,7 @@ class SelectiveScanArgs(Arguments):
 
 
 class GatedNormArgs(Arguments):
-    operation = 23
+    operation = 25
     _fields_ = (
         ("x", c_void_p),
         ("gate", c_void_p),
@@ -504,7 +536,7 @@ class GatedNormArgs(Arguments):
 
 
 class RouteArgs(Arguments):
-    operation = 24
+    operation = 26
     _fields_ = (
         ("logits", c_void_p),
         ("correction", c_void_p),
@@ -526,7 +558,7 @@ class RouteArgs(Arguments):
 
 
 class ExpertsArgs(Arguments):
-    operation = 25
+    operation = 27
     _fields_ = (
         ("gate", c_void_p),
         ("gate_up", c_void_p),
@@ -593,7 +625,7 @@ class Ranks(ctypes.Structure):
 
 
 class ExchangeArgs(Arguments):
-    operation = 26
+    operation = 28
     _fields_ = (
         ("ranks", c_void_p),
         ("x", c_void_p),

@@ -20,6 +20,7 @@ from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.quantization.adapted import AdaptedEmbedding, AdaptedHeads, AdaptedRows
 from penstock.quantization.parameters import (
+    ConvolutionRows,
     FirstRepeated,
     FloatRows,
     GatheredMatrix,
@@ -277,6 +278,24 @@ class WeightFactory:
         """Load the tensor `name`, allocated before, from this shape, whose first dimension is 1."""
         full = f"{self._above}{name}"
         self.parameters[full] = ReshapedParameter(self.parameters[full], shape)
+
+    def skip_rows(self, name: str, count: int) -> None:
+        """Load the matrix `name`, allocated before, without the checkpoint's first `count` rows."""
+        for key, parameter in self.parameters.items():
+            if count and key.startswith(f"{self._above}{name}."):
+                rows = parameter.shape[0]
+                self.parameters[key] = PickedRows(parameter, (RowRun(count, 0, rows),), count + rows)
+
+    def load_convolution(self, name: str, in_size: int, width: int) -> None:
+        """Load the matrix `name`, allocated before, from a convolution's weights; see `ConvolutionRows`.
+
+        Raises:
+            CheckpointError: the weights are quantized in the checkpoint.
+        """
+        full = f"{self._above}{name}.weight"
+        if full not in self.parameters:
+            raise CheckpointError(f"{full} is quantized, which is not supported for a convolution")
+        self.parameters[full] = ConvolutionRows(self.parameters[full], in_size, width)
 
     def repeat_first_row(self, name: str, rows: int) -> None:
         """Load the matrix `name`, allocated before, from one of `rows` rows; the others become its first one."""

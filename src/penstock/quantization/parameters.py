@@ -73,6 +73,26 @@ class ReshapedParameter:
         self._parameter.load(0, rows.reshape(self._parameter.shape))
 
 
+class ConvolutionRows:
+    """The weights of a convolution over tokens, [out, in, width] in the checkpoint, as rows of a matrix."""
+
+    def __init__(self, parameter: Parameter, in_size: int, width: int) -> None:
+        rows, self._columns = parameter.shape
+        self.shape: tuple[int, ...] = (rows, in_size, width)
+        self._parameter = parameter
+
+    def load(self, first: int, rows: NDArray[Any]) -> None:
+        self._parameter.load(first, side_by_side(rows, self._columns))
+
+
+def side_by_side(rows: NDArray[Any], columns: int) -> NDArray[Any]:
+    """`rows` [out, in, width] -> [out, columns]: the weights place by place, then zeros."""
+    size = rows.shape[1] * rows.shape[2]
+    made = np.zeros((len(rows), columns), rows.dtype)
+    made[:, :size] = rows.swapaxes(1, 2).reshape(len(rows), size)
+    return made
+
+
 class FirstRepeated:
     """A tensor whose last rows, which the checkpoint lacks, repeat its first row."""
 

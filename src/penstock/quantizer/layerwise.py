@@ -18,6 +18,7 @@ from penstock.kernels.linear.reference import ReferenceWeight
 from penstock.kernels.lora import LoraUpdate
 from penstock.kernels.ops import Ops
 from penstock.kernels.reference_ops import over_tensors
+from penstock.layers.norm import Norm
 from penstock.models.decoder import DecoderLayer, PositionTables
 from penstock.models.loading.loader import load_weights
 from penstock.models.registry import open_weights
@@ -83,9 +84,18 @@ class Layerwise:
         factory = self._factory()
         name = f"{spec.names.embedding}.weight"
         table = factory.tensor(name, spec.vocab_size, spec.hidden_size)
+        norm = None if spec.embedding_norm is None else Norm(spec.embedding_norm, factory)
+        added = None
+        if (own := spec.positions) is not None:
+            added = factory.tensor(f"{own.name}.weight", own.rows, spec.hidden_size)[own.first :]
         self._load(factory)
         self._positions = PositionTables(spec, self._length, factory)
-        self._hidden = [table[torch.tensor(text)] * spec.embedding_multiplier for text in texts]
+        self.hidden = [table[torch.tensor(text)] * spec.embedding_multiplier for text in texts]
+        """The texts' hidden states, each [length, hidden_size]."""
+        if norm is not None:
+            self.hidden = [norm(hidden) for hidden in self.hidden]
+        if added is not None:
+            self.hidden = [hidden + added[: self._length] for hidden in self.hidden]
         self.index = 0
         """Index of the next layer."""
 
@@ -102,7 +112,7 @@ class Layerwise:
             matrix.weight.load(matrix.first, array_of(made))
         for weight in observed:
             weight.gram = None
-        self._hidden = self._compute(layer)
+        self.hidden = self._compute(layer)
         self.index += 1
 
     def skip(self, rounded: "dict[str, Tensor]") -> None:
@@ -110,7 +120,7 @@ class Layerwise:
         layer, matrices = self._layer()
         for matrix in matrices:
             matrix.weight.load(matrix.first, array_of(rounded[matrix.name]))
-        self._hidden = self._compute(layer)
+        self.hidden = self._compute(layer)
         self.index += 1
 
     def _layer(self) -> tuple[DecoderLayer, list[NamedRows]]:
@@ -127,8 +137,8 @@ class Layerwise:
     def _compute(self, layer: DecoderLayer) -> list[Tensor]:
         made: list[Tensor] = []
         residual = Residual(self._spec.residual_multiplier, self._ops)
-        for first in range(0, len(self._hidden), BATCH_TEXTS):
-            part = self._hidden[first : first + BATCH_TEXTS]
+        for first in range(0, len(self.hidden), BATCH_TEXTS):
+            part = self.hidden[first : first + BATCH_TEXTS]
             batch, cache, positions = self._batch(len(part))
             self._positions.prepare(batch.positions)
             mixed = layer.mix_tokens(Stream(torch.cat(part)), self._positions.inputs(positions), batch, cache)

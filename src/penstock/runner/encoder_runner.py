@@ -61,15 +61,19 @@ class EncoderRunner:
             self._model = load_encoder(checkpoint, settings, self._ops, start)
             types = self._model.ends.token_types
             self._num_types = 0 if types is None else types.rows
-            self._cache = self._ops.new_caches([self._cache_shape(settings)]).layers[0]
+            shape = self._cache_shape(settings)
+            self._cache = None if shape is None else self._ops.new_caches([shape]).layers[0]
             self._recorded = self._record(settings.memory.num_tokens)
 
-    def _cache_shape(self, settings: Settings) -> CacheShape:
+    def _cache_shape(self, settings: Settings) -> CacheShape | None:
+        """None: the layers' attention reads keys and values from where they are computed."""
         shapes = {
             (cache.num_heads, cache.head_dim)
             for layer in self._model.spec.layers
             if isinstance(cache := layer.facts.cache, KVSpec)
         }
+        if not shapes:
+            return None
         assert len(shapes) == 1, "layers of an encoder have heads alike"
         (num_heads, head_dim) = shapes.pop()
         return CacheShape(
@@ -160,7 +164,7 @@ def _spans(plan: EncoderPlan, padding: int | None) -> list[Span]:
 class _Recorded:
     """The forward pass as native calls, recorded once."""
 
-    def __init__(self, model: Encoder, cache: AnyCache, library: Library, max_tokens: int) -> None:
+    def __init__(self, model: Encoder, cache: AnyCache | None, library: Library, max_tokens: int) -> None:
         """
         Raises:
             CannotRecordError: the model uses an operation that the library lacks.

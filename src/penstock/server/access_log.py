@@ -18,6 +18,7 @@ from penstock.server.logs import FIELDS
 from penstock.system.host import bracketed
 
 if TYPE_CHECKING:
+    from penstock.frontend.served_models import ServedModels
     from penstock.server.tracing import CallTracer
 
 logger = logging.getLogger("penstock.server")
@@ -88,7 +89,12 @@ class AccessLog:
     """ASGI middleware: logs each call at its end, from its `CallContext`, and names its ignored fields in a header."""
 
     def __init__(
-        self, app: ASGIApp, engine: AsyncEngine, *, log_prompts: bool = False, tracer: "CallTracer | None" = None
+        self,
+        app: ASGIApp,
+        engine: "AsyncEngine | ServedModels",
+        *,
+        log_prompts: bool = False,
+        tracer: "CallTracer | None" = None,
     ) -> None:
         self._app = app
         self._tracer = tracer

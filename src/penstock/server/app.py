@@ -70,7 +70,7 @@ def create_app(
     if served is not None:
         model_names = [served.first.name]
     app.state.serving = _serving(engine, model_names, recent_responses, config)
-    app.state.models = None
+    app.state.engine, app.state.models = served or engine, None
     if served is not None:
         from penstock.server.models import Models
 
@@ -97,14 +97,14 @@ def create_app(
         takes="audio" if served is not None else _takes(engine),
     )
     app.add_middleware(Origins, allowed_origins=config.listed_origins)
-    app.add_middleware(AccessLog, engine=engine, log_prompts=config.log_prompts, tracer=tracer)
+    app.add_middleware(AccessLog, engine=served or engine, log_prompts=config.log_prompts, tracer=tracer)
     app.add_middleware(RequestId)
     app.add_middleware(ClientPaths, prefix=config.prefix)
 
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
-        engines = {model_names[0]: engine} if served is None else served.by_name
+        engines = {model_names[0]: engine} if served is None else served.by_name or {served.first.name: served.main}
         names = [PenstockNames(own.metrics, None if served is None else name) for name, own in engines.items()]
         collectors = [OneOf(names), *processes]
         if config.metrics_names == "vllm":

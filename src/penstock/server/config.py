@@ -136,6 +136,11 @@ class ServerConfig:
     max_loaded_models: int = option(
         3, "maximum models in memory at a time; each is given an equal share of max_memory, or more if it needs more"
     )
+    load_timeout: str = option(
+        "10m",
+        "time without progress (30s, 10m) after which the load of one of several models is ended, so that calls which "
+        "wait for it fail; -1: never. Downloads have time limits of their own",
+    )
     engines: int = option(
         1,
         "number of engines; they share the machine's cores and memory, are spread over its NUMA nodes, and take over "
@@ -270,11 +275,14 @@ class ServerConfig:
     def _check_models(self) -> None:
         if self.max_loaded_models < 1:
             raise ConfigError(f"max_loaded_models must be at least 1, not {self.max_loaded_models}")
-        if self.keep_alive is not None:
+        for name in ("keep_alive", "load_timeout"):
+            given = getattr(self, name)
             try:
-                seconds_of(self.keep_alive)
+                seconds = 1.0 if given is None else seconds_of(given)
             except ValueError:
-                raise ConfigError(f"keep_alive must be a time such as 5m, or -1, not {self.keep_alive!r}") from None
+                raise ConfigError(f"{name} must be a time such as 5m, or -1, not {given!r}") from None
+            if name == "load_timeout" and not seconds:
+                raise ConfigError("load_timeout must be above 0 seconds, or -1")
 
     def _check_uds(self) -> None:
         if self.uds is None:

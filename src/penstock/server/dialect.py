@@ -21,7 +21,7 @@ from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishR
 from penstock.api.sampling_params import SamplingParams
 from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, PenstockError, shown
 from penstock.frontend.input_processor import ImagePrompt
-from penstock.frontend.open_requests import Accepted
+from penstock.frontend.open_requests import Accepted, Series
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
@@ -53,8 +53,9 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
-        self.model_names = serving.model_names
-        self.model_name = serving.model_names[0]
+        self.model_names = serving.model_names if context.caller.models is None else _permitted(context, serving)
+        """The model's names that the caller may use."""
+        self.model_name = (self.model_names or serving.model_names)[0]
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""
@@ -109,9 +110,12 @@ class Call:
 
         Raises:
             ModelNotFoundError: there is no such model or adapter.
+            ModelNotPermittedError: the caller may not use it.
         """
         if name is None or name == self.model_name:
             return
+        if self._context.caller.models is not None and name not in ANY_MODEL:
+            self._context.caller.check_model(name)
         if name in self.model_names:
             self.model_name = name
             return
@@ -126,10 +130,12 @@ class Call:
 
         Raises:
             InvalidRequestError: there is no such adapter.
+            ModelNotPermittedError: the caller may not use it.
         """
+        self._context.caller.check_model(name)
         self.adapter = self.engine.adapters.find(name)
         if self.adapter is None:
-            known = self.engine.adapters.describe()
+            known = self.engine.adapters.describe() if self._context.caller.models is None else "others"
             raise InvalidRequestError(f"there is no adapter {name!r} here; there are: {known}", "adapter_id")
 
     def serves(self, name: str) -> bool:
@@ -140,10 +146,20 @@ class Call:
         """
         Raises:
             ModelNotFoundError: the served model has another name.
+            ModelNotPermittedError: the caller may not use it.
         """
         if name is not None and name not in (*self.model_names, *ANY_MODEL):
-            adapters = self.engine.adapters
-            raise unknown_model(name, self.model_names, f", with the adapters {adapters.describe()}" * bool(adapters))
+            caller, adapters = self._context.caller, self.engine.adapters
+            caller.check_model(name)
+            hint = f", with the adapters {adapters.describe()}" if adapters and caller.models is None else ""
+            raise unknown_model(name, self.model_names, hint)
+
+    def _check_permitted(self) -> None:
+        """
+        Raises:
+            ModelNotPermittedError: the caller may not use the selected model or adapter.
+        """
+        self._context.caller.check_model(self.model_name if self.adapter is None else self.adapter.name)
 
     async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
         """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""
@@ -250,8 +266,11 @@ class Call:
             InvalidRequestError: the engine cannot serve it.
             OverloadedError: too many schemas and grammars wait to be checked.
             ClientGoneError: the client has disconnected.
+            ModelNotPermittedError: the caller may not use the model.
         """
         caller = self._context.caller
+        if caller.models is not None:
+            self._check_permitted()
         accepted = self.engine.accept_request(
             token_ids,
             params,
@@ -303,13 +322,31 @@ class Call:
             await before_end()
         return Response(body, headers=dict(answer.headers(outputs)), media_type="application/json")
 
-    async def outputs(self, accepted: Sequence[Accepted], *, watched: bool = True) -> list[RequestOutput]:
+    async def outputs(
+        self, accepted: Sequence[Accepted], *, watched: bool = True, series: Series | None = None
+    ) -> list[RequestOutput]:
         """Run the prompts to completion. Raises the same errors as `answer`.
 
         Args:
             watched: whether a disconnect aborts them; False: the response watches the connection, and calls `abort`.
+            series: see `AsyncEngine.open`.
         """
-        request_stream = self._context.request_stream = await self._open(accepted, stream=False)
+        return await self._results(await self._open(accepted, stream=False, series=series), watched=watched)
+
+    async def recorded_outputs(self, accepted: Sequence[Accepted], *, watched: bool) -> list[RequestOutput] | None:
+        """The outputs of the call with the same ids, finished or not, that the journal has; None: it has none.
+
+        Raises:
+            InvalidRequestError: that call is about something else, or was refused.
+            EngineError: it has failed, or was aborted.
+        """
+        name = accepted[0].request.request_id
+        if not self.engine.journaled or not await self.engine.journaled_calls.look_up(name, self.tenant):
+            return None
+        return await self._results(await self.engine.journaled_calls.reopen(name, accepted), watched=watched)
+
+    async def _results(self, request_stream: RequestStream, *, watched: bool) -> list[RequestOutput]:
+        self._context.request_stream = request_stream
         with request_stream:
             if watched:
                 with on_disconnect(self._context.receive, request_stream.abort):
@@ -322,6 +359,11 @@ class Call:
                     raise failure
         return outputs
 
+    @property
+    def queue_seconds(self) -> float:
+        """Seconds that each of its requests may wait in the queue."""
+        return self.engine.admission.queue_seconds(self._context.queue_timeout)
+
     def abort(self) -> None:
         """Abort the requests that the call waits for."""
         self.is_aborted = True
@@ -331,8 +373,10 @@ class Call:
     async def compute(
         self, encoded: Sequence[EncodedText], *, request_id: str, priority: int | None = None
     ) -> list[RequestOutput]:
-        """Compute embeddings or scores of texts. Raises the same errors as `answer`."""
+        """Compute embeddings or scores of texts. Raises the same errors as `answer`, and as `accept_prompt`."""
         caller, accepted = self._context.caller, []
+        if caller.models is not None:
+            self._check_permitted()
         for position, text in enumerate(encoded):
             if position % _TEXTS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # there may be thousands: let other tasks run
@@ -355,9 +399,13 @@ class Call:
             return self.engine.refusal or ClientGoneError(part.error or "the client has gone")
         return None
 
-    async def _open(self, accepted: Sequence[Accepted], *, stream: bool, begun: Sequence[str] = ()) -> RequestStream:
+    async def _open(
+        self, accepted: Sequence[Accepted], *, stream: bool, begun: Sequence[str] = (), series: Series | None = None
+    ) -> RequestStream:
         timeout, alias = self._context.queue_timeout, self._context.request_id
-        request_stream = self.engine.open(accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun)
+        request_stream = self.engine.open(
+            accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun, series=series
+        )
         if self.engine.journaled:
             await self.engine.journaled_calls.recorded(accepted)
         return request_stream
@@ -419,13 +467,26 @@ def _with_seed(accepted: Accepted, seed: int) -> Accepted:
     return replace(accepted, request=replace(request, params=replace(request.params, seed=seed)))
 
 
-async def _serving(request: Request, context: ContextOf) -> Serving:
+async def serving_of(request: Request, context: ContextOf) -> Serving:
+    """The model that a call names, loaded.
+
+    Raises:
+        ModelNotPermittedError: the caller may use neither it nor an adapter of it.
+    """
     state = request.app.state
     serving: Serving = state.serving if state.models is None else await state.models.serving_of(request, context)
+    if context.caller.models is not None and not _permitted(context, serving, adapters=True):
+        context.caller.check_model(serving.model_names[0])
     return serving
 
 
-ServingOf = Annotated[Serving, Depends(_serving)]
+def _permitted(context: CallContext, serving: Serving, *, adapters: bool = False) -> tuple[str, ...]:
+    """The names of a model, and of its adapters, that the caller may use."""
+    names = (*serving.model_names, *(adapter.name for adapter in serving.engine.adapters if adapters))
+    return tuple(filter(context.caller.may_use, names))
+
+
+ServingOf = Annotated[Serving, Depends(serving_of)]
 
 
 async def _call(context: ContextOf, serving: ServingOf) -> Call:

@@ -19,6 +19,7 @@ from penstock.server.ollama import blobs as ollama_blobs
 from penstock.server.ollama import creation as ollama_creation
 from penstock.server.ollama import errors as ollama_errors
 from penstock.server.ollama import library as ollama_library
+from penstock.server.ollama import pull as ollama_pull
 from penstock.server.ollama import routes as ollama_routes
 from penstock.server.openai import audio as openai_audio
 from penstock.server.openai import encoding as openai_encoding
@@ -46,7 +47,7 @@ _SHAPES: dict[str, Shape] = {
 def add_dialects(app: FastAPI) -> None:
     """Add every dialect's routes to the application, and a handler for every error that a route can raise."""
     openai = (openai_routes, openai_responses, openai_encoding, openai_audio)
-    ollama = (ollama_routes, ollama_library, ollama_creation, ollama_blobs)
+    ollama = (ollama_routes, ollama_library, ollama_creation, ollama_pull, ollama_blobs)
     for routes in (*openai, anthropic_routes, cohere_routes, *ollama, tei_routes, tgi_routes):
         app.include_router(routes.router)
     for kind in (PenstockError, RequestValidationError, HTTPException):

@@ -33,8 +33,8 @@ penstock.server.dialects_doc > docs/dialects.md`.
 - **Anthropic**: `/v1/messages`, `/v1/messages/count_tokens`; `/v1/models` serves its client as well. A final
   assistant turn is continued. A full server answers with status 529.
 - **Ollama**: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`,
-  `/api/version`, `/api/create`, `/api/blobs`, and `/api/pull`, `/api/copy` and `/api/delete` as far as a server of one
-  model can obey them: [ollama.md](ollama.md).
+  `/api/version`, `/api/create`, `/api/blobs`, `/api/copy`, and `/api/pull` and `/api/delete`, which change the models
+  of a server of several: [ollama.md](ollama.md).
 - **TGI**: `/generate`, `/generate_stream`, `/` (either, depending on `stream`), `/info`, `/tokenize`,
   `/chat_tokenize`, and SageMaker's `/invocations` and `/ping`; `/health` and `/metrics` are Penstock's. Validation
   order and messages match TGI's; requests that cannot be streamed are rejected before streaming starts. Without

@@ -24,6 +24,7 @@ from penstock.errors import (
     JournalUnavailableError,
     LimitError,
     ModelNotFoundError,
+    ModelNotPermittedError,
     NotPermittedError,
     OverloadedError,
     PreviousResponseNotFoundError,
@@ -37,6 +38,8 @@ from penstock.errors import (
     SlowReaderError,
 )
 
+MODEL_NOT_PERMITTED = "model_not_permitted"
+
 _KINDS: dict[type, tuple[int, str | None]] = {
     InvalidRequestError: (400, None),
     PromptTooLongError: (400, "context_length_exceeded"),
@@ -47,6 +50,7 @@ _KINDS: dict[type, tuple[int, str | None]] = {
     BodyTooLargeError: (413, "request_too_large"),
     AuthenticationError: (401, "invalid_api_key"),
     NotPermittedError: (403, "operators_only"),
+    ModelNotPermittedError: (403, MODEL_NOT_PERMITTED),
     ForbiddenOriginError: (403, "forbidden_origin"),
     BodyTimeoutError: (408, "request_timeout"),
     RateLimitError: (429, "rate_limit_exceeded"),

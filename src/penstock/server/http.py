@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from penstock.server.config import ServerConfig
 from penstock.server.connection import protocol_within
 from penstock.server.errors import ErrorReply
-from penstock.server.serving import Serving
 
 
 class HttpServer(uvicorn.Server):
@@ -23,10 +22,9 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, announce: Callable[[], None], closing_seconds: int, config: ServerConfig) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # this server logs start, stop and refusals itself
-        serving: Serving = app.state.serving
 
         def count_refusal(reply: ErrorReply) -> None:
-            serving.engine.record_failure(reply.reason)
+            app.state.engine.record_failure(reply.reason)
 
         settings = uvicorn.Config(
             app,

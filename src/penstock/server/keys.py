@@ -11,6 +11,7 @@ The key file is TOML, with one table per key:
     priority = 0                      # the most urgent `priority` that a body may ask for (lower is sooner)
     private_cache = true              # share no prefix-cache block with other keys, so that timing reveals nothing
     operator = true                   # may see GET /debug/timeline and every key's requests
+    models = ["small", "my-adapter"]  # the models and adapters that it may use; by default all
 """
 
 import hashlib
@@ -43,6 +44,7 @@ class ApiKey:
     priority: int = 0
     private_cache: bool = False
     operator: bool = False
+    models: frozenset[str] | None = None
 
 
 class TokenBucket:
@@ -86,7 +88,7 @@ class KeyHolder:
         self._requests = _bucket(key.requests_per_minute, clock)
         self._tokens = _bucket(key.tokens_per_minute, clock)
         namespace = f"key:{key.name}" if key.private_cache else ""
-        self.caller = Caller(key.name, namespace, key.priority, self, key.operator)
+        self.caller = Caller(key.name, namespace, key.priority, self, key.operator, key.models)
 
     def enter(self) -> None:
         """Begin a call.
@@ -244,6 +246,7 @@ def _read_keys(path: str | Path, private_cache: bool) -> list[tuple[ApiKey, byte
 def _parse_key(table: Mapping[str, Any], private_cache: bool, where: str) -> tuple[ApiKey, bytes]:
     values = dict(table)
     digest = _digest_of(values.pop("secret", None), values.pop("secret_sha256", None), where)
+    models = _models_of(values.pop("models", None), where)
     known = {f.name: f for f in fields(ApiKey)}
     for name, value in values.items():
         if name not in known:
@@ -256,9 +259,19 @@ def _parse_key(table: Mapping[str, Any], private_cache: bool, where: str) -> tup
             raise ConfigError(f"{where}: {name} must be at least 1, not {value}")
     if not values.get("name"):
         raise ConfigError(f"{where}: it has no name")
+    if models is not None and values.get("operator"):
+        raise ConfigError(f"{where}: an operator may use every model: leave out models or operator")
     if private_cache:
         values["private_cache"] = True
-    return ApiKey(**values), digest
+    return ApiKey(**values, models=models), digest
+
+
+def _models_of(names: object, where: str) -> frozenset[str] | None:
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{where}: models must be a list of the names of models and adapters")
+    return frozenset(names)
 
 
 def _digest_of(secret: object, sha256: object, where: str) -> bytes:

@@ -47,7 +47,9 @@ async def live(request: Request, context: ContextOf, serving: ServingOf) -> Resp
     if models is None:
         feed = LiveFeed(lambda: [serving.engine], lambda: serving.engine.refusal is not None)
     else:
-        feed = LiveFeed(lambda: models.served.engines, lambda: models.served.refusal is not None)
+        feed = LiveFeed(
+            lambda: models.served.engines or [models.served.main], lambda: models.served.refusal is not None
+        )
     return EventStream(feed.events(), Frame.SERVER_SENT_EVENTS, feed.stop, {}, context.send_body)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.checkpoint.checkpoint import HUB_ID, resolve_path, weight_files
+from penstock.checkpoint.checkpoint import find_on_disk, weights_size
 from penstock.checkpoint.gguf.file import is_gguf, model_name, parts_of
 from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import CheckpointError, ConfigError, shown
-from penstock.fleet.model_broker import ModelBroker, reservation
+from penstock.fleet.model_broker import ModelBroker, PlanModel, reservation
 from penstock.server.config import ServerConfig, seconds_of
 from penstock.system.extras import has_torch
 from penstock.system.host import free_memory
@@ -59,18 +59,30 @@ def listed_models(engine_config: EngineConfig, config: ServerConfig) -> list[tup
 
 def with_broker(
     models: Sequence[tuple[str, EngineConfig]], config: ServerConfig
-) -> tuple[list[tuple[str, EngineConfig]], ModelBroker]:
-    """The broker of the models' memory, and the models with `max_memory` set to what each reserves there."""
+) -> tuple[list[tuple[str, EngineConfig]], ModelBroker, PlanModel]:
+    """The broker of the models' memory, and the models with `max_memory` set to what each reserves there; and a planner
+    of models that are added."""
     given = models[0][1].cache.max_memory
     total = free_memory() if given is None else parse_bytes(given)
     alive = config.keep_alive or (KEEP_ALIVE if len(models) > 1 or config.models_dir is not None else "-1")
     broker = ModelBroker(total, config.max_loaded_models, seconds_of(alive))
+
+    def plan(own: EngineConfig, num_models: int) -> tuple[EngineConfig, int]:
+        needed = min(total, reservation(_file_bytes(own), total, num_models, config.max_loaded_models))
+        return replace(own, cache=replace(own.cache, max_memory=needed // config.engines)), needed
+
     planned = []
     for name, own in models:
-        broker.add_model(name, reservation(_file_bytes(own), total, len(models), config.max_loaded_models))
-        each = broker.models[name].needed // config.engines
-        planned.append((name, own if len(models) == 1 else replace(own, cache=replace(own.cache, max_memory=each))))
-    return planned, broker
+        each, needed = plan(own, len(models))
+        broker.add_model(name, needed)
+        planned.append((name, own if len(models) == 1 else each))
+
+    def plan_added(path: str, num_others: int) -> tuple[EngineConfig, int]:
+        first = models[0][1]
+        model = replace(first.model, model=path, revision=None)
+        return plan(replace(first, model=model, adapters=replace(first.adapters, adapter=None)), num_others + 1)
+
+    return planned, broker, plan_added
 
 
 def _check(engine_config: EngineConfig, config: ServerConfig) -> None:
@@ -125,15 +137,8 @@ def _in_folder(folder: str) -> list[tuple[str, str]]:
 
 def _file_bytes(config: EngineConfig) -> int:
     """Size of a model's weights as files; 0 if they are not at a path on this machine."""
-    model = config.model.model
-    if model is not None and HUB_ID.fullmatch(model) and not os.path.exists(os.path.expanduser(model)):
-        return 0  # its files may have to be downloaded first
     try:
-        path = resolve_path(model, config.model.revision)
-        if path.is_dir():
-            files = weight_files(path)
-        else:
-            files = [path.parent / name for name in parts_of(os.listdir(path.parent), path.name)]
-        return sum(file.stat().st_size for file in files)
+        path = find_on_disk(config.model.model, config.model.revision)
+        return 0 if path is None else weights_size(path)  # else it is downloaded first
     except (CheckpointError, OSError):  # its load says so
         return 0

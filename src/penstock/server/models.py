@@ -1,21 +1,24 @@
 """The models of a server by name: which one a call uses."""
 
+import time
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 from fastapi import Request
 
+from penstock.checkpoint.created import LATEST
 from penstock.errors import ModelNotFoundError
 from penstock.frontend.client import AsyncEngine
-from penstock.frontend.served_models import ServedModel, ServedModels
+from penstock.frontend.limits import ANYONE, Caller
+from penstock.frontend.served_model import ServedModel
+from penstock.frontend.served_models import ServedModels
 from penstock.server.body_route import CheckedRequest
 from penstock.server.call_context import CallContext
 from penstock.server.disconnect import cancelled_on_disconnect
 from penstock.server.serving import ANY_MODEL, Serving, unknown_model
 
-_LISTING = frozenset({"/api/copy", "/api/create", "/api/pull", "/api/show"})
+_LISTING = frozenset({"/api/copy", "/api/create"})
 """Routes with POST that need no loaded model, and know names of models that are not served."""
-LATEST = ":latest"
-"""The tag that Ollama's clients add to a name."""
 
 
 class Models:
@@ -27,33 +30,36 @@ class Models:
             make_serving: called when a model has been loaded for the first time, with its name.
         """
         self.served = served
+        self.created = int(time.time())
+        self.num_pulls = 0
+        """Downloads of models under way."""
         self._make_serving = make_serving
-        self._servings: dict[str, Serving] = {}
+        self._servings: WeakKeyDictionary[ServedModel, Serving] = WeakKeyDictionary()
 
     def started(self, model: ServedModel) -> Serving | None:
         """The model with its names; None if it was never loaded."""
-        if model.name not in self._servings and model.engine is not None:
-            self._servings[model.name] = self._make_serving(model.engine, model.name)
-        return self._servings.get(model.name)
+        if model not in self._servings and model.engine is not None:
+            self._servings[model] = self._make_serving(model.engine, model.served_name)
+        return self._servings.get(model)
 
     def __iter__(self) -> Iterator[tuple[ServedModel, Serving | None]]:
-        return ((model, self.started(model)) for model in self.served.models.values())
+        return ((model, self.started(model)) for model in self.served.served)
 
-    def find(self, name: str | None) -> ServedModel:
-        """The model of this name, or with an adapter of this name; None: the first.
+    def find(self, name: str | None, caller: Caller = ANYONE) -> ServedModel:
+        """The model of this name, or with an adapter of this name; None: the first that the caller may use.
 
         Raises:
             ModelNotFoundError: there is none.
+            ModelNotPermittedError: the caller may not use it.
         """
         if name is None or name in ANY_MODEL:
-            return self.served.first
+            return next((model for model, _ in self if caller.may_use(model.name)), self.served.first)
+        caller.check_model(name)
         for wanted in dict.fromkeys((name, name.removesuffix(LATEST))):
-            if wanted in self.served.models:
-                return self.served.models[wanted]
             for model, serving in self:
-                if serving is not None and serving.has_name(wanted):
+                if wanted == model.name or (serving is not None and serving.has_name(wanted)):
                     return model
-        raise unknown_model(name, list(self.served.models))
+        raise unknown_model(name, [model.name for model, _ in self if caller.may_use(model.name)])
 
     async def serving_of(self, request: Request, context: CallContext) -> Serving:
         """The model that a call names in its body, or else in the query; it is loaded, but not to be listed.
@@ -61,11 +67,12 @@ class Models:
         Raises:
             ClientGoneError: the client has disconnected meanwhile.
             ModelNotFoundError: there is no such model.
+            ModelNotPermittedError: the caller may not use it.
             EngineError, LimitError: see `ServedModels.use`.
         """
         is_listing = request.method != "POST" or request.scope["path"] in _LISTING
         try:
-            model = self.find(_name_in(request))
+            model = self.find(_name_in(request), context.caller)
         except ModelNotFoundError:
             if not is_listing:
                 raise
@@ -74,7 +81,10 @@ class Models:
         if serving is None or not is_listing:
             with cancelled_on_disconnect(context.receive):
                 context.model_use = await self.served.use(model.name, context.queue_timeout)
-        return self.started(model) or self._servings[model.name]
+            model = context.model_use.model  # another may have taken its place meanwhile
+            serving = self.started(model)
+            assert serving is not None, "it is used"
+        return serving
 
 
 def _name_in(request: Request) -> str | None:

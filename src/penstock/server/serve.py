@@ -27,13 +27,13 @@ from penstock.errors import ConfigError, EngineDeadError, PenstockError, Shuttin
 from penstock.fleet.cluster.resources import resources_for
 from penstock.fleet.launch import launch_engines, with_roles
 from penstock.fleet.link import Link
-from penstock.server.config import ServerConfig
+from penstock.server.config import ServerConfig, seconds_of
 from penstock.server.listener import address_of, bound, is_open_to_others
 from penstock.system.host import importing, shorten_pauses
 
 if TYPE_CHECKING:
     from penstock.fleet.fleet import Fleet
-    from penstock.fleet.model_broker import ModelBroker
+    from penstock.fleet.model_broker import ModelBroker, PlanModel
     from penstock.frontend.client import AsyncEngine, Beside
     from penstock.frontend.recovery.journal import Journal
     from penstock.frontend.served_models import ServedModels
@@ -86,6 +86,8 @@ class _Planned:
 
     configs: "Sequence[tuple[str, EngineConfig]]"
     broker: "ModelBroker"
+    plan: "PlanModel"
+    """Plans a model that is added."""
 
 
 def _planned(engine_config: EngineConfig, config: ServerConfig) -> _Planned | None:
@@ -186,7 +188,7 @@ def _run(
     warnings = list(_access_warnings(engine_config, config, listener, keys))
 
     def make_server(engine: "AsyncEngine | ServedModels") -> HttpServer:
-        first, served = (engine, None) if isinstance(engine, AsyncEngine) else (engine.first.started(), engine)
+        first, served = (engine, None) if isinstance(engine, AsyncEngine) else (engine.main, engine)
         app = create_app(first, config, keys, tracer, served)
         names = app.state.serving.model_names[:1] if served is None else served.models
         announce = functools.partial(_announce, first, ",".join(names), listener, config, warnings)
@@ -223,7 +225,8 @@ async def _start_models(
     journal: "Journal | None",
 ) -> "ServedModels":
     """Load the first model, whose engines have been launched; the others are launched when they are used."""
-    from penstock.frontend.served_models import ServedModel, ServedModels
+    from penstock.frontend.served_model import ServedModel
+    from penstock.frontend.served_models import ServedModels
 
     launched = [links]
 
@@ -232,7 +235,13 @@ async def _start_models(
         return start_engine(engine_config, own, beside=beside)
 
     served = ServedModels(
-        [ServedModel(name, config) for name, config in models.configs], models.broker, start, config.queue, journal
+        [ServedModel(name, config) for name, config in models.configs],
+        models.broker,
+        start,
+        config.queue,
+        journal,
+        plan=models.plan,
+        load_timeout=seconds_of(config.load_timeout),
     )
     await served.open()
     return served

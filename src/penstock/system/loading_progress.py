@@ -10,6 +10,8 @@ NUM_BYTES, TOTAL_BYTES = "num_bytes", "total_bytes"
 """Keys of a record's `extra`: bytes read so far, and total bytes."""
 INTERVAL = 5.0
 """Seconds between reports if there is no terminal."""
+SHOWN_INTERVAL = 0.5
+"""Seconds between reports of an engine to its server, which shows them to clients."""
 
 
 def report_bytes(num_bytes: int, total_bytes: int) -> None:
@@ -33,16 +35,20 @@ def progress_to(handler: logging.Handler) -> Iterator[None]:
 
 
 class Intervals(logging.Handler):
-    """Filter that passes at most one record per `INTERVAL` seconds."""
+    """Filter that passes at most one record per `seconds`; None: per `INTERVAL`."""
 
     def __init__(
-        self, pass_on: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic
+        self,
+        pass_on: Callable[[logging.LogRecord], None],
+        clock: Callable[[], float] = time.monotonic,
+        seconds: float | None = None,
     ) -> None:
         super().__init__()
+        self.seconds = seconds
         self._pass_on, self._clock = pass_on, clock
         self._last = clock()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._clock() - self._last >= INTERVAL:
+        if self._clock() - self._last >= (INTERVAL if self.seconds is None else self.seconds):
             self._last = self._clock()
             self._pass_on(record)

@@ -54,7 +54,7 @@ class WorkerProcess:
                 command = [sys.executable, "-m", module]
                 self._process = start_process(
                     command,
-                    plain_environment(),
+                    {**plain_environment(), "OPENBLAS_NUM_THREADS": "1"},  # its threads wait for each other by spinning
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,  # an interrupt from the terminal is for the parent, which ends it

@@ -376,16 +376,20 @@ def missing_tokenizer(path: Path) -> str | None:
     )
 
 
-def has_chat_template(path: Path) -> bool:
-    """Whether the checkpoint in a folder or GGUF file has a chat template. Raises as `Tokenizer.load` does."""
+def chat_template_of(path: Path) -> str:
+    """The sources of the chat templates of the checkpoint in a folder or GGUF file, concatenated; empty if there are
+    none. Raises as `Tokenizer.load` does.
+    """
     recipe = recipe_of(path)
     if recipe is not None and recipe.template is not None:
-        return True
-    if not path.is_file():
-        return bool(_template_sources(path, _tokenizer_config(path)))
-    from penstock.checkpoint.gguf.tokenizer import read_chat_templates
+        return recipe.template
+    if path.is_file():
+        from penstock.checkpoint.gguf.tokenizer import read_chat_templates
 
-    return bool(read_chat_templates(path))
+        sources = read_chat_templates(path)
+    else:
+        sources = _template_sources(path, _tokenizer_config(path))
+    return "\n".join(sources.values())
 
 
 def _read_backend(file: Path) -> Backend:

@@ -4,6 +4,7 @@ import io
 import struct
 import sys
 import wave
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_files_of_pythons_wave_module_are_read():
     np.testing.assert_allclose(read_sound(file.getvalue(), 10), tone(16_000), atol=1e-4)
 
 
-@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000])
+@pytest.mark.parametrize("rate", [4_000, 8_000, 11_025, 22_050, 44_100, 44_101, 48_000, 96_000])
 def test_a_tone_at_another_rate_becomes_the_same_tone(rate):
     found = resample(tone(rate, 40.0).astype(np.float32), rate)
     expected = tone(16_000, 40.0)
@@ -89,6 +90,7 @@ def test_resampling_in_blocks_gives_the_same_samples():
         (riff(1, 16, 0, 16_000, b"1234"), "0 channels"),
         (riff(1, 16, 1, 0, b"1234"), "0 samples a second"),
         (riff(1, 16, 1, 400_000, b"1234"), "400000 samples"),
+        (riff(1, 16, 17, 16_000, b"1" * 34), "17 channels"),
         (riff(3, 32, 1, 16_000, struct.pack("<f", float("nan"))), "finite"),
         (b"RIFF1234WAVEfmt ", "damaged"),
         (wav_of(a_sound(3.0)), "longer than 2 s"),
@@ -97,6 +99,61 @@ def test_resampling_in_blocks_gives_the_same_samples():
 def test_what_is_no_sound_of_the_allowed_length_is_refused_by_name(data, words):
     with pytest.raises(SoundError, match=words):
         read_sound(data, 2)
+
+
+def recording(codec, form, rate, channels=1, seconds=2.0):
+    """A tone, as phones and browsers record it."""
+    av = pytest.importorskip("av")
+    file, layout = io.BytesIO(), "mono" if channels == 1 else "stereo"
+    with av.open(file, "w", format=form) as writer:
+        stream = writer.add_stream(codec, rate=rate, layout=layout)
+        frame = av.AudioFrame.from_ndarray(
+            np.tile(tone(rate, seconds).astype(np.float32), (channels, 1)), format="fltp", layout=layout
+        )
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            writer.mux(packet)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("codec", "form", "rate", "channels"),
+    [
+        ("aac", "mp4", 44_100, 2),
+        ("alac", "ipod", 16_000, 1),
+        ("libopus", "webm", 48_000, 1),
+        ("pcm_s16le", "mov", 32_000, 2),
+    ],
+)
+def test_recordings_of_phones_and_browsers_are_read(codec, form, rate, channels):
+    found = read_sound(recording(codec, form, rate, channels), 5)
+    assert 32_000 <= len(found) < 32_500  # the last frame is whole
+    np.testing.assert_allclose(found[3000:29_000], tone(16_000, 2.0)[3000:29_000], atol=0.15)
+
+
+def test_containers_of_other_codecs_lengths_and_contents_are_refused_by_name(monkeypatch):
+    sound = recording("aac", "mp4", 16_000)
+    with pytest.raises(SoundError, match="longer than 1 s"):
+        read_sound(sound, 1)
+    with pytest.raises(SoundError, match="codec ac3"):
+        read_sound(recording("ac3", "mp4", 48_000), 5)
+    for damaged in (sound[:60], b"\x1aE\xdf\xa3" + bytes(100), sound[:4] + b"moov" + sound[8:]):
+        with pytest.raises(SoundError, match=r"damaged: Invalid data found when processing input$|no audio"):
+            read_sound(damaged, 5)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(SoundError, match="PyAV"):
+        read_sound(sound, 5)
+
+
+def test_a_file_of_more_samples_than_a_decoder_has_time_for_is_refused_by_its_header():
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((4_800, 8), np.int16), 192_000, format="FLAC")
+    silence = bytearray(file.getvalue())
+    count = int.from_bytes(silence[21:26], "big") & ~(2**36 - 1) | 192_000 * 3_600  # an hour, it says
+    silence[21:26] = count.to_bytes(5, "big")
+    with pytest.raises(SoundError, match="samples: send it in parts"):
+        read_sound(bytes(silence), 7200)
 
 
 def test_other_formats_need_soundfile_which_is_named(monkeypatch):

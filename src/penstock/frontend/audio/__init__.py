@@ -2,5 +2,6 @@
 
     file ──reader──> worker: decode, mix, resample, features ──transcription──> windows ──engine──> segments
 
-Tested elsewhere: `reader` and `worker`: `tests/frontend/audio/test_transcription.py`.
+Tested elsewhere: `reader` and `worker`: `tests/frontend/audio/test_transcription.py`; `containers`:
+`tests/frontend/audio/test_sounds.py`.
 """

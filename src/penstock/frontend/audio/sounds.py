@@ -1,6 +1,7 @@
 """Sound files as samples: mono, float32, `SAMPLE_RATE` a second.
 
-WAV files of integers or floats are read here; other formats by soundfile, if it is installed.
+WAV files of integers or floats are read here; MP4 and WebM by `containers`; other formats by soundfile, if it is
+installed.
 """
 
 import io
@@ -8,42 +9,27 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.config.audio_input import SAMPLE_RATE
+from penstock.frontend.audio.containers import BLOCK_SECONDS, OpenedSound, Samples, container_of, open_container
+from penstock.frontend.audio.containers import SoundError as SoundError
 
-Samples = NDArray[np.float32]
-_BLOCK_SECONDS = 30
 _RATES = range(1_000, 192_001)
 _MOST_CHANNELS = 16
 _ZEROS = 32
 """Zero crossings of the interpolation filter, on each side."""
 _PASSED = 0.95
 """Share of the lower rate's band that the filter passes."""
-_ELEMENTS = 2**22
-"""Input samples that are gathered at a time."""
+_GROUP = 64
+"""Outputs of the interpolation that are computed from the same inputs."""
+_MOST_SAMPLES = 2**31
+"""Samples of a file in all channels: two hours at 149 kHz, such as three channels of 48 kHz."""
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
 Reader = Callable[[memoryview], Samples]
-
-
-class SoundError(ValueError):
-    """A sound that is not read; the message says why, and what would be."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sound:
-    """An opened file."""
-
-    rate: int
-    num_frames: int
-    blocks: Iterator[Samples]
-    """[any, channels]"""
 
 
 def read_sound(data: bytes, max_seconds: float) -> Samples:
@@ -55,8 +41,9 @@ def read_sound(data: bytes, max_seconds: float) -> Samples:
     sound = _open_wav(data) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else _open_other(data)
     if sound.rate not in _RATES:
         raise SoundError(f"the audio has {sound.rate} samples a second; {_RATES[0]} to {_RATES[-1]} are read")
-    if sound.num_frames > max_seconds * sound.rate:  # the header says so, before anything is decoded
-        raise _too_long(max_seconds)
+    if not 1 <= sound.num_channels <= _MOST_CHANNELS:
+        raise SoundError(f"the audio has {sound.num_channels} channels; 1 to {_MOST_CHANNELS} are read")
+    _check_length(sound, sound.num_frames, max_seconds)  # by the header, before anything is decoded
     samples = np.concatenate([*_resampled(_mono(sound, max_seconds), sound.rate), np.empty(0, np.float32)])
     if not len(samples):
         raise SoundError("the audio is empty")
@@ -65,21 +52,23 @@ def read_sound(data: bytes, max_seconds: float) -> Samples:
     return samples
 
 
-def _too_long(max_seconds: float) -> SoundError:
-    return SoundError(f"the audio is longer than {max_seconds:g} s (max_audio_seconds): send it in parts")
+def _check_length(sound: OpenedSound, num_frames: int, max_seconds: float) -> None:
+    if num_frames > max_seconds * sound.rate:
+        raise SoundError(f"the audio is longer than {max_seconds:g} s (max_audio_seconds): send it in parts")
+    if num_frames * sound.num_channels > _MOST_SAMPLES:
+        raise SoundError(f"the audio has more than {_MOST_SAMPLES} samples: send it in parts, or at a lower rate")
 
 
-def _mono(sound: _Sound, max_seconds: float) -> Iterator[Samples]:
+def _mono(sound: OpenedSound, max_seconds: float) -> Iterator[Samples]:
     """The means of channels."""
     count = 0
     for block in sound.blocks:
         count += len(block)
-        if count > max_seconds * sound.rate:
-            raise _too_long(max_seconds)
+        _check_length(sound, count, max_seconds)
         yield block.mean(1, dtype=np.float32)
 
 
-def _open_wav(data: bytes) -> _Sound:
+def _open_wav(data: bytes) -> OpenedSound:
     """Open a WAV file (RIFF): chunks of a name, a length and content. Only `fmt ` and `data` are read."""
     at, form = 12, None
     while at + 8 <= len(data):
@@ -105,7 +94,7 @@ def _is_chunk(data: bytes, at: int) -> bool:
     return all(0x20 <= byte < 0x7F for byte in name) and at + 8 + size <= len(data)
 
 
-def _wav_sound(form: memoryview, content: memoryview) -> _Sound:
+def _wav_sound(form: memoryview, content: memoryview) -> OpenedSound:
     kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
     if kind == _EXTENSIBLE and len(form) >= 26:
         (kind,) = struct.unpack_from("<H", form, 24)
@@ -113,18 +102,16 @@ def _wav_sound(form: memoryview, content: memoryview) -> _Sound:
     if read is None:
         known = "8, 16, 24 or 32 bit integers, or 32 or 64 bit floats"
         raise SoundError(f"the WAV file has samples of kind {kind} with {bits} bits; {known} are read")
-    if not 1 <= channels <= _MOST_CHANNELS:
-        raise SoundError(f"the WAV file has {channels} channels; 1 to {_MOST_CHANNELS} are read")
     width = channels * bits // 8
-    count = len(content) // width
+    count = len(content) // max(width, 1)
 
     def blocks() -> Iterator[Samples]:
-        step = _BLOCK_SECONDS * max(rate, 1)
+        step = BLOCK_SECONDS * max(rate, 1)
         for first in range(0, count, step):
             part = content[first * width : min(first + step, count) * width]
             yield read(part).reshape(-1, channels)
 
-    return _Sound(rate, count, blocks())
+    return OpenedSound(rate, count, channels, blocks())
 
 
 def _integers(dtype: str, scale: float, offset: float = 0.0) -> Reader:
@@ -156,7 +143,10 @@ _READERS: dict[tuple[int, int], Reader] = {
 }
 
 
-def _open_other(data: bytes) -> _Sound:
+def _open_other(data: bytes) -> OpenedSound:
+    container = container_of(data)
+    if container is not None:
+        return open_container(data, container)
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: its library is missing
@@ -167,18 +157,18 @@ def _open_other(data: bytes) -> _Sound:
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
     except (soundfile.LibsndfileError, RuntimeError, TypeError):
-        raise SoundError("the audio is of no format that is read: send WAV, FLAC, MP3 or Ogg") from None
-    if file.channels > _MOST_CHANNELS:
-        raise SoundError(f"the audio has {file.channels} channels; 1 to {_MOST_CHANNELS} are read")
+        raise SoundError(
+            "the audio is of no format that is read: send WAV, FLAC, MP3, Ogg, MP4 (M4A) or WebM"
+        ) from None
 
     def blocks() -> Iterator[Samples]:
         try:
-            while len(block := file.read(_BLOCK_SECONDS * file.samplerate, dtype="float32", always_2d=True)):
+            while len(block := file.read(BLOCK_SECONDS * file.samplerate, dtype="float32", always_2d=True)):
                 yield block
         except (soundfile.LibsndfileError, RuntimeError) as error:
             raise SoundError(f"the audio is damaged: {error}") from None
 
-    return _Sound(file.samplerate, max(file.frames, 0), blocks())
+    return OpenedSound(file.samplerate, max(file.frames, 0), file.channels, blocks())
 
 
 def resample(samples: Samples, rate: int) -> Samples:
@@ -187,45 +177,52 @@ def resample(samples: Samples, rate: int) -> Samples:
 
 
 def _resampled(blocks: Iterator[Samples], rate: int) -> Iterator[Samples]:
-    """Resample block by block.
+    """Resample block by block, by a windowed sinc.
 
-    By a windowed sinc, with a filter for each of the places between two input samples where an output may lie.
+    Outputs lie at the same places between inputs again after a cycle, of a second at most. Each group of a cycle's
+    outputs is a matrix product for all cycles of a block.
     """
     if rate == SAMPLE_RATE:
         yield from blocks
         return
     shared = math.gcd(rate, SAMPLE_RATE)
-    up, down = SAMPLE_RATE // shared, rate // shared
-    reach = _reach(up, down)
-    kept, first, done, total = np.zeros(reach, np.float32), -reach, 0, 0  # `first`: the input's index of kept[0]
+    repeats = -(-_GROUP * shared // SAMPLE_RATE)
+    up, down = repeats * SAMPLE_RATE // shared, repeats * rate // shared
+    reach, groups = _groups(up, down)
+    kept, read, made = np.zeros(reach, np.float32), 0, 0  # kept[reach] is the first input of the next cycle
     for block in itertools.chain(blocks, [None]):
-        kept = np.concatenate((kept, np.zeros(reach, np.float32) if block is None else block))
-        total += 0 if block is None else len(block)
-        # outputs whose inputs are all there; an output n lies at n * down / up
-        ready = -(-total * up // down) if block is None else max(done, (total - reach) * up // down)
-        if done == ready:
-            continue
-        windows = np.lib.stride_tricks.sliding_window_view(kept, 2 * reach + 1)
-        while done < ready:
-            places = np.arange(done, min(done + _ELEMENTS // (2 * reach + 1), ready), dtype=np.int64) * down
-            taps = windows[places // up - reach - first]
-            yield np.einsum("ij,ij->i", taps, _filters(up, down)[places % up])
-            done += len(places)
-        unused = max(0, min(done * down // up - reach - first, len(kept)))
-        kept, first = kept[unused:], first + unused
+        read += 0 if block is None else len(block)
+        total = -(-read * up // down)
+        if block is None:  # silence completes the last cycle
+            needed = -(-(total - made) // up) * down + 2 * reach
+            block = np.zeros(max(0, needed - len(kept)), np.float32)
+        kept = np.concatenate((kept, block))
+        count = max(0, (len(kept) - 2 * reach) // down)
+        outputs = np.empty((count, up), np.float32)
+        if count:
+            cycles = np.lib.stride_tricks.sliding_window_view(kept, down + 2 * reach)[::down][:count]
+            for place, begin, weights in groups:
+                inputs = np.ascontiguousarray(cycles[:, begin : begin + len(weights)])
+                outputs[:, place : place + weights.shape[1]] = inputs @ weights
+        kept = kept[count * down :]
+        yield outputs.ravel()[: total - made]
+        made += count * up
 
 
-def _reach(up: int, down: int) -> int:
-    """Input samples on each side of an output."""
-    return math.ceil(_ZEROS * max(1.0, down / up))
+_Group = tuple[int, int, Samples]
+"""First output of a cycle, first input, and weights [inputs, outputs]."""
 
 
-@lru_cache(maxsize=4)
-def _filters(up: int, down: int) -> Samples:
-    """[up, 2 * reach + 1]: the weights of input samples for outputs at multiples of 1 / up after one."""
-    reach, band = _reach(up, down), _PASSED * min(1.0, up / down)
-    distances = np.arange(-reach, reach + 1) - np.arange(up)[:, None] / up
-    window = np.cos(np.pi / 2 * np.clip(distances / (reach + 1), -1, 1)) ** 2
-    weights = band * np.sinc(band * distances) * window
-    filters: Samples = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-    return filters
+def _groups(up: int, down: int) -> tuple[int, list[_Group]]:
+    """Inputs before and after a cycle of `down` inputs that its `up` outputs need, and the outputs in groups."""
+    reach, band = math.ceil(_ZEROS * max(1.0, down / up)), _PASSED * min(1.0, up / down)
+    groups: list[_Group] = []
+    for first in range(0, up, _GROUP):
+        last = min(first + _GROUP, up)
+        begin, end = first * down // up, (last - 1) * down // up + 2 * reach + 1
+        places = np.arange(first, last) * down / up
+        distances = (np.arange(begin - reach, end - reach)[:, None] - places).astype(np.float32)
+        window = np.cos(np.pi / 2 * np.clip(distances / (reach + 1), -1, 1)) ** 2
+        weights = band * np.sinc(band * distances) * window
+        groups.append((first, begin, weights / weights.sum(0)))
+    return reach, groups

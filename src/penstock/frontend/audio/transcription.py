@@ -55,6 +55,8 @@ class TranscriptOptions:
     """Whether the times of segments are of interest. Long sounds have them anyway."""
     measures: bool = False
     """Whether segments have log-probabilities and the no-speech probability."""
+    token_logprobs: bool = False
+    """Whether segments have the log-probability of each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Segment:
     avg_logprob: float = math.nan
     """Mean log-probability of the window's tokens; so is the next of the window."""
     no_speech_prob: float = math.nan
+    token_logprobs: tuple[float, ...] = ()
+    """Of `tokens`, if they were asked for."""
 
     @property
     def compression_ratio(self) -> float:
@@ -156,7 +160,7 @@ class Transcription:
         params = SamplingParams(
             temperature=options.temperature,
             seed=options.seed,
-            logprobs=0 if options.measures else None,
+            logprobs=0 if options.measures or options.token_logprobs else None,
             transcript=TranscriptRules(
                 about.first_timestamp,
                 about.end,
@@ -196,19 +200,21 @@ class Transcription:
             self.transcript.language = next(code for code, token in self._about.languages if token == self._language)
             return []
         tokens = [token for token in first.token_ids if token != self._about.end]
+        logprobs = [entry.logprob for entry in first.logprobs or []]
         logprob = no_speech = math.nan
         if self._options.measures:
-            entries = first.logprobs or []
-            logprob = sum(entry.logprob for entry in entries) / max(1, len(entries))
+            logprob = sum(logprobs) / max(1, len(logprobs))
             no_speech = math.exp((answers[1].logprobs or [])[0].logprob)
         left = min(self._sound.num_frames - self._seek, self._about.num_frames)
         cuts, advance = [(0.0, left / FRAMES_PER_SECOND, tokens)], left
         if self._has_timestamps:
             cuts, advance = cut_segments(tokens, left, self._about)
-        offset, made = self._seek / FRAMES_PER_SECOND, []
-        for begin, end, part in cuts:
+        offset, made, place = self._seek / FRAMES_PER_SECOND, list[Segment](), 0
+        for begin, end, part in cuts:  # one after the other in `tokens`, from the first on
             text = self._decode([token for token in part if token < self._about.end])
-            made.append(Segment(offset + begin, offset + end, text, tuple(part), self._seek, logprob, no_speech))
+            own = tuple(logprobs[place : place + len(part)]) if self._options.token_logprobs else ()
+            place += len(part)
+            made.append(Segment(offset + begin, offset + end, text, tuple(part), self._seek, logprob, no_speech, own))
         self._seek += advance
         self.transcript.segments += made
         return made

@@ -73,7 +73,7 @@ class AttentionOptions(Generic[A]):
     """[num_heads] float32, the score of an additional key of each head, whose value is 0."""
     position_bias: A | None = None
     """[num_heads, 2 * n] float32, added to the scores by the distance of key and query: that of the key `d` after the
-    query is in column n + d; n exceeds all distances by `BIAS_MARGIN`. Only for texts computed whole."""
+    query is in column n + d; n exceeds all distances by `BIAS_MARGIN`."""
     gated: bool = False
     """As in `RopeOptions`."""
     bidirectional: bool = False

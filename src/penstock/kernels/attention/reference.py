@@ -64,6 +64,8 @@ class DecodeGroup:
     """[group] int64: rows of their queries in the step."""
     block_table: Tensor
     """[group, blocks] int64, from the first visible block on, padded with 0."""
+    num_keys: Tensor
+    """[group] int64: keys of each sequence from the block table's first on; the last is the query's own."""
     most_keys: int
     mask: Tensor | None
     """[group, most_keys] bool: true for visible keys; None: all are visible."""
@@ -125,6 +127,7 @@ def _decode_groups(
         yield DecodeGroup(
             rows=torch.from_numpy(query_start[members]).to(device).long(),
             block_table=torch.from_numpy(_padded_tables(batch, members, first_blocks, width)).to(device).long(),
+            num_keys=counts,
             most_keys=most,
             mask=mask,
         )
@@ -171,7 +174,7 @@ def paged_attention(
     """See `LayerCache.attend`.
 
     Args:
-        position_bias: see `AttentionOptions`; it is nothing to a text of one token, which has one key.
+        position_bias: see `AttentionOptions`.
         seen_ends: see `Batch`; a sequence with one query sees no key after it.
     """
     dtype = queries.dtype
@@ -183,7 +186,7 @@ def paged_attention(
     out = torch.empty(queries.shape, dtype=dtype, device=queries.device)
     for group in plan.decodes:
         rows = queries.index_select(0, group.rows)
-        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap, sinks))
+        out.index_copy_(0, group.rows, _decode(rows, cache, group, scale, soft_cap, sinks, position_bias))
     for chunk in plan.chunks:
         part = slice(chunk.row, chunk.row + chunk.query_len)
         ends = None if seen_ends is None else seen_ends[part] - chunk.first
@@ -232,9 +235,16 @@ def _decode(
     scale: float,
     soft_cap: float | None,
     sinks: Tensor | None,
+    position_bias: Tensor | None,
 ) -> Tensor:
     size, num_heads, head_dim = query.shape
     num_kv_heads = cache.key.shape[2]
+    bias = None
+    if position_bias is not None:
+        own = group.num_keys - 1
+        apart = torch.arange(group.most_keys, device=own.device) - own.unsqueeze(1)
+        by_head = position_bias[:, apart + position_bias.shape[1] // 2]  # [num_heads, group, most_keys]
+        bias = by_head.transpose(0, 1).reshape(size, num_kv_heads, -1, group.most_keys)
     out = _attend(
         query.reshape(size, num_kv_heads, num_heads // num_kv_heads, head_dim),
         _gather(cache.key, cache.key_scales, group.block_table, group.most_keys, query.dtype).transpose(1, 2),
@@ -243,6 +253,7 @@ def _decode(
         scale,
         soft_cap,
         None if sinks is None else sinks.view(num_kv_heads, -1, 1),
+        bias,
     )  # [group, num_kv_heads, heads of one key head, head_dim]
     return out.reshape(size, num_heads, head_dim)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.feed_forward import Activation
+from penstock.kernels.batch import Batch
 from penstock.kernels.elementwise import Columns, ElementActivation, NormWeight
 from penstock.kernels.linear.native import activation_code
 from penstock.native import Library, address, dtype_code
@@ -25,6 +26,7 @@ from penstock.native.structs import (
     LimitArgs,
     MatchArgs,
     MixStreamsArgs,
+    NeighboursArgs,
     NormArgs,
     ScatterArgs,
 )
@@ -92,6 +94,20 @@ class ElementwiseKernels:
             table_stride=stride,
         )
         call(self._library, row_ids, arguments)
+
+    def neighbours(self, x: Array, batch: Batch, width: int, columns: int) -> Array:
+        assert x.is_contiguous()
+        out, item = empty_rows(x, (columns,), x.dtype), x.dtype.itemsize
+        arguments = NeighboursArgs(
+            batch=batch.handle,
+            x=x.data_ptr(),
+            x_bytes=x.shape[1] * item,
+            y=out.data_ptr(),
+            y_bytes=columns * item,
+            width=width,
+        )
+        call(self._library, x, arguments)
+        return out
 
     def copy_rows(self, table: Array, pairs: Sequence[tuple[int, int]]) -> None:
         sources, targets = np.ascontiguousarray(np.array(pairs, np.int64).T)

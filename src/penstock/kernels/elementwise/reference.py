@@ -1,5 +1,6 @@
 """Row-wise operations in plain torch: gather, scatter, scale, activations, sums, gates and normalization."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from penstock.config.feed_forward import Activation
+from penstock.kernels.batch import Batch
 from penstock.kernels.elementwise import Columns, ElementActivation, NormWeight
 
 _CLAMPED_SWIGLU_LIMIT, _CLAMPED_SWIGLU_ALPHA = 7.0, 1.702
@@ -30,6 +32,18 @@ def gather_axes(table: Tensor, row_ids: Tensor, axes: Tensor) -> Tensor:
 def scatter(x: Tensor, row_ids: Tensor, table: Tensor) -> None:
     """Copy the rows of `x` [count, ...] to the rows `row_ids` [count] int64, all different, of `table` [rows, ...]."""
     table.index_copy_(0, row_ids, x)
+
+
+def neighbours(x: Tensor, batch: Batch, width: int, columns: int) -> Tensor:
+    """`x` [num_tokens, size] -> [num_tokens, columns]; see `Ops.neighbours`."""
+    out, size = x.new_zeros(len(x), columns), x.shape[1]
+    for first, last in itertools.pairwise(batch.column("query_start").tolist()):
+        for place in range(width):
+            shift = place - width // 2
+            begin, end = max(first, first - shift), min(last, last - shift)
+            if begin < end:
+                out[begin:end, place * size : (place + 1) * size] = x[begin + shift : end + shift]
+    return out
 
 
 def copy_rows(table: Tensor, pairs: Sequence[tuple[int, int]]) -> None:

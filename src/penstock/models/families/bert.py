@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from penstock.config.feed_forward import Activation
 from penstock.layers.attention import AttentionNames, AttentionSpec
+from penstock.layers.disentangled import DisentangledSpec
 from penstock.layers.encoder_head import DenseSpec
 from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.spec import FeedForwardSpec, NormSpec
@@ -22,14 +23,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
 }
-_NAMES = AttentionNames(
+BERT_NAMES = AttentionNames(
     qkv=("attention.self.query", "attention.self.key", "attention.self.value"), output="attention.output.dense"
 )
 
 
 def bert_spec(config: HFConfig) -> ModelSpec:
     """Read a `BertModel`, or a `BertForSequenceClassification`."""
-    return _spec(config, "bert", padding=None, head=_bert_head(config))
+    return _spec(config, "bert", padding=None, head=bert_head(config))
 
 
 def xlm_roberta_spec(config: HFConfig) -> ModelSpec:
@@ -54,7 +55,8 @@ def electra_spec(config: HFConfig) -> ModelSpec:
     return _spec(config, "electra", padding=None, head=head, projection=projection)
 
 
-def _bert_head(config: HFConfig) -> tuple[HeadPart, ...]:
+def bert_head(config: HFConfig) -> tuple[HeadPart, ...]:
+    """The pooler, of the first token, and the classifier."""
     hidden = config.size("hidden_size")
     return (
         DenseSpec("bert.pooler.dense", hidden, hidden, True, "tanh"),
@@ -103,7 +105,7 @@ def _spec(
     layers, final_norm = post_norm_layers(
         f"{prefix}.encoder.layer",
         num_layers,
-        bidirectional_attention(hidden, heads, _NAMES),
+        bidirectional_attention(hidden, heads, BERT_NAMES),
         mlp,
         ("attention.output.LayerNorm", "output.LayerNorm"),
         eps,
@@ -143,7 +145,12 @@ def layer_norm(name: str, size: int, eps: float, *, bias: bool = True) -> NormSp
 
 
 def post_norm_layers(
-    prefix: str, count: int, attention: AttentionSpec, mlp: FeedForwardSpec, norms: tuple[str, str], eps: float
+    prefix: str,
+    count: int,
+    attention: AttentionSpec | DisentangledSpec,
+    mlp: FeedForwardSpec,
+    norms: tuple[str, str],
+    eps: float,
 ) -> tuple[tuple[LayerSpec, ...], NormSpec]:
     """`count` layers with a norm after each sum, and the model's final norm, which is the last layer's second one.
 

@@ -74,7 +74,7 @@ def read_dense(
     Raises:
         CheckpointError: a key is missing, has the wrong type or an unsupported value.
     """
-    _expect_decoder(config, activation)
+    _expect_kind(config, activation)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads", num_heads)
     head_dim = config.size("head_dim", head_dim or hidden_size // num_heads)
     max_position = config.size("max_position_embeddings", max_position)
@@ -129,12 +129,20 @@ def read_activation(config: HFConfig, key: str, default: str) -> Activation:
     return ACTIVATIONS[config.get(key, default)]
 
 
-def _expect_decoder(config: HFConfig, activation: Activation | None) -> None:
+def _expect_kind(config: HFConfig, activation: Activation | None) -> None:
     if activation == "silu":
         config.expect("hidden_act", "silu")
     elif activation is not None:
         config.expect("hidden_activation", "gelu_pytorch_tanh", None)
         config.expect("hidden_act", "gelu_pytorch_tanh", "gelu")  # which `transformers` does not read
+    expect_decoder(config)
+
+
+def expect_decoder(config: HFConfig) -> None:
+    """
+    Raises:
+        CheckpointError: the model is more than a decoder, or has other heads.
+    """
     config.expect("is_encoder_decoder", False)
     config.expect("add_cross_attention", False)
     config.expect("pruned_heads", {})

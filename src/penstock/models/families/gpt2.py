@@ -10,7 +10,7 @@ from dataclasses import replace
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.spec import NormSpec
-from penstock.models.families.dense import read_activation
+from penstock.models.families.dense import expect_decoder, read_activation
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import LayerSpec, ModelNames, ModelSpec, SubLayer, TableSpec
 
@@ -45,9 +45,7 @@ def gpt_bigcode_spec(config: HFConfig) -> ModelSpec:
 
 def _spec(config: HFConfig, activation: str, transposed: str | None) -> ModelSpec:
     config.ignore(*_SUMMARY, "n_ctx", "reorder_and_upcast_attn")
-    config.expect("add_cross_attention", False)
-    config.expect("is_encoder_decoder", False)
-    config.expect("pruned_heads", {})
+    expect_decoder(config)
     hidden, context = config.size("n_embd", 768), config.size("n_positions", 1024)
     eps = config.positive("layer_norm_epsilon", 1e-5, or_zero=True)
     mlp = PlainMLPSpec(

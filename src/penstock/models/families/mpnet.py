@@ -65,11 +65,11 @@ def mpnet_spec(config: HFConfig) -> ModelSpec:
             ignored=(r".*position_ids", r"mpnet\.pooler\..*", r"lm_head\..*", r"classifier\..*"),
             prefixes=tuple((name, f"mpnet.{name}") for name in ("embeddings.", "encoder.", "pooler.")),
         ),
+        position_bias=PositionBiasSpec("mpnet.encoder.relative_attention_bias", heads),
         encoder=EncoderSpec(
             hidden_size=hidden,
             positions=TableSpec("mpnet.embeddings.position_embeddings", positions, _PADDING),
             norm=layer_norm("mpnet.embeddings.LayerNorm", hidden, eps),
-            position_bias=PositionBiasSpec("mpnet.encoder.relative_attention_bias", heads),
             pooling=("cls",) if is_scored else ("mean",),
             head=head if is_scored else (),
         ),

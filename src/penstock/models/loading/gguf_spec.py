@@ -15,8 +15,9 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
     """The model's spec with the matrix layout of the file.
 
     Key projections of layers that share another layer's KV cache are skipped. Stacked experts are neither transposed
-    nor interleaved; gate and up of Granite's MLP are separate; a delta net has the projections of Qwen3.5. The
-    multi-token prediction head is the layer after the last one; the model itself skips its tensors.
+    nor interleaved; gate and up of Granite's MLP are separate, and of Jina's if the file has both; a delta net has the
+    projections of Qwen3.5. The multi-token prediction head is the layer after the last one; the model itself skips its
+    tensors.
     """
     name, architecture = architecture_of(file)
     layers_of_head = file.metadata.find(f"{name}.nextn_predict_layers", int) or 0
@@ -26,10 +27,11 @@ def as_stored(spec: ModelSpec, file: GGUFFile) -> ModelSpec:
         for index, mixer in enumerate(spec.mixers)
         if isinstance(mixer, AttentionSpec) and mixer.shared is not None
     )
+    is_apart = "blk.0.ffn_gate.weight" in file.tensors
     mtp_tensors = tuple(rf"blk\.{index}\..*" for index in after)
     return replace(
         spec,
-        layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn) for layer in spec.layers),
+        layers=tuple(_layer(layer, in_turn=architecture.keys_in_turn, is_apart=is_apart) for layer in spec.layers),
         mtp=None if spec.mtp is None else _mtp_head(spec.mtp, f"model.layers.{spec.num_layers}"),
         names=replace(spec.names, ignored=(*spec.names.ignored, *mtp_tensors, *unused)),
     )
@@ -39,7 +41,7 @@ def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
     """The head with DeepSeek's names: it is stored as one more layer of the model."""
     return replace(
         head,
-        layer=replace(_layer(head.layer, in_turn=False), name=name),
+        layer=replace(_layer(head.layer, in_turn=False, is_apart=False), name=name),
         embedding_norm=replace(head.embedding_norm, name=f"{name}.enorm"),
         hidden_norm=replace(head.hidden_norm, name=f"{name}.hnorm"),
         projection=f"{name}.eh_proj",
@@ -47,7 +49,7 @@ def _mtp_head(head: MTPSpec, name: str) -> MTPSpec:
     )
 
 
-def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
+def _layer(layer: LayerSpec, *, in_turn: bool, is_apart: bool) -> LayerSpec:
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if mixer is not None and isinstance(mixer.part, GatedDeltaNetSpec):
         part = mixer.part if mixer.part.together == "none" else replace(mixer.part, together="rates")
@@ -57,7 +59,10 @@ def _layer(layer: LayerSpec, *, in_turn: bool) -> LayerSpec:
     if feed_forward is not None and isinstance(feed_forward.part, MixtureSpec):
         feed_forward = replace(feed_forward, part=_mixture(feed_forward.part))
     elif feed_forward is not None and isinstance(feed_forward.part, GatedMLPSpec):
-        feed_forward = replace(feed_forward, part=_apart(feed_forward.part, "mlp"))
+        mlp = _apart(feed_forward.part, "mlp")
+        if is_apart and mlp.gate_up == ("mlp.gated_layers",):  # Jina's, in files of older converters
+            mlp = replace(mlp, gate_up=("mlp.gated_layers_w", "mlp.gated_layers_v"))
+        feed_forward = replace(feed_forward, part=mlp)
     return replace(layer, mixer=mixer, feed_forward=feed_forward)
 
 

@@ -1,19 +1,21 @@
-"""What Ollama's routes say of created models that this server does not serve."""
+"""What Ollama's routes say of models that are not loaded, by their files alone: created and served ones."""
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.checkpoint.created import CreatedModel, Recipe, created_models
-from penstock.checkpoint.gguf.config import pooling_of
+from penstock.checkpoint.encoder_config import named_task
 from penstock.checkpoint.summary import summarize
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ModelNotFoundError
+from penstock.parsers.conversation import format_of
 from penstock.server.ollama.model_facts import details, model_info
 from penstock.server.ollama.names import tagged
 from penstock.server.ollama.schema import ListedModel, ShownModel
-from penstock.text.tokenizer import has_chat_template
+from penstock.text.tokenizer import chat_template_of
 
 _MOST_READ = 256
 """Maximum number of models whose facts are cached."""
@@ -44,19 +46,25 @@ def _listed(model: CreatedModel) -> ListedModel | None:
     }
 
 
-def shown_created(name: str, folder: Path) -> ShownModel:
+def shown_files(name: str, path: str) -> ShownModel:
     """
+    Args:
+        path: a folder or file.
+
     Raises:
         ConfigError: it cannot be read.
+        ModelNotFoundError: its files are not on this machine.
     """
-    checkpoint = open_checkpoint(str(folder))
+    if not os.path.exists(path):
+        raise ModelNotFoundError(f"the files of {name!r} are downloaded when it is used for the first time", "model")
+    checkpoint = open_checkpoint(path)
     summary, recipe = summarize(checkpoint), checkpoint.recipe or Recipe()
     lines = parameter_lines(recipe)
     context = recipe.num_ctx or summary.sizes.get("context_length", 0)
     shown: ShownModel = {
         "modelfile": modelfile(name, lines),
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in lines),
-        "template": recipe.template or "",
+        "template": chat_template_of(checkpoint.path),
         "details": details(summary, _parent(checkpoint)),
         "model_info": model_info(summary, name, {"context_length": context}),
         "capabilities": capabilities_of(checkpoint),
@@ -99,6 +107,14 @@ def _parent(checkpoint: Checkpoint) -> str:
 
 
 def capabilities_of(checkpoint: Checkpoint) -> list[str]:
-    if checkpoint.gguf is not None and pooling_of(checkpoint.gguf) is not None:
-        return ["embedding"]
-    return ["completion", "tools"] if has_chat_template(checkpoint.path) else ["completion"]
+    task = named_task(checkpoint)
+    if task in ("embed", "score"):
+        return ["embedding"] if task == "embed" else []
+    template = chat_template_of(checkpoint.path)
+    able = {
+        "completion": True,
+        "tools": bool(template),
+        "vision": checkpoint.vision is not None or "vision_config" in checkpoint.config,
+        "thinking": bool(template) and format_of(template).reasons,
+    }
+    return [name for name, is_able in able.items() if is_able]

@@ -1,11 +1,12 @@
 """Ollama's `/api/create`: a model of uploaded GGUF files, or of another model, with settings of its own."""
 
 import asyncio
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -14,11 +15,11 @@ from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE
 from penstock.checkpoint.adapters.weights import WEIGHTS_FILE
 from penstock.checkpoint.aliases import read_aliases
-from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from penstock.checkpoint.checkpoint import Checkpoint, find_on_disk, open_checkpoint
 from penstock.checkpoint.created import (
+    LATEST,
     Recipe,
     check_created_name,
-    created_files,
     discard_created,
     find_created,
     name_created,
@@ -31,13 +32,16 @@ from penstock.server.admin import check_operator
 from penstock.server.body import check_text
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, ServingOf
-from penstock.server.listed import ListedOf
+from penstock.server.dialect import Call, serving_of
+from penstock.server.listed import Listed, ListedOf, find_listed
 from penstock.server.ollama.blobs import find_blob
-from penstock.server.ollama.library import PROGRESS, add_name, check_free, given_name, progress
+from penstock.server.ollama.library import PROGRESS, add_name, check_free, given_name, progress, users_of
 from penstock.server.ollama.names import check_new_name, served_name
 from penstock.server.ollama.schema import CreateBody
 from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from penstock.server.models import Models
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
 
@@ -46,12 +50,10 @@ _HELLO = {"role": "user", "content": "Hello"}
 
 
 @router.post("/create", response_class=Response, responses=PROGRESS)
-async def create(
-    body: CreateBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
-) -> Response:
-    """Create a model, which `penstock serve NAME` serves: of uploaded files, or of another model by its name. With
-    `from` alone, the served model or an adapter gets one more name, and with `adapters` the served model an adapter,
-    until the server ends. For operators only.
+async def create(body: CreateBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+    """Create a model, which `penstock serve NAME` serves, and a server of several at once: of uploaded files, or of
+    another model by its name. With `from` alone, the served model or an adapter gets one more name, and with
+    `adapters` the served model an adapter, until the server ends. For operators only.
     """
     check_operator(request, context)
     name = check_new_name(given_name(body), "model")
@@ -61,19 +63,31 @@ async def create(
         )
     if body.adapters:
         check_free(listed, name, "model")
-        await _add_adapter(body, name, call)
+        await _add_adapter(body, name, Call(context, await serving_of(request, context)))
         return progress(body.stream, "using existing layer", "writing manifest", "success")
-    if body.source and not body.has_settings and call.serves(served_name(call, body.source)):
+    if body.source and not body.has_settings and find_listed(listed, body.source) is not None:
+        serving = await serving_of(request, context)
         check_free(listed, name, "model", but=serving)
-        add_name(call, serving, body.source, name, "model")
+        add_name(Call(context, serving), serving, body.source, name, "model")
         return progress(body.stream, "using existing layer", "writing manifest", "success")
-    await asyncio.to_thread(check_free, listed, name, "model")
+    models: Models | None = request.app.state.models
+    replaced = await asyncio.to_thread(_replaced, listed, name) if models is not None else []
+    await asyncio.to_thread(check_free, [model for model in listed if model not in replaced], name, "model")
     files, base = _uploaded(body), None
     if body.source:
-        base = await asyncio.to_thread(_base, call, body.source)
-        files = _files_of(base)
-    await asyncio.to_thread(_create, name, files, _recipe(body, base))
+        base = await asyncio.to_thread(_base, listed, body.source)
+        files = base.files
+    folder = await asyncio.to_thread(_create, name, files, _recipe(body, base))
+    if models is not None:
+        for served in [model.name for model in replaced] or [name]:
+            models.served.add_model(served, str(folder))
     return progress(body.stream, "parsing GGUF", "writing manifest", "success")
+
+
+def _replaced(listed: Sequence[Listed], name: str) -> list[Listed]:
+    """The served models that the new one takes the place of: those of the created model of this name."""
+    folder = find_created(name)
+    return [] if folder is None else users_of(listed, folder)
 
 
 async def _add_adapter(body: CreateBody, name: str, call: Call) -> None:
@@ -118,39 +132,35 @@ def _uploaded(body: CreateBody) -> dict[str, Path]:
     return files
 
 
-def _base(call: Call, source: str) -> Checkpoint:
-    """The model that `from` names: the served one, a created one, or one in the hub's cache; never a path.
+def find_local(source: str) -> Path | None:
+    """The created model, alias, or model in the hub's cache of a name, never of a path; None if there is none."""
+    if (folder := find_created(source)) is not None:
+        return folder
+    name = source.removesuffix(LATEST)
+    if (alias := read_aliases().get(name)) is not None:
+        return find_on_disk(alias)
+    cached = find_cached(name)
+    return None if cached is None else cached.path
+
+
+def _base(listed: Sequence[Listed], source: str) -> Checkpoint:
+    """The model that `from` names: a served one, or one that `find_local` finds.
 
     Raises:
         ModelNotFoundError: there is none.
     """
-    name = served_name(call, source)
-    path: str | None = None
-    if name in call.model_names:
-        path = call.engine.info.model_path
-    elif (folder := find_created(source)) is not None:
-        path = str(folder)
-    elif (alias := read_aliases().get(name)) is not None:
-        path = alias
-    elif (cached := find_cached(name)) is not None:
-        path = str(cached.path)
-    if path is None:
-        raise ModelNotFoundError(
-            f"there is no model {source!r} on this machine: penstock list prints them, and penstock pull downloads one",
-            "from",
-        )
+    model = find_listed(listed, source)
+    is_served = model is not None and bool({source, source.removesuffix(LATEST)} & {*model.names})
     try:
-        return open_checkpoint(path)
+        found = model.path if model is not None and is_served else find_local(source)
+        if found is not None and os.path.exists(found):
+            return open_checkpoint(str(found))
     except ConfigError as error:
         raise InvalidRequestError(f"from: {error}", "from") from error
-
-
-def _files_of(base: Checkpoint) -> dict[str, Path]:
-    """The files of a model by name."""
-    if base.recipe is not None:
-        return created_files(base.path if base.gguf is None else base.path.parent)
-    files = base.gguf.files if base.gguf is not None else list(base.path.iterdir())
-    return {file.name: file.absolute() for file in files}
+    raise ModelNotFoundError(
+        f"there is no model {source!r} on this machine: penstock list prints them, and penstock pull downloads one",
+        "from",
+    )
 
 
 def _recipe(body: CreateBody, base: Checkpoint | None) -> Recipe:
@@ -181,8 +191,8 @@ def _stored(given: Mapping[str, Any]) -> dict[str, Any]:
     return stored
 
 
-def _create(name: str, files: Mapping[str, Path], recipe: Recipe) -> None:
-    """Write a model, if it can be read.
+def _create(name: str, files: Mapping[str, Path], recipe: Recipe) -> Path:
+    """Write a model, if it can be read. Returns its folder.
 
     Raises:
         InvalidRequestError: it cannot, or there is no room for it.
@@ -192,7 +202,7 @@ def _create(name: str, files: Mapping[str, Path], recipe: Recipe) -> None:
         check_created_name(name)
         folder = write_created(files, recipe)
         _check(folder, recipe)
-        name_created(folder, name)
+        return name_created(folder, name)
     except ConfigError as error:
         said = str(error) if folder is None else str(error).replace(f"{folder}/", "").replace(str(folder), name)
         raise InvalidRequestError(f"the model cannot be created: {said}") from error

@@ -4,7 +4,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from penstock.server.errors import ErrorReply
+from penstock.server.errors import MODEL_NOT_PERMITTED, ErrorReply
 
 
 class ErrorBody(TypedDict):
@@ -24,5 +24,5 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def shape(reply: ErrorReply) -> tuple[int, ErrorBody]:
-    """HTTP status and body of an error."""
-    return reply.status, {"error": reply.message}
+    """HTTP status and body of an error. Clients know 404 alone for a model that they cannot use."""
+    return 404 if reply.code == MODEL_NOT_PERMITTED else reply.status, {"error": reply.message}

@@ -14,15 +14,15 @@ from starlette.responses import Response
 
 from penstock import __version__
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.created import copy_created, find_created, recipe_of, remove_adapter, remove_created
+from penstock.checkpoint.created import LATEST, copy_created, find_created, recipe_of, remove_adapter, remove_created
 from penstock.checkpoint.summary import ModelSummary, summary_of
 from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import Call, CallOf, ServingOf
-from penstock.server.listed import Listed, ListedOf
-from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_created, with_recipe
+from penstock.server.listed import Listed, ListedOf, find_listed
+from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_files, with_recipe
 from penstock.server.ollama.errors import ERRORS
 from penstock.server.ollama.infill import infill_marks
 from penstock.server.ollama.model_facts import details, model_info, parameters_text
@@ -36,12 +36,11 @@ from penstock.server.ollama.schema import (
     ModelDetails,
     NameBody,
     Progress,
-    PullBody,
     ShowBody,
     ShownModel,
     Version,
 )
-from penstock.server.serving import Serving
+from penstock.server.serving import Serving, unknown_model
 from penstock.server.streams import JSON_LINES, Frame, json_line
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
@@ -61,7 +60,7 @@ async def version() -> Version:
 
 
 @router.get("/tags", responses=ERRORS)
-async def list_models(listed: ListedOf) -> ListedModels:
+async def list_models(context: ContextOf, listed: ListedOf) -> ListedModels:
     """The served models by each of their names, their adapters, and models that were created, which other servers
     serve."""
     served: list[ListedModel] = []
@@ -85,7 +84,8 @@ async def list_models(listed: ListedOf) -> ListedModels:
         )
     created = await asyncio.to_thread(listed_created, *(model.path for model in listed))
     names = {model["name"] for model in served}
-    return {"models": [*served, *(model for model in created if model["name"] not in names)]}
+    others = (model for model in created if model["name"] not in names and context.caller.may_use(model["name"]))
+    return {"models": [*served, *others]}
 
 
 @router.get("/ps", responses=ERRORS)
@@ -120,9 +120,9 @@ def _expiry(seconds: float) -> str:
 
 
 def _served(model: Listed, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
-    for name in (model.name,) if model.serving is None else model.serving.model_names:
+    for name in model.names:
         yield name, details(summary)
-    for adapter in () if model.serving is None else model.serving.engine.adapters:
+    for adapter in model.adapters:
         yield adapter.name, details(summary, tagged(model.name))
 
 
@@ -142,14 +142,33 @@ def _unloaded_capabilities(path: str) -> list[str]:
 
 
 @router.post("/show", responses=ERRORS)
-async def show(body: ShowBody, call: CallOf, serving: ServingOf) -> ShownModel:
-    """The model's sizes, chat template, default options and capabilities."""
-    asked = body.model or body.name
-    if asked is not None and not call.serves(served_name(call, asked)) and (folder := find_created(asked)) is not None:
-        return await asyncio.to_thread(shown_created, asked, folder)
+async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownModel:
+    """The model's sizes, chat template, default options and capabilities; of one that was never loaded as its files
+    say.
+    """
+    asked, path = body.model or body.name, None
+    if asked is not None:
+        context.caller.check_model(asked)
+    model = find_listed(listed, asked)
+    if model is not None and model.serving is not None:
+        return await _shown(asked, Call(context, model.serving), model.serving)
+    if model is not None:
+        path = model.path
+    elif asked is not None and (folder := find_created(asked)) is not None:
+        path = str(folder)
+    name = asked or (model.name if model is not None else "")
+    if path is None:
+        raise unknown_model(name, [model.name for model in listed])
+    try:
+        return await asyncio.to_thread(shown_files, name, path)
+    except ConfigError as error:
+        raise InvalidRequestError(f"the model {name!r} cannot be read: {error}", "model") from error
+
+
+async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
     name = choose_model(call, asked)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
-    parent = tagged(call.model_names[0]) if call.adapter is not None else ""
+    parent = tagged(serving.model_names[0]) if call.adapter is not None else ""
     template = "" if tokenizer is None else tokenizer.chat_template_source
     if tokenizer is not None and infill_marks(tokenizer) is not None:
         template = f"{{#- fill in the middle: .Suffix -#}}{template}"  # which Continue looks for
@@ -193,19 +212,6 @@ def _capabilities(serving: Serving) -> list[str]:
     return [name for name, is_able in able.items() if is_able]
 
 
-@router.post("/pull", response_class=Response, responses=PROGRESS)
-async def pull(body: PullBody, call: CallOf) -> Response:
-    """Succeeds for what is served; another model must be added to the server's options."""
-    name = given_name(body)
-    if not call.serves(served_name(call, name)):
-        raise ModelNotFoundError(
-            f"this server serves {call.model_names[0]!r} alone: to serve {name!r}, start another with "
-            "penstock serve --model",
-            "model",
-        )
-    return progress(body.stream, "pulling manifest", "verifying sha256 digest", "success")
-
-
 @router.post("/copy", response_class=Response, responses=_DONE)
 async def copy(
     body: CopyBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
@@ -242,7 +248,7 @@ def check_free(listed: Sequence[Listed], name: str, field: str, *, but: Serving 
     for model in listed:
         if model.serving is not None and model.serving is but:
             continue
-        if name == model.name or (model.serving is not None and model.serving.has_name(name)):
+        if model.has_name(name):
             raise InvalidRequestError(f"{field}: {name!r} is served here under this name: choose another", field)
     if (folder := find_created(name)) is not None:
         _check_unused(listed, folder, field)
@@ -253,11 +259,15 @@ def _check_unused(listed: Sequence[Listed], folder: Path, field: str) -> None:
     Raises:
         InvalidRequestError: the files of this created model are those of a served one, loaded or not.
     """
-    for model in listed:
-        if Path(model.path).is_relative_to(folder) or find_created(model.path) == folder:
-            raise InvalidRequestError(
-                f"{field}: its files are those of the served model {model.name!r}: stop the server first", field
-            )
+    for model in users_of(listed, folder):
+        raise InvalidRequestError(
+            f"{field}: its files are those of the served model {model.name!r}: stop the server first", field
+        )
+
+
+def users_of(listed: Sequence[Listed], folder: Path) -> list[Listed]:
+    """The served models, loaded or not, whose files are those of a created model."""
+    return [model for model in listed if Path(model.path).is_relative_to(folder) or find_created(model.path) == folder]
 
 
 def add_name(call: Call, serving: ServingOf, source: str, name: str, field: str) -> None:
@@ -280,27 +290,50 @@ def add_name(call: Call, serving: ServingOf, source: str, name: str, field: str)
 
 
 @router.delete("/delete", response_class=Response, responses=_DONE)
-async def delete(
-    body: NameBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
-) -> Response:
-    """Remove a name that was added, or an adapter, of whose files only uploaded ones are deleted; or delete a created
-    model. For operators only.
+async def delete(body: NameBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+    """Remove a name that was added, an adapter, of whose files only uploaded ones are deleted, or one of several
+    models, which is unloaded after its open requests; and delete a created model. For operators only.
     """
     check_operator(request, context)
-    name = served_name(call, given_name(body))
-    removed = call.engine.adapters.remove(name)
-    if removed is not None:
-        if all(other.path != removed.path for other in call.engine.adapters):  # a copy has the same files
-            await asyncio.to_thread(remove_adapter, Path(removed.path))
-        return Response()
-    if serving.remove_name(name, "model"):
-        return Response()
-    folder = find_created(name)
+    name = given_name(body)
+    model, folder = find_listed(listed, name), find_created(name)
+    if model is not None:
+        name = name if model.has_name(name) else name.removesuffix(LATEST)
+        if model.serving is not None and await _remove_part(model.serving, name):
+            return Response()
+        _stop_serving(request, model)
+        listed = [other for other in listed if other is not model]
+        if folder is None or not users_of([model], folder) or users_of(listed, folder):
+            return Response()
     if folder is None:
         raise ModelNotFoundError(f"there is no model {name!r} here", "model")
     await asyncio.to_thread(_check_unused, listed, folder, "model")
     await asyncio.to_thread(remove_created, name)
     return Response()
+
+
+async def _remove_part(serving: Serving, name: str) -> bool:
+    """Remove an adapter, or a name that was added; returns whether there was one."""
+    adapters = serving.engine.adapters
+    removed = adapters.remove(name)
+    if removed is None:
+        return name != serving.model_names[0] and serving.remove_name(name, "model")
+    if all(other.path != removed.path for other in adapters):  # a copy has the same files
+        await asyncio.to_thread(remove_adapter, Path(removed.path))
+    return True
+
+
+def _stop_serving(request: Request, model: Listed) -> None:
+    """
+    Raises:
+        InvalidRequestError: it is the only one.
+    """
+    models = request.app.state.models
+    if models is None:
+        assert model.serving is not None, "the only model is loaded"
+        model.serving.remove_name(model.name, "model")
+    else:
+        models.served.remove_model(model.name)
 
 
 def given_name(body: NameBody) -> str:

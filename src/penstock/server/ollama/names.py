@@ -3,11 +3,10 @@
 import re
 from collections.abc import Mapping
 
-from penstock.checkpoint.created import find_created
+from penstock.checkpoint.created import LATEST, find_created
 from penstock.errors import InvalidRequestError, ModelNotFoundError
 from penstock.server.dialect import Call
 
-LATEST = ":latest"
 _NAME = re.compile(r"[\w.:/@+-]{1,256}", re.ASCII)
 
 

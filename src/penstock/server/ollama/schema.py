@@ -424,3 +424,7 @@ class Version(TypedDict):
 
 class Progress(TypedDict):
     status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    """Bytes of the file of this digest."""
+    completed: NotRequired[int]

@@ -290,18 +290,19 @@ class ChatAnswer(Chunks):
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
     """Tokens with their log-probabilities and the top alternatives at each position, for chats and responses."""
-
-    def top_logprob(token_id: int, logprob: float) -> TopLogprob:
-        raw = tokenizer.token_bytes(token_id)
-        return {"token": show_token(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
-
     return [
         {
-            **top_logprob(entry.token_id, entry.logprob),
-            "top_logprobs": [top_logprob(*alternative) for alternative in entry.top],
+            **top_logprob(tokenizer, entry.token_id, entry.logprob),
+            "top_logprobs": [top_logprob(tokenizer, *alternative) for alternative in entry.top],
         }
         for entry in entries
     ]
+
+
+def top_logprob(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+    """A token with its log-probability."""
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": show_token(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
 
 def prompt_logprobs(tokenizer: Tokenizer | None, entries: Sequence[TokenLogprob | None]) -> PromptLogprobs:

@@ -1,7 +1,6 @@
 """OpenAI's transcriptions and translations of audio."""
 
-import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -11,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import Field, PrivateAttr, ValidationError
 from starlette.responses import Response
 
-from penstock.errors import ClientGoneError, InvalidRequestError, PenstockError, WrongTaskError
+from penstock.errors import InvalidRequestError, PenstockError, WrongTaskError
 from penstock.frontend.audio.transcription import Segment, Transcription, TranscriptOptions, check_task
 from penstock.frontend.large_work import LargeWork
 from penstock.server.body import Body, IgnoredValues
@@ -21,7 +20,9 @@ from penstock.server.dialect import Call, CallOf
 from penstock.server.disconnect import cancelled_on_disconnect
 from penstock.server.errors import reply_to_error
 from penstock.server.openai.multipart import Form, parse_form
-from penstock.server.openai.transcripts import MEDIA_TYPES, render
+from penstock.server.openai.schema import TopLogprob
+from penstock.server.openai.transcripts import MEDIA_TYPES, render, token_logprobs
+from penstock.server.openai.windows import transcribe_windows
 from penstock.server.openai_errors import ERRORS, shape
 from penstock.server.streams import EventStream, Frame
 
@@ -50,7 +51,6 @@ class TranscriptionBody(TranslationBody):
     """The form of `POST /v1/audio/transcriptions`."""
 
     UNSUPPORTED: ClassVar[IgnoredValues] = {
-        "include": ([],),
         "chunking_strategy": ("auto",),
         "known_speaker_names": ([],),
         "known_speaker_references": ([],),
@@ -61,6 +61,9 @@ class TranscriptionBody(TranslationBody):
     language: str | None = Field(None, description="Code of the language, such as de. Default: the model tells.")
     stream: bool | None = Field(
         None, description="Send the text of each window of 30 s as an event; for the formats json and text."
+    )
+    include: list[Literal["logprobs"]] | None = Field(
+        None, description="logprobs: the log-probability of each token of the text, in the format json."
     )
     timestamp_granularities: list[Literal["segment"]] | None = Field(
         None, description="For verbose_json, which has segments by default; times of words are not computed."
@@ -152,7 +155,7 @@ async def transcriptions(request: Request, call: CallOf) -> Response:
     transcription = await _transcription(call, body, content, body.language, translate=False)
     if not body.stream:
         return await _whole(call, body, transcription, "transcribe")
-    events = _events(call, transcription)
+    events = _events(call, body, transcription)
     with call.connected():
         first = await anext(events)  # an error of the first window is the answer's status
     return EventStream(_after(first, events), Frame.SERVER_SENT_EVENTS, call.abort, {}, None)
@@ -181,11 +184,12 @@ def _audio_of(call: Call, body: TranslationBody) -> bytes:
 
 
 def _values(form: Form) -> dict[str, Any]:
-    """The fields as a JSON body would have them: numbers and booleans, and lists where the name ends in []."""
+    """The fields as a JSON body would have them: numbers and booleans, lists (`name[]`) and objects (`name[key]`)."""
     made: dict[str, Any] = {}
     for name, values in form.fields.items():
-        if name.endswith("[]"):
-            made[name.removesuffix("[]")] = values
+        outer, bracket, key = name.removesuffix("]").partition("[")
+        if bracket and name.endswith("]"):
+            made[outer] = {key: values} if key else values  # no field is an object, so that one key shows what it is
         elif len(values) > 1:
             raise InvalidRequestError(f"{name[:40]!r} is in the form {len(values)} times", name)
         else:
@@ -214,6 +218,8 @@ def _check_stream(body: TranscriptionBody) -> None:
         raise InvalidRequestError(
             "timestamp_granularities goes with response_format verbose_json", "timestamp_granularities"
         )
+    if body.include and body.response_format not in (None, "json"):
+        raise InvalidRequestError("include goes with response_format json", "include")
 
 
 async def _transcription(
@@ -230,6 +236,7 @@ async def _transcription(
         seed=body.seed,
         has_segments=form in ("verbose_json", "srt", "vtt"),
         measures=form == "verbose_json",
+        token_logprobs=isinstance(body, TranscriptionBody) and bool(body.include),
     )
     check_task(sounds.about, options)
     tokenizer = engine.prompts.need_tokenizer()
@@ -246,30 +253,8 @@ async def _transcription(
     )
 
 
-async def _windows(call: Call, transcription: Transcription, *, watched: bool) -> AsyncIterator[list[Segment]]:
-    """The segments of each window, as it is transcribed."""
-    name, count = uuid.uuid4().hex, 0
-    while questions := transcription.next():
-        if call.is_aborted:  # between two windows no request stream tells
-            raise ClientGoneError("the client has gone")
-        accepted = [
-            await call.accept_prompt(
-                list(question.prompt),
-                question.params,
-                request_id=f"transcript-{name}-{count + index}",
-                images=question.images,
-            )
-            for index, question in enumerate(questions)
-        ]
-        count += len(questions)
-        outputs = await call.outputs(accepted, watched=watched)
-        made = transcription.answer([output.outputs[0] for output in outputs])
-        if made:
-            yield made
-
-
 async def _whole(call: Call, body: TranslationBody, transcription: Transcription, task: str) -> Response:
-    async for _ in _windows(call, transcription, watched=True):
+    async for _ in transcribe_windows(call, transcription, watched=True):
         pass
     form = body.response_format or "json"
     made = render(
@@ -278,23 +263,41 @@ async def _whole(call: Call, body: TranslationBody, transcription: Transcription
         task=task,
         temperature=body.temperature or 0.0,
         with_segments=form == "verbose_json",
+        logprobs=_logprobs(call, body, transcription.transcript.segments),
     )
     return Response(made, media_type=MEDIA_TYPES[form])
 
 
-async def _events(call: Call, transcription: Transcription) -> AsyncIterator[bytes]:
+def _logprobs(call: Call, body: TranslationBody, segments: Sequence[Segment]) -> list[TopLogprob] | None:
+    """The log-probabilities of the tokens, if they were asked for."""
+    if not (isinstance(body, TranscriptionBody) and body.include):
+        return None
+    assert call.engine.sounds is not None
+    return token_logprobs(segments, call.engine.prompts.need_tokenizer(), call.engine.sounds.about.end)
+
+
+async def _events(call: Call, body: TranscriptionBody, transcription: Transcription) -> AsyncIterator[bytes]:
     """A delta for each window, then the whole text; an error is the last event."""
     has_begun = False
     try:
-        async for made in _windows(call, transcription, watched=False):
+        async for made in transcribe_windows(call, transcription, watched=False):
             delta = "".join(piece.text for piece in made)
-            yield _event({"type": "transcript.text.delta", "delta": delta if has_begun else delta.lstrip()})
+            delta = delta if has_begun else delta.lstrip()
+            found = _logprobs(call, body, made)
+            yield _event({"type": "transcript.text.delta", "delta": delta, **_field("logprobs", found)})
             has_begun = True
-        yield _event({"type": "transcript.text.done", "text": transcription.transcript.text})
+        transcript = transcription.transcript
+        found = _logprobs(call, body, transcript.segments)
+        yield _event({"type": "transcript.text.done", "text": transcript.text, **_field("logprobs", found)})
     except PenstockError as error:
         if not has_begun:
             raise
         yield _event(shape(reply_to_error(error))[1])
+
+
+def _field(name: str, value: object) -> dict[str, object]:
+    """A field of a JSON object; none for None."""
+    return {} if value is None else {name: value}
 
 
 async def _after(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ from penstock.errors import InvalidRequestError
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.open_requests import Accepted
 from penstock.server.body_route import BodyRoute
+from penstock.server.call_context import ContextOf
 from penstock.server.conversations import accept_conversation
 from penstock.server.dialect import CallOf
 from penstock.server.listed import Listed, ListedOf
@@ -39,26 +40,26 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 async def list_models(listed: ListedOf) -> ModelList:
     """The names of the models that are served, their states, and their adapters."""
     cards = [card for model in listed for card in _cards(model)]
-    first, last = cards[0]["id"], cards[-1]["id"]
+    first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
     return {"object": "list", "data": cards, "has_more": False, "first_id": first, "last_id": last}
 
 
 @router.get("/models/{name:path}", responses={404: ERRORS[404], "default": ERRORS["default"]})
-async def retrieve_model(name: str, listed: ListedOf) -> ModelCard:
+async def retrieve_model(name: str, context: ContextOf, listed: ListedOf) -> ModelCard:
     """The model of this name, or the adapter."""
     cards = [card for model in listed for card in _cards(model)]
     found = [card for card in cards if card["id"] == name] or (cards[:1] if name in ANY_MODEL else [])
     if not found:
+        context.caller.check_model(name)
         raise unknown_model(name, [model.name for model in listed])
     return found[0]
 
 
 def _cards(model: Listed) -> Iterator[ModelCard]:
-    names = (model.name,) if model.serving is None else model.serving.model_names
-    for name in names:
+    for name in model.names:
         yield _card(model, name)
-    for adapter in () if model.serving is None else model.serving.engine.adapters:
-        base = _card(model, names[0])
+    for adapter in model.adapters:
+        base = _card(model, model.name)
         yield {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
 
 
@@ -77,7 +78,12 @@ def _card(model: Listed, name: str) -> ModelCard:
         "parent": None,
         "capabilities": [] if model.serving is None else _capabilities(model.serving.engine),
         "created_at": datetime.fromtimestamp(model.created, timezone.utc).isoformat().replace("+00:00", "Z"),
-        "status": {"value": status.state, "progress": round(status.progress, 3), "error": status.error},
+        "status": {
+            "value": status.state,
+            "progress": round(status.progress, 3),
+            "stage": status.stage,
+            "error": status.error,
+        },
     }
 
 

@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.api.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
+from penstock.fleet.model_broker import LoadStage
 from penstock.server.body import AS_INTEGER, Body, HistoryItem, IgnoredValues, Many
 from penstock.server.openai.tools_schema import (
     CalledFunction,
@@ -448,6 +449,8 @@ class ModelStatus(TypedDict):
     value: Literal["unloaded", "loading", "loaded", "unloading"]
     progress: float
     """Share of the weights that have been read, 0 to 1."""
+    stage: LoadStage | None
+    """What its load is at; None: none is under way."""
     error: str | None
     """Why it could not be loaded last time."""
 
@@ -456,5 +459,5 @@ class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelCard]
     has_more: bool
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None

@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.audio.transcription import Segment, Transcript
+from penstock.server.openai.answers import top_logprob
+from penstock.server.openai.schema import TopLogprob
+from penstock.text.tokenizer import Tokenizer
 
 MEDIA_TYPES = {
     "json": "application/json",
@@ -18,8 +21,26 @@ MEDIA_TYPES = {
 """Formats of a transcript."""
 
 
-def render(transcript: Transcript, form: str, *, task: str, temperature: float, with_segments: bool) -> bytes:
-    """The body of an answer in one of the formats."""
+def token_logprobs(segments: Sequence[Segment], tokenizer: Tokenizer, end: int) -> list[TopLogprob]:
+    """The log-probabilities of the tokens of text, which are those below `end`."""
+    return [
+        top_logprob(tokenizer, token, logprob)
+        for segment in segments
+        for token, logprob in zip(segment.tokens, segment.token_logprobs, strict=True)
+        if token < end
+    ]
+
+
+def render(
+    transcript: Transcript,
+    form: str,
+    *,
+    task: str,
+    temperature: float,
+    with_segments: bool,
+    logprobs: list[TopLogprob] | None = None,
+) -> bytes:
+    """The body of an answer in one of the formats; only `json` has `logprobs`."""
     if form == "text":
         return (transcript.text + "\n").encode()
     if form == "srt":
@@ -28,10 +49,11 @@ def render(transcript: Transcript, form: str, *, task: str, temperature: float, 
         return _vtt(transcript.segments).encode()
     usage = {"type": "duration", "seconds": math.ceil(transcript.seconds)}
     if form == "json":
-        return msgspec.json.encode({"text": transcript.text, "usage": usage})
+        found = {} if logprobs is None else {"logprobs": logprobs}
+        return msgspec.json.encode({"text": transcript.text, **found, "usage": usage})
     made: dict[str, Any] = {
         "task": task,
-        "language": transcript.language,
+        "language": transcript.language if task == "transcribe" else "en",
         "duration": transcript.seconds,
         "text": transcript.text,
         "usage": usage,

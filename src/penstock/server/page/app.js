@@ -1,10 +1,10 @@
 // The page: its head with tabs, model and theme, and the two tabs.
 
-import { call } from "./api.js";
 import { Chat } from "./chat.js";
 import { html, render, useEffect, useState } from "./dom.js";
 import { KeyDialog } from "./key-dialog.js";
 import { Live } from "./live.js";
+import { ModelPicker, useModels } from "./models.js";
 import { keepSettings, loadSettings } from "./settings.js";
 
 const TABS = [
@@ -17,14 +17,12 @@ const THEME = "penstock-theme";
 function App() {
   const [tab, setTab] = useState(location.hash === "#live" ? "#live" : "#chat");
   const [settings, setSettings] = useState(loadSettings);
-  const [models, setModels] = useState([]);
-  const [problem, setProblem] = useState(null);
+  const { models, problem } = useModels();
   const isWide = matchMedia("(min-width: 70rem)").matches;
   const [panels, setPanels] = useState({ history: isWide, settings: false });
 
   useEffect(() => {
     addEventListener("hashchange", () => setTab(location.hash === "#live" ? "#live" : "#chat"));
-    listModels().then(setModels, (error) => setProblem(error.message));
   }, []);
   useEffect(() => keepSettings(settings), [settings]);
 
@@ -56,20 +54,6 @@ function App() {
     </main>
     <${KeyDialog} />
   `;
-}
-
-async function listModels() {
-  return (await (await call("v1/models")).json()).data;
-}
-
-function ModelPicker({ models, chosen, onChoose }) {
-  const option = ({ id }) => html`<option value=${id}>${id}</option>`;
-  const adapters = models.filter((model) => model.parent);
-  return html`<label class="hidden" for="model">Model</label>
-    <select id="model" value=${chosen} onChange=${(event) => onChoose(event.target.value)}>
-      ${models.filter((model) => !model.parent).map(option)}
-      ${adapters.length > 0 && html`<optgroup label="Adapters">${adapters.map(option)}</optgroup>`}
-    </select>`;
 }
 
 function ThemePicker() {

@@ -37,7 +37,7 @@ export function useChat(settings, say) {
   const stop = () => stream.current?.abort();
 
   async function respond(parent) {
-    const node = addNode(parent, newNode("assistant"));
+    const node = addNode(parent, newNode("assistant", { model: settings.model }));
     const controller = new AbortController();
     stream.current = controller;
     setStreaming(node);

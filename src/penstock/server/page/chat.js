@@ -6,6 +6,7 @@ import { chosenPath } from "./conversation.js";
 import { html, useEffect, useRef } from "./dom.js";
 import { HistoryPanel } from "./history-panel.js";
 import { Answer, Branches, Question } from "./message.js";
+import { ModelNote } from "./models.js";
 import { problemOf } from "./settings.js";
 import { SettingsPanel } from "./settings-panel.js";
 
@@ -65,6 +66,7 @@ function messages(chat, path, say) {
 function Welcome({ card, onExample }) {
   return html`<div class="welcome">
     <h2>${card ? html`Chat with <strong>${card.id}</strong>` : "Chat"}</h2>
+    <${ModelNote} card=${card} />
     <p>What you write goes to this server alone. The history stays in this browser.</p>
     <div class="examples">
       ${EXAMPLES.map((text) => html`<button type="button" onClick=${() => onExample(text)}>${text}</button>`)}

@@ -4,6 +4,7 @@ import { summary } from "./answer.js";
 import { copy, html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./dom.js";
 import { oncePerFrame } from "./frames.js";
 import { MarkdownView } from "./markdown.js";
+import { Waiting } from "./models.js";
 import { TokenView } from "./token-view.js";
 import { ToolCalls } from "./tool-calls.js";
 
@@ -58,7 +59,7 @@ export function Answer({ node, results, branches, isBusy, isStreaming, isLast, l
   return html`<article class="answer" aria-label="Answer" aria-busy=${isStreaming ? "true" : "false"}>
     ${node.reasoning &&
     html`<details class="reasoning"><summary>Reasoning</summary><div class="plain" ref=${reasoning}></div></details>`}
-    ${isWaiting && html`<p class="waiting"><span></span><span></span><span></span><span class="hidden">Waiting</span></p>`}
+    ${isWaiting && html`<${Waiting} model=${node.model} />`}
     <div ref=${body} class="markdown" hidden=${showTokens}></div>
     ${showTokens && node.logprobs && html`<${TokenView} tokens=${node.logprobs} version=${version} />`}
     ${node.toolCalls?.length > 0 &&
@@ -89,7 +90,7 @@ function useGrowingAnswer({ node, isStreaming, showTokens, listeners, say }) {
   const parts = useRef("");
 
   const update = (isDone) => {
-    const now = [Boolean(node.reasoning), Boolean(node.logprobs), Boolean(node.error)].join();
+    const now = [node.content, node.reasoning, node.logprobs, node.error].map(Boolean).join();
     if (now !== parts.current || node.toolCalls || (showTokens && node.logprobs)) {
       parts.current = now;
       changed();

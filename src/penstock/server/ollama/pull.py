@@ -1,0 +1,171 @@
+"""Ollama's `/api/pull`: a model becomes one of a running server's; what is not on this machine is downloaded first."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from penstock.checkpoint.aliases import read_aliases
+from penstock.checkpoint.checkpoint import HUB_ID, open_checkpoint
+from penstock.errors import (
+    ConfigError,
+    EngineError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    PenstockError,
+)
+from penstock.server.admin import check_operator
+from penstock.server.body_route import BodyRoute
+from penstock.server.call_context import ContextOf
+from penstock.server.disconnect import cancelled_on_disconnect
+from penstock.server.errors import reply_to_error
+from penstock.server.listed import ListedOf, find_listed
+from penstock.server.ollama.creation import find_local
+from penstock.server.ollama.errors import shape
+from penstock.server.ollama.library import PROGRESS, given_name, progress
+from penstock.server.ollama.names import check_new_name
+from penstock.server.ollama.schema import PullBody
+from penstock.server.streams import Frame, json_line
+
+if TYPE_CHECKING:
+    from penstock.server.models import Models
+
+router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
+logger = logging.getLogger("penstock.server")
+
+MAX_PULLS = 2
+"""Maximum downloads at a time."""
+_HUBS = ("hf.co/", "huggingface.co/")
+"""How names of the hub's models begin in Ollama."""
+_LONGEST_LINE = 2**20
+_KILLED_SECONDS = 5.0
+
+
+@router.post("/pull", response_class=Response, responses=PROGRESS)
+async def pull(body: PullBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+    """Serve one more model: a created one, an alias, or ORG/REPO of the hub, or ORG/REPO:Q4_K_M for a GGUF file. It is
+    downloaded if it is not on this machine, and loaded when it is used. For operators, and for servers of several
+    models; for what is served already it succeeds at once.
+    """
+    name, models = given_name(body), request.app.state.models
+    if find_listed(listed, name) is not None:
+        return progress(body.stream, "pulling manifest", "verifying sha256 digest", "success")
+    if models is None:
+        raise ModelNotFoundError(
+            f"this server serves {request.app.state.serving.model_names[0]!r} alone: to serve {name!r}, start another "
+            "with penstock serve --model, or this one with --keep-alive or --models-dir, so that models may be added",
+            "model",
+        )
+    check_operator(request, context)
+    pulling = _pull(models, check_new_name(name, "model"))
+    if body.stream:
+        return StreamingResponse(_lines(pulling), media_type=Frame.JSON_LINES.value)
+    with cancelled_on_disconnect(context.receive):
+        async with aclosing(pulling):
+            async for _ in pulling:
+                pass
+    return Response(msgspec.json.encode({"status": "success"}), media_type="application/json")
+
+
+async def _lines(pulling: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
+    """The steps of a pull as lines of JSON; an error is the last."""
+    try:
+        async for step in pulling:
+            yield json_line(step)
+    except Exception as error:
+        if not isinstance(error, PenstockError):
+            logger.exception("a pull failed")
+        yield json_line(shape(reply_to_error(error))[1])
+
+
+async def _pull(models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any], None]:
+    """
+    Raises:
+        InvalidRequestError: the model cannot be downloaded, or not be read.
+        ModelNotFoundError: the name is none of the hub.
+        OverloadedError: too many are being downloaded.
+    """
+    yield {"status": "pulling manifest"}
+    try:
+        found = await asyncio.to_thread(find_local, name)
+        path = None if found is None else str(found)
+        if path is None:
+            async with aclosing(_download(models, _hub_id(name))) as downloading:
+                async for line in downloading:
+                    if "path" in line:
+                        path = str(line["path"])
+                    else:
+                        yield line
+        else:
+            await asyncio.to_thread(open_checkpoint, path)
+    except ConfigError as error:
+        raise InvalidRequestError(f"{name} cannot be served: {error}", "model") from error
+    assert path is not None, "a download ends with a path or an error"
+    yield {"status": "writing manifest"}
+    if name not in models.served.models:  # another pull of it may have been faster
+        models.served.add_model(name, path)
+    yield {"status": "success"}
+
+
+def _hub_id(name: str) -> str:
+    """The hub id of a name.
+
+    Raises:
+        ModelNotFoundError: it is none.
+    """
+    given = read_aliases().get(name, name)
+    for hub in _HUBS:
+        given = given.removeprefix(hub)
+    if "/" not in given or HUB_ID.fullmatch(given) is None:
+        raise ModelNotFoundError(
+            f"{name!r} is neither on this machine nor a name of the Hugging Face hub, as ORG/REPO or, for one of its "
+            "GGUF files, ORG/REPO:Q4_K_M",
+            "model",
+        )
+    return given
+
+
+async def _download(models: "Models", hub_id: str) -> AsyncGenerator[Mapping[str, Any], None]:
+    """The lines of a process of `penstock.checkpoint.hub_pull`, which ends with this generator.
+
+    Raises:
+        InvalidRequestError: it failed.
+        OverloadedError: too many run already.
+    """
+    if models.num_pulls >= MAX_PULLS:
+        raise OverloadedError(f"{MAX_PULLS} models are being downloaded already: try again later")
+    models.num_pulls += 1
+    process = None
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock.checkpoint.hub_pull", hub_id),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LONGEST_LINE,
+        )
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            step = json.loads(line)
+            if "error" in step:
+                raise InvalidRequestError(str(step["error"]), "model")
+            if "digest" in step:
+                step["status"] = f"pulling {step['digest'].removeprefix('sha256:')[:12]}"
+            yield step
+            if "path" in step:
+                return
+        raise EngineError("the download ended without a result; the server's log says more")
+    finally:
+        models.num_pulls -= 1
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.wait_for(process.wait(), _KILLED_SECONDS)

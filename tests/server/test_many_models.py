@@ -1,0 +1,251 @@
+"""The application over several models, whose engines run a rule: what is listed and shown, who may use what, and models
+that are added, replaced and deleted while it serves.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import types
+
+import httpx
+import pytest
+
+from penstock.api.request import Adapter
+from penstock.checkpoint import checkpoint
+from penstock.checkpoint.created import created_models, find_created
+from penstock.config.engine_config import EngineConfig
+from penstock.errors import OverloadedError
+from penstock.fleet.link import EngineLink
+from penstock.fleet.model_broker import ModelBroker
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.limits import QueueLimits
+from penstock.frontend.served_model import ServedModel, identity_of
+from penstock.frontend.served_models import ServedModels
+from penstock.server.app import create_app
+from penstock.server.config import ServerConfig
+from penstock.server.keys import load_keys
+from penstock.server.ollama import pull
+from tests.engine.rule_core import HELD, RULE_CORE
+from tests.server.in_process import with_app
+from tests.support.hub import hub
+
+ADMIN = ServerConfig(admin=True)
+KEYS = """
+[[key]]
+name = "one"
+secret = "sk-one"
+models = ["b", "tuned"]
+
+[[key]]
+name = "operator"
+secret = "sk-op"
+operator = true
+"""
+
+
+def with_models(talk, models, keys=None, config=ADMIN):
+    """Run `talk(http, served)` against the application of these models, of which the first is loaded."""
+
+    async def start(engine_config, beside):
+        return await AsyncEngine.start(engine_config, EngineLink(engine_config, RULE_CORE), beside=beside)
+
+    def plan(path, _num_others=0):
+        return EngineConfig.from_options(model=str(path)), 10
+
+    async def run():
+        broker = ModelBroker(100, 3, 60.0)
+        for name in models:
+            broker.add_model(name, 10)
+        each = [ServedModel(name, plan(path)[0]) for name, path in models.items()]
+        served = ServedModels(each, broker, start, QueueLimits(), plan=plan)
+        await served.open()
+        try:
+            app = create_app(served.main, config, keys, served=served)
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://penstock", timeout=60) as http:
+                await asyncio.wait_for(talk(http, served), 120)
+        finally:
+            await served.close()
+
+    asyncio.run(run())
+
+
+def complete(http, model, prompt=5, **options):
+    body = {"model": model, "prompt": [prompt], "max_tokens": 3, **options}
+    return http.post("/v1/completions", json=body)
+
+
+async def names(http, **headers):
+    cards = (await http.get("/v1/models", headers=headers)).json()["data"]
+    tags = (await http.get("/api/tags", headers=headers)).json()["models"]
+    assert [card["id"] for card in cards] == [tag["name"].removesuffix(":latest") for tag in tags]
+    return [card["id"] for card in cards]
+
+
+def test_lists_and_show_load_and_download_nothing(tiny_llama, monkeypatch):
+    def fail(*_arguments):
+        raise AssertionError("a list downloads nothing")
+
+    monkeypatch.setattr(checkpoint, "_download", fail)
+
+    async def talk(http, served):
+        assert await names(http) == ["a", "b", "c"]
+        shown = (await http.post("/api/show", json={"model": "b"})).json()
+        first = (await http.post("/api/show", json={"model": "a"})).json()
+        assert shown["details"] == first["details"]
+        assert shown["template"] == first["template"]
+        assert shown["capabilities"] == first["capabilities"]
+        missing = await http.post("/api/show", json={"model": "c"})
+        assert (missing.status_code, "downloaded when it is used" in missing.json()["error"]) == (404, True)
+        assert served.status("b").state == "unloaded"
+        assert identity_of(served.models["c"].config) is None
+        assert identity_of(served.models["b"].config) == str(tiny_llama)
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama, "c": "some/never-cached"})
+
+
+def test_a_key_uses_and_sees_its_models_alone(tiny_llama, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS)
+    one, operator = ({"authorization": f"Bearer {secret}"} for secret in ("sk-one", "sk-op"))
+
+    async def talk(http, served):
+        assert await names(http, **operator) == ["a", "b"]
+        assert await names(http, **one) == ["b"]
+        assert (await complete(http, "a")).status_code == 401
+        for name in ("a", "never-served"):
+            refused = await http.post("/v1/completions", json={"model": name, "prompt": [5]}, headers=one)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["type"]) == (
+                403,
+                "model_not_permitted",
+                "permission_error",
+            )
+            assert error["message"] == f"this API key may not use the model {name!r}; it may use: b, tuned"
+        assert (await http.get("/v1/models/a", headers=one)).status_code == 403
+        for path in ("chat", "show", "generate"):
+            refused = await http.post(f"/api/{path}", json={"model": "a", "messages": [], "prompt": ""}, headers=one)
+            assert (refused.status_code, "may not use" in refused.json()["error"]) == (404, True), path
+        refused = await http.post(
+            "/v1/messages",
+            json={"model": "a", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+            headers=one,
+        )
+        assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+        assert served.status("b").state == "unloaded"
+        for model in (None, "b"):  # without a name the first that it may use
+            answer = await http.post(
+                "/v1/completions", json={"model": model, "prompt": [5], "max_tokens": 1}, headers=one
+            )
+            assert (answer.status_code, answer.json()["model"]) == (200, "b")
+        missing = await http.post("/v1/completions", json={"model": "tuned", "prompt": [5]}, headers=one)
+        assert missing.status_code == 404
+        assert "'b' is" in missing.json()["error"]["message"]
+        assert "'a'" not in missing.text
+        assert (await http.post("/api/pull", json={"model": "x"}, headers=one)).status_code == 403
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama}, load_keys(None, str(file), private_cache=False))
+
+
+def test_a_created_model_is_served_at_once_replaced_and_deleted(tiny_llama):
+    async def talk(http, served):
+        made = {"model": "mario", "from": "b", "system": "You are Mario.", "stream": False}
+        assert (await http.post("/api/create", json=made)).json() == {"status": "success"}
+        assert served.status("b").state == "unloaded", "its files alone are read"
+        assert await names(http) == ["a", "b", "mario"]
+        assert (await complete(http, "mario")).status_code == 200
+        old = served.models["mario"].engine
+        running = asyncio.ensure_future(complete(http, "mario", HELD, max_tokens=5))
+        await asyncio.sleep(0.1)
+        answer = await http.post("/api/create", json={**made, "system": "You are Luigi."})
+        assert answer.status_code == 200, answer.text
+        assert (await http.post("/api/show", json={"model": "mario"})).json()["system"] == "You are Luigi."
+        said = await http.post("/api/chat", json={"model": "mario", "messages": [], "stream": False})
+        assert said.json()["done_reason"] == "load"
+        assert served.models["mario"].engine is not old
+        assert not running.done()
+        (find_created("mario") / "released").touch()
+        assert (await running).json()["usage"]["completion_tokens"] == 5
+        refused = await http.post("/api/create", json={**made, "model": "a"})
+        assert "is served here under this name" in refused.json()["error"]
+        assert (await http.request("DELETE", "/api/delete", json={"model": "mario:latest"})).status_code == 200
+        assert await names(http) == ["a", "b"]
+        assert not created_models()
+        assert (await complete(http, "mario")).status_code == 404
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama})
+
+
+def test_a_pulled_model_is_served_without_a_restart(tiny_llama, tmp_path, monkeypatch):
+    commit = "1" * 40
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / commit).symlink_to(tiny_llama)
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
+
+    async def talk(http, served):
+        with hub(tmp_path / "hub", {"main": commit}) as endpoint:
+            for name, value in (("ENDPOINT", endpoint), ("HUB_CACHE", str(tmp_path)), ("HUB_DISABLE_XET", "1")):
+                monkeypatch.setenv(f"HF_{name}", value)
+            answer = await http.post("/api/pull", json={"model": "hf.co/some/repo"})
+            lines = [json.loads(line) for line in answer.text.splitlines()]
+            assert [line["status"] for line in lines][:: len(lines) - 1] == ["pulling manifest", "success"], lines
+            assert await names(http) == ["a", "hf.co/some/repo"]
+            assert (await complete(http, "hf.co/some/repo")).json()["model"] == "hf.co/some/repo"
+            whole = await http.post("/api/pull", json={"model": "some/other", "stream": False})
+            assert whole.status_code == 400
+            assert "could not be downloaded from the Hugging Face hub" in whole.json()["error"]
+        answer = await http.post("/api/pull", json={"model": "llama3.2"})
+        assert "nor a name of the Hugging Face hub" in json.loads(answer.text.splitlines()[-1])["error"]
+        assert (await http.request("DELETE", "/api/delete", json={"model": "hf.co/some/repo"})).status_code == 200
+        assert await names(http) == ["a"]
+        last = await http.request("DELETE", "/api/delete", json={"model": "a"})
+        assert (last.status_code, "is the only one" in last.json()["error"]) == (400, True)
+
+    with_models(talk, {"a": tiny_llama})
+
+
+def test_a_download_that_its_client_leaves_is_ended_and_few_run_at_a_time(monkeypatch):
+    async def run():
+        models = types.SimpleNamespace(num_pulls=0)
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # a hub that never answers
+            silent.settimeout(60)
+            monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+            downloading = asyncio.ensure_future(anext(pull._download(models, "some/repo")))
+            asked, _ = await asyncio.to_thread(silent.accept)
+            assert models.num_pulls == 1
+            downloading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await downloading
+            asked.settimeout(10)
+            with asked:
+                while asked.recv(65_536):  # until its process has ended
+                    pass
+        assert models.num_pulls == 0
+        models.num_pulls = pull.MAX_PULLS
+        with pytest.raises(OverloadedError):
+            await anext(pull._download(models, "some/repo"))
+
+    asyncio.run(run())
+
+
+def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS.replace('["b", "tuned"]', '["tuned"]'))
+    one = {"authorization": "Bearer sk-one"}
+
+    async def talk(http, engine, app):
+        refused = await http.get("/v1/models", headers=one)
+        assert refused.json()["data"] == []
+        assert (await http.post("/v1/completions", json={"prompt": [5]}, headers=one)).status_code == 403
+        engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
+        assert await names(http, **one) == ["tuned"]
+        answer = await http.post(
+            "/v1/completions", json={"model": "tuned", "prompt": [5], "max_tokens": 1}, headers=one
+        )
+        assert (answer.status_code, answer.json()["model"]) == (200, "tuned"), answer.text
+        for body in ({"prompt": [5]}, {"model": "rule", "prompt": [5]}):
+            assert (await http.post("/v1/completions", json=body, headers=one)).status_code == 403, body
+
+    with_app(talk, tiny_llama, keys=load_keys(None, str(file), private_cache=False))
