@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from penstock import LLM, SamplingParams
 from penstock.api.request import RequestOutput
 from penstock.errors import AdapterError, ConfigError, InvalidRequestError
-from tests.support.adapters import write_adapter, write_merged
+from tests.support.adapters import write_adapter, write_gguf_adapter, write_merged
+from tests.support.gguf_files import write_gguf
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
 PROMPTS = ["the quick brown fox", "what is the sum of thirty seven and fifty eight, and why is it so", "a"]
@@ -69,6 +70,31 @@ def test_an_answer_is_that_of_the_merged_model(
     for got, want in zip(alone[name], wanted, strict=True):
         assert [token for token, _ in got] == [token for token, _ in want]
         assert [value for _, value in got] == pytest.approx([value for _, value in want], abs=2e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a", "F32"), ("b", "BF16")])
+def test_a_gguf_adapter_gives_the_answers_of_its_folder(
+    name: str,
+    kind: str,
+    llm: LLM,
+    alone: dict[str | None, list[Answer]],
+    adapters: dict[str, Path],
+    tiny_llama: Path,
+    tmp_path: Path,
+) -> None:
+    file = write_gguf_adapter(tmp_path / "adapter.gguf", tiny_llama, adapters[name], kind=kind)
+    llm.load_adapter("gguf", str(file))
+    assert answers(llm, "gguf") == alone[name]
+    llm.unload_adapter("gguf")
+
+
+def test_a_gguf_adapter_is_added_to_a_gguf_model(
+    alone: dict[str | None, list[Answer]], adapters: dict[str, Path], tiny_llama: Path, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_llama)
+    file = write_gguf_adapter(tmp_path / "folder" / "adapter.gguf", tiny_llama, adapters["a"])
+    with LLM(str(tmp_path / "model.gguf"), adapter=f"a={file.parent}", **OPTIONS) as llm:
+        assert answers(llm, "a") == alone["a"]
 
 
 def test_without_a_name_it_answers_as_a_model_without_adapters(

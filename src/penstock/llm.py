@@ -338,7 +338,7 @@ class LLM:
         return self._stream(pending)
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Register the LoRA adapter of a folder or hub id under this name. Its first request loads it.
+        """Register the LoRA adapter of a folder, GGUF file or hub id under this name. Its first request loads it.
 
         Raises:
             AdapterError: it does not match the model, or exceeds the memory planned for adapters.

@@ -19,7 +19,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.build import build
 from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, PromptTooLongError, WrongTaskError
-from penstock.models.registry import read_spec
+from penstock.models.registry import read_facts, read_spec
 from penstock.native import library
 from tests.support import jina_bert
 from tests.support.encoders import (
@@ -473,6 +473,21 @@ def test_a_deberta_of_another_form_is_refused(change: dict[str, Any], words: str
     edited(tmp_path, "config.json", architectures=["DebertaV2Model"], **change)
     with pytest.raises(CheckpointError, match=words):
         read_spec(open_checkpoint(str(tmp_path)))
+
+
+def test_tables_by_distance_and_a_convolution_are_in_the_memory_plan(tmp_path: Path):
+    plain, with_tables = (
+        read_facts(open_checkpoint(str(write_model(tmp_path / name, transformers.AutoModel.from_config(config)))))
+        for name, config in {
+            "none": config_of("deberta_v3", pos_att_type=[]),
+            "both": config_of("deberta_v3", conv_kernel_size=3),
+        }.items()
+    )
+    assert (plain.table_elements, with_tables.table_elements) == (0, 3 * 2 * HIDDEN * 32)
+    assert with_tables.layers[0].activation_sizes[:2] == plain.layers[0].activation_sizes
+    assert with_tables.layers[0].activation_sizes[2].native == (3 + 2) * HIDDEN
+    mpnet = write_model(tmp_path / "mpnet", transformers.AutoModel.from_config(config_of("mpnet")))
+    assert read_facts(open_checkpoint(str(mpnet))).biased_heads == SIZES["num_attention_heads"]
 
 
 def test_a_linear_layer_of_something_else_than_the_vector_is_refused(tmp_path: Path):

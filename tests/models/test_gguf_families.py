@@ -1,21 +1,25 @@
 """Families whose tensors llama.cpp's converter changes, from GGUF files: the logits of their folders.
 
 `tests/support/gguf_families.py` writes as that converter does; its own files, and llama.cpp's logits of them, were
-compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`: of these no file was at hand, and of
-some the converter was read.
+compared, but for Llama 4, Phi-3.5-MoE, Gemma 4 and the families of `UNCOMPARED`. Of most of the latter, files that the
+converter wrote of these checkpoints gave the logits of `transformers`; it cannot convert those of Cohere 2, GPT-2,
+GPT-NeoX, Falcon, Hunyuan's mixture, MiniMax, Phi and StarCoder, which lack keys of the models' own configs.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from penstock import LLM
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES
-from penstock.errors import CheckpointError
+from penstock.errors import AdapterError, CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.models.registry import read_facts, read_spec
+from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_random
 from tests.support.families import CASES as FAMILY_CASES
 from tests.support.families import (
@@ -43,6 +47,7 @@ from tests.support.families import (
 )
 from tests.support.gguf_families import FAMILIES, write_family
 from tests.support.gguf_files import ARCHITECTURES as PLAIN
+from tests.support.gguf_tensors import Config, Tensors
 from tests.support.reference import expected, referee, texts
 from tests.support.stepping import Stepper, settings_for
 
@@ -60,9 +65,25 @@ GPT_OSS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 5, "num_experts_
 OF_FOUR = TWO | {"intermediate_size": 192}
 """Of families whose MLPs are four times as wide as the hidden states."""
 UNCOMPARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("Apertus", TWO),
+    "apertus, turned otherwise": ("Apertus", TWO | rope("default") | {"attention_bias": True}),
     "bloom": ("Bloom", OF_FOUR | {"num_key_value_heads": 4}),
     "mpt": ("Mpt", OF_FOUR | {"num_key_value_heads": 4, "attn_config": {"clip_qkv": 0.8, "alibi_bias_max": 8}}),
     "arcee": ("Arcee", TWO | {"mlp_bias": True}),
+    "bamba": FAMILY_CASES["bamba"],
+    "deepseek v3.2": FAMILY_CASES["deepseek v3.2"],
+    "glm": FAMILY_CASES["glm"],
+    "granite swa": (
+        "GraniteSWA",
+        GRANITE | {"sliding_window": 9, "layer_rope_theta": [0, 1e4, 1e4], "tie_word_embeddings": False},
+    ),
+    "granite moe swa": FAMILY_CASES["granite moe swa"],
+    "hunyuan 3": ("HYV3", FAMILY_CASES["hunyuan 3"][1] | {"mlp_bias": False}),
+    "jais2": FAMILY_CASES["jais2"],
+    "kimi linear": FAMILY_CASES["kimi linear"],
+    "mistral4": FAMILY_CASES["mistral4"],
+    "solar open": FAMILY_CASES["solar open"],
+    "youtu": FAMILY_CASES["youtu"],
     "dots1": (
         "Dots1",
         TWO | SHARED_EXPERTS | {"norm_topk_prob": True, "sliding_window": None, "routed_scaling_factor": 1.5},
@@ -214,10 +235,44 @@ def test_logits_from_a_file_are_those_of_transformers(
     assert "settings are unknown" not in caplog.text
 
 
+def test_queries_keys_and_values_may_be_one_matrix(tmp_path: Path) -> None:
+    """As in files made of GLM-4's own checkpoints, or by llama.cpp's --fuse-qkv."""
+    reference = referee(write_random(tmp_path / "hf", "Glm", **(SHAPE | FAMILY_CASES["glm"][1])))
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+
+    def fused(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+        found = re.fullmatch(r"(.*self_attn\.)([qkv])_proj(\..*)", name)
+        if found is None:
+            yield name, tensor
+            return
+        of_layer = parts.setdefault(found[1] + found[3], {})
+        of_layer[found[2]] = tensor
+        if len(of_layer) == 3:
+            yield f"{found[1]}qkv_proj{found[3]}", torch.cat([of_layer[part] for part in "qkv"])
+
+    architecture, add_config, _ = FAMILIES["GlmForCausalLM"]
+    write_family(tmp_path / "model.gguf", tmp_path / "hf", kind=(architecture, add_config, fused))
+    (text,) = texts((97,))
+    logits = Stepper(tmp_path / "model.gguf", 1, kv_cache_memory="16MiB").step({0: text})[0]
+    torch.testing.assert_close(logits, expected(reference, text), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "target"), [("gpt-neox", "query_key_value"), ("falcon-h1", "q_proj")])
+def test_adapters_of_folders_are_refused_where_a_file_has_other_matrices(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    family, changes = CASES[name]
+    write_random(tmp_path / "hf", family, **(SHAPE | changes))
+    write_family(tmp_path / "model.gguf", tmp_path / "hf")
+    adapter = write_adapter(tmp_path / "adapter", tmp_path / "hf", targets=(target,))
+    with pytest.raises(AdapterError, match=rf"adds to .*{target}, which"):
+        LLM(str(tmp_path / "model.gguf"), adapter=f"a={adapter}", threads=1, packed_cache="off")
+
+
 def test_each_architecture_that_is_read_is_held_to_transformers() -> None:
     tested = {FAMILIES[class_name(family)][0] for family, _ in CASES.values()} | set(PLAIN.values())
     elsewhere = {"bailingmoe2", "qwen2vl", "qwen3vl", "qwen3vlmoe"}  # test_bailing_moe_v2.py, test_gguf_vision.py
-    elsewhere |= {"bert", "gemma-embedding", "jina-bert-v2", "nomic-bert"}  # test_gguf_encoders.py
+    elsewhere |= {"bert", "gemma-embedding", "jina-bert-v2", "modern-bert", "nomic-bert"}  # test_gguf_encoders.py
     assert set(ARCHITECTURES) - tested - elsewhere == {"nemotron_h"}  # which is the other, without experts
 
 

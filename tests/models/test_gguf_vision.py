@@ -119,9 +119,9 @@ def test_beside_a_vision_file_of_an_unknown_kind_the_model_takes_text_only_and_s
 
 def test_of_several_vision_files_one_in_16_bits_is_taken() -> None:
     names = ["m-Q4_K_M.gguf", "mmproj-Q8_0.gguf", "mmproj-m-BF16.gguf", "mmproj-m-f16.gguf"]
-    assert mmproj.choose_mmproj(names) == "mmproj-m-f16.gguf"
-    assert mmproj.choose_mmproj(names[:3]) == "mmproj-m-BF16.gguf"
-    assert mmproj.choose_mmproj(names[:1]) is None
+    assert mmproj.choose_mmproj(names, names[0]) == "mmproj-m-f16.gguf"
+    assert mmproj.choose_mmproj(names[:3], names[0]) == "mmproj-m-BF16.gguf"
+    assert mmproj.choose_mmproj(names[:1], names[0]) is None
 
 
 def test_a_tensor_that_the_tower_lacks_is_refused(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ FAMILIES = [
     "gpt-oss",
     "afmoe",  # a projection of gates for all columns of the attention
     "apertus",
+    "bloom, heads that are no power of two, not tied",  # slopes of the own heads
     "cohere",
     "falcon, grouped",  # one matrix of queries, keys and values, by head of keys
     "falcon-h1, normalised before the gate, biases",
@@ -54,6 +55,7 @@ FAMILIES = [
     "lfm3",
     "mistral4",
     "olmoe, clipped",
+    "opt",  # a table of positions without its first rows
 ]
 
 

@@ -85,7 +85,7 @@ assert "torch" not in sys.modules
 def test_an_unknown_architecture_is_named_with_those_like_it_and_where_all_are(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="architecture LlamaForCasualLM, which is unknown; did you mean Llama"):
         read(tmp_path, LLAMA | {"architectures": ["LlamaForCasualLM"]})
-    for name in ("xyz", "BloomForCausalLM", "Lfm9ForCausalLM", "MiniMaxM9ForCausalLM", "Qwen9MoeForCausalLM"):
+    for name in ("xyz", "PersimmonForCausalLM", "Lfm9ForCausalLM", "MiniMaxM9ForCausalLM", "Qwen9MoeForCausalLM"):
         with pytest.raises(CheckpointError, match=rf"architecture {name}, which is unknown; docs/models\.md lists"):
             read(tmp_path, LLAMA | {"architectures": [name]})
 

@@ -17,7 +17,7 @@ from penstock.server.listed import Listed
 from penstock.server.ollama.library import check_free
 from penstock.text.tokenizer import Tokenizer
 from tests.server.running import running_server
-from tests.support.adapters import write_adapter
+from tests.support.adapters import write_adapter, write_gguf_adapter
 from tests.support.gguf_files import write_gguf
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -110,6 +110,11 @@ def test_an_adapter_is_served_by_its_name_until_it_is_deleted(client, tiny_llama
     client.create("tuned", from_="tiny", adapters=digests)
     plain, tuned = (client.chat(name, HELLO, options=SHORT | {"temperature": 0}) for name in ("tiny", "tuned"))
     assert tuned.message.content != plain.message.content
+    gguf = client.create_blob(write_gguf_adapter(tmp_path / "tuned.gguf", tiny_llama, folder))
+    client.create("gguf", from_="tiny", adapters={"tuned.gguf": gguf})
+    again = client.chat("gguf", HELLO, options=SHORT | {"temperature": 0})
+    assert again.message.content == tuned.message.content
+    client.delete("gguf")
     created.delete_unused_blobs()
     blobs = [created.blob_path(digest.removeprefix("sha256:")) for digest in digests.values()]
     assert all(blob.is_file() for blob in blobs)
@@ -152,7 +157,8 @@ def test_what_cannot_be_created_is_refused_by_name(client, url, file, tmp_path):
         ({"model": "x", "files": wrong, "parameters": {"seed": 1}}, "parameters.seed is not supported"),
         ({"model": "x", "files": wrong, "parameters": {"temprature": 1}}, "did you mean 'temperature'"),
         ({"model": "x", "files": wrong, "adapters": {"a": digest}}, "an adapter is added to the served model"),
-        ({"model": "x", "from": "tiny", "adapters": {"a.gguf": digest}}, "GGUF adapters are not supported"),
+        ({"model": "x", "from": "tiny", "adapters": {"a.gguf": digest}}, "only lora is supported"),
+        ({"model": "x", "from": "tiny", "adapters": {"../a.gguf": digest}}, "or one GGUF file"),
         ({"model": "x", "from": "tiny", "adapters": PEFT | dict.fromkeys(PEFT, digest)}, "adapter_config.json"),
         ({"model": "x", "files": wrong, "quantize": "q4_0"}, "quantize is not supported"),
         ({"model": "tiny", "files": wrong}, "is served here under this name"),

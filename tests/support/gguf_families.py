@@ -17,6 +17,7 @@ from tests.support.gguf_files import encode, finish, llama3_factors
 from tests.support.gguf_tensors import (
     Config,
     Convert,
+    bamba_tensors,
     bloom_tensors,
     converted,
     correction_biases,
@@ -28,11 +29,15 @@ from tests.support.gguf_tensors import (
     gpt2_tensors,
     gpt_oss_tensors,
     granite_hybrid_tensors,
+    granite_swa_tensors,
+    hy_v3_tensors,
     interleaved,
     jamba_tensors,
+    kimi_tensors,
     latent_tensors,
     lfm2_tensors,
     llama4_tensors,
+    mistral4_tensors,
     nemotron_h_tensors,
     neox_tensors,
     norms_plus_one,
@@ -65,11 +70,13 @@ def write_family(
     writer = GGUFWriter(None, architecture, use_temp_file=False)
     add_common(writer, config)
     add_config(writer, config)
-    (key,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    (key,) = (key for key, name in MODEL_ARCH_NAMES.items() if name == _TABLES.get(architecture, architecture))
     layers = config["num_hidden_layers"]
     names = get_tensor_name_map(key, layers + 1)
     rng = np.random.default_rng(0)
     tensors = {_of_head(name, layers): one for name, one in load_file(folder / "model.safetensors").items()}
+    if any("act_fn" in name for name in tensors):
+        _add_activations(writer, tensors)
     if any("eh_proj" in name for name in tensors):
         writer.add_block_count(layers + 1)
         writer.add_nextn_predict_layers(1)
@@ -92,6 +99,8 @@ def write_family(
     finish(writer, path)
 
 
+_TABLES = {"deepseek32": "glm-dsa", "granite_swa": "granite", "hy_v3": "exaone-moe"}
+"""Architectures that this release of `gguf` lacks, with others of the same names."""
 _OTHER_NAMES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -126,6 +135,15 @@ def _nextn(name: str) -> str | None:
     return None if found is None else f"blk.{found[1]}.nextn.{found[2].replace('.', '_')}.weight"
 
 
+def _add_activations(writer: GGUFWriter, tensors: dict[str, torch.Tensor]) -> None:
+    """Apertus's xIELU as metadata."""
+    of_layers = sorted((int(name.split(".")[2]), name) for name in tensors if "act_fn" in name)
+    for kind in ("alpha_p", "alpha_n", "beta", "eps"):
+        values = [tensors.pop(name).float().item() for _, name in of_layers if name.endswith(kind)]
+        if values:
+            writer.add_array(f"xielu.{kind}", values)
+
+
 def _replace(writer: GGUFWriter, key: str, value: Any) -> None:
     writer.kv_data[0].pop(key, None)
     if isinstance(value, list):
@@ -143,7 +161,7 @@ def _rope(config: Config) -> dict[str, Any]:
 def add_common(writer: GGUFWriter, config: Config) -> None:
     heads, rope = config["num_attention_heads"], _rope(config)
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(config.get("max_position_embeddings") or config["model_max_length"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
@@ -322,6 +340,12 @@ def _add_glm4_moe(writer: GGUFWriter, config: Config) -> None:
     writer.add_expert_weights_norm(config["norm_topk_prob"])
 
 
+def _add_solar(writer: GGUFWriter, config: Config) -> None:
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_uint32("glm4moe.expert_gating_func", 2)
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
 def _add_lfm2(writer: GGUFWriter, config: Config) -> None:
     heads = config["num_key_value_heads"]
     writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
@@ -349,6 +373,18 @@ def _add_granite_hybrid(writer: GGUFWriter, config: Config) -> None:
     writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in config["layer_types"]])
     writer.add_rope_scaling_finetuned(False)
     _add_granite_moe(writer, config)
+    _add_mamba2(writer, config)
+
+
+def _add_bamba(writer: GGUFWriter, config: Config) -> None:
+    _add_mamba2(writer, config)
+    heads, attending = config["num_key_value_heads"], config["attn_layer_indices"]
+    writer.add_head_count_kv([heads * (index in attending) for index in range(config["num_hidden_layers"])])
+    writer.add_rope_scaling_finetuned(True)
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"] // 2)
+
+
+def _add_mamba2(writer: GGUFWriter, config: Config) -> None:
     writer.add_ssm_conv_kernel(config["mamba_d_conv"])
     writer.add_ssm_state_size(config["mamba_d_state"])
     writer.add_ssm_group_count(config["mamba_n_groups"])
@@ -429,6 +465,41 @@ def _add_latents(writer: GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * stretch)
 
 
+def _add_mistral4(writer: GGUFWriter, config: Config) -> None:
+    _add_latents(writer, config)
+    writer.add_attn_temperature_scale(_rope(config)["llama_4_scaling_beta"])
+
+
+def _add_kimi(writer: GGUFWriter, config: Config) -> None:
+    _add_latents(writer, config)
+    writer.add_head_count_kv([int(kind == "full_attention") for kind in config["layer_types"]])
+    writer.add_expert_used_count(config["num_experts_per_token"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_uint32("kimi-linear.kda.head_dim", config["linear_head_dim"])
+    writer.add_uint32("kimi-linear.expert_gating_func", 2)
+    writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+
+
+def _add_hy_v3(writer: GGUFWriter, config: Config) -> None:
+    writer.add_expert_shared_feed_forward_length(config["moe_intermediate_size"] * config["num_shared_experts"])
+    writer.add_expert_weights_scale(config["router_scaling_factor"])
+    writer.add_expert_weights_norm(True)
+    writer.add_uint32("hy_v3.expert_gating_func", 2)
+
+
+def _add_granite_swa(writer: GGUFWriter, config: Config) -> None:
+    _add_granite_moe(writer, config)
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    thetas = config["layer_rope_theta"] or [None] * config["num_hidden_layers"]
+    writer.add_array("granite_swa.attention.rope_pattern", [theta != 0 for theta in thetas])
+
+
+def _add_rope_factors(writer: GGUFWriter, config: Config) -> None:
+    if _rope(config)["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(config))
+
+
 def _add_glm_dsa(writer: GGUFWriter, config: Config) -> None:
     _add_latents(writer, config)
     writer.add_indexer_head_count(config["index_n_heads"])
@@ -461,14 +532,25 @@ def _add_exaone4(writer: GGUFWriter, config: Config) -> None:
     if config["sliding_window"] is not None:
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if _rope(config)["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", llama3_factors(config))
+    _add_rope_factors(writer, config)
 
 
 FAMILIES: dict[str, Kind] = {
     "DeepseekV2ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "DeepseekV3ForCausalLM": ("deepseek2", _add_latents, latent_tensors),
     "Glm4MoeLiteForCausalLM": ("deepseek2", _add_latents, latent_tensors),
+    "DeepseekV32ForCausalLM": ("deepseek32", _add_glm_dsa, latent_tensors),
+    "Mistral4ForCausalLM": ("mistral4", _add_mistral4, mistral4_tensors),
+    "YoutuForCausalLM": ("deepseek2", _add_latents, latent_tensors),
+    "KimiLinearForCausalLM": ("kimi-linear", _add_kimi, kimi_tensors),
+    "BambaForCausalLM": ("granitehybrid", _add_bamba, bamba_tensors),
+    "ApertusForCausalLM": ("apertus", _add_rope_factors, None),
+    "GlmForCausalLM": ("chatglm", _add_partial_rope, None),
+    "GraniteSWAForCausalLM": ("granite_swa", _add_granite_swa, granite_swa_tensors),
+    "GraniteMoeSWAForCausalLM": ("granite_swa", _add_granite_swa, granite_swa_tensors),
+    "HYV3ForCausalLM": ("hy_v3", _add_hy_v3, hy_v3_tensors),
+    "Jais2ForCausalLM": ("jais2", add_nothing, None),
+    "SolarOpenForCausalLM": ("glm4moe", _add_solar, correction_biases),
     "ArceeForCausalLM": ("arcee", add_nothing, interleaved),
     "CohereForCausalLM": ("command-r", _add_cohere, None),
     "Cohere2ForCausalLM": ("cohere2", _add_cohere, None),

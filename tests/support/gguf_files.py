@@ -53,7 +53,7 @@ def write_gguf(
     *,
     vectors: str = "F32",
     split_after: int = 0,
-    extra: Mapping[str, tuple[str, int]] = {},
+    extra: Mapping[str, tuple[str, int | NDArray[np.float32]]] = {},
     **metadata: Any,
 ) -> dict[str, NDArray[np.float32]]:
     """Write the checkpoint in `folder` as a GGUF file; returns what its tensors are then, by the folder's names.
@@ -62,7 +62,7 @@ def write_gguf(
         stored: the type of matrices.
         vectors: the type of vectors.
         split_after: tensors a file, of several.
-        extra: more tensors, by name: type and size.
+        extra: more tensors, by name: type, and size or values.
         metadata: more of it, or other values; None leaves a key out. Dots are written as two underscores.
     """
     config = json.loads((folder / "config.json").read_text())
@@ -76,7 +76,8 @@ def write_gguf(
     types = stored if callable(stored) else lambda _: stored
     values = _add_tensors(writer, architecture, config, folder, types, vectors)
     for name, (kind, size) in extra.items():
-        writer.add_tensor(name, quants.quantize(np.ones(size, np.float32), GGMLQuantizationType[kind]))
+        data = np.ones(size, np.float32) if isinstance(size, int) else size
+        writer.add_tensor(name, quants.quantize(data, GGMLQuantizationType[kind]), raw_dtype=GGMLQuantizationType[kind])
     finish(writer, path)
     return values
 

@@ -192,6 +192,10 @@ def granite_hybrid_tensors(name: str, tensor: Tensor, config: Config) -> Tensors
         yield from _mamba(name, tensor, config)
 
 
+def bamba_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    yield from (interleaved if "self_attn" in name else _mamba)(name, tensor, config)
+
+
 def falcon_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
     """With all queries, keys and values together."""
     if "query_key_value" in name and config["new_decoder_architecture"]:
@@ -252,6 +256,43 @@ def latent_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
         yield f"{block}attn_v_b.weight", values.contiguous()
     else:
         yield from correction_biases(name, tensor, config)
+
+
+def mistral4_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """With gate and up of the experts in one tensor."""
+    yield from latent_tensors(f"{name}.weight" if re.search(r"experts\.\w+$", name) else name, tensor, config)
+
+
+def granite_swa_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    others = {
+        "sinks": "attn_sinks",
+        "block_sparse_moe.router.weight": "ffn_gate_inp",
+        "experts.gate_up_proj": "ffn_gate_up_exps",
+        "experts.down_proj": "ffn_down_exps",
+        "shared_mlp.input_linear.weight": "ffn_up_shexp",
+        "shared_mlp.output_linear.weight": "ffn_down_shexp",
+    }
+    stored = next((other for end, other in others.items() if name.endswith(end)), None)
+    if stored is not None:
+        yield f"{_block(name)}{stored}.weight", tensor
+    else:
+        yield from interleaved(name, tensor, config)
+
+
+def hy_v3_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    yield f"{_block(name)}exp_probs_b" if name.endswith(".expert_bias") else name, tensor
+
+
+def kimi_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:
+    if name.endswith("A_log"):
+        yield f"{_block(name)}ssm_a", -tensor.exp()
+    elif name.endswith("dt_bias"):
+        yield f"{_block(name)}ssm_dt.bias", tensor
+    elif name.endswith("_conv1d.weight"):
+        yield name, tensor.reshape(1, len(tensor), 1, -1)
+    else:  # transformers saves the first layer's MLP as if it had experts
+        name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
+        yield from latent_tensors(name, tensor, config)
 
 
 def llama4_tensors(name: str, tensor: Tensor, config: Config) -> Tensors:

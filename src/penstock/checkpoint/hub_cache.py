@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock.checkpoint.gguf.file import choose_gguf, model_name, parts_of
+from penstock.checkpoint.gguf.file import choose_gguf, is_model_name, model_name, parts_of
 from penstock.errors import CheckpointError
 
 if TYPE_CHECKING:  # importing it takes a quarter of a second
@@ -138,7 +138,7 @@ def _models_of(repository: "CachedRepoInfo") -> Iterator[CachedModel]:
             continue
         names = [name for name in files if name.endswith(".gguf")]
         for name in names:
-            if name == min(parts_of(names, name)) and not Path(name).name.startswith("mmproj"):
+            if name == min(parts_of(names, name)) and is_model_name(name):
                 full = f"{repository.repo_id}:{_choice(names, name)}"
                 yield _model(
                     repository, revision, full, files[name], [files[file] for file in wanted_files(names, name)]

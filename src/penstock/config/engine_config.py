@@ -50,7 +50,7 @@ class ModelConfig:
     )
     revision: str | None = option(None, "branch, tag or commit of the model's hub repository; default: its main branch")
     mmproj: str | None = option(
-        None, "vision file of a GGUF model (llama.cpp's mmproj); default: mmproj*.gguf beside it, if there is one"
+        None, "vision file of a GGUF model (llama.cpp's mmproj); default: the one beside it, if there is one"
     )
     chat_template: str | None = option(
         None, "file with a Jinja chat template, or the template itself; default: the model's own"
@@ -209,8 +209,8 @@ class AdapterConfig:
 
     adapter: str | None = option(
         None,
-        "name=PATH of an adapter saved by PEFT, a folder or a hub id; requests select it as their model; may be given "
-        "several times, or several separated by commas",
+        "name=PATH of an adapter: a folder saved by PEFT, a GGUF file or a hub id; requests select it as their model; "
+        "may be given several times, or several separated by commas",
         repeated=True,
     )
     adapter_memory: str | int = option(

@@ -14,7 +14,7 @@ class LLMOptions(TypedDict, total=False):
     revision: str | None
     """branch, tag or commit of the model's hub repository; default: its main branch"""
     mmproj: str | None
-    """vision file of a GGUF model (llama.cpp's mmproj); default: mmproj*.gguf beside it, if there is one"""
+    """vision file of a GGUF model (llama.cpp's mmproj); default: the one beside it, if there is one"""
     chat_template: str | None
     """file with a Jinja chat template, or the template itself; default: the model's own"""
     hf_overrides: str | None
@@ -85,8 +85,8 @@ class LLMOptions(TypedDict, total=False):
     num_speculative_tokens: int | None
     """maximum drafted tokens per sequence and step; default: 16, with mtp 3"""
     adapter: str | None
-    """name=PATH of an adapter saved by PEFT, a folder or a hub id; requests select it as their model; may be given
-    several times, or several separated by commas"""
+    """name=PATH of an adapter: a folder saved by PEFT, a GGUF file or a hub id; requests select it as their model;
+    may be given several times, or several separated by commas"""
     adapter_memory: str | int
     """bytes for adapters; the least recently used are evicted; auto: the size of those given with --adapter, so that
     without any none can be loaded later"""

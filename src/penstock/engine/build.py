@@ -108,8 +108,7 @@ def _build_engine(
         draft_facts = read_mtp_facts(checkpoint, ranks=config.model.tensor_parallel_size)
     else:
         draft_facts = None if draft is None else read_facts(draft)
-    # their sizes matter here, before the dtype is known
-    takes = adaptable(read_spec(checkpoint), "float32") if is_ours else Adaptable({})
+    takes = _adaptable(checkpoint) if is_ours else Adaptable({})
     elements = sum(adapter.num_elements for adapter in _listed_adapters(config.adapters, takes))
     settings = resolve(config, facts, machine, draft_facts, elements)
     runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
@@ -138,6 +137,16 @@ def _build_engine(
         draft_runner=draft_runner,
         adapters=adapters,
     )
+
+
+def _adaptable(checkpoint: Checkpoint) -> Adaptable:
+    """What adapters can add to; their sizes matter before the dtype is known."""
+    if checkpoint.gguf is not None:
+        from penstock.checkpoint.gguf.config import architecture_of  # here: a folder has no need of it
+
+        if architecture_of(checkpoint.gguf)[1].has_factors:
+            return Adaptable({})
+    return adaptable(read_spec(checkpoint), "float32")
 
 
 def _listed_adapters(config: AdapterConfig, takes: Adaptable) -> "list[Adapter]":

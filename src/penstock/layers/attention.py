@@ -94,6 +94,8 @@ class AttentionSpec:
     """Whether an image's tokens attend to each other, also to later ones."""
     qkv_by_head: bool = False
     """Whether the fused matrix has each key head with its queries and value, instead of all queries first."""
+    qkv_adaptable: bool = True
+    """Whether adapters can target the projections; some GGUF files have their rows in another order than adapters."""
     output_gate: bool = False
     """Whether the query projection also yields a gate after each head, whose sigmoid scales the head's output."""
     head_gates: bool = False
@@ -170,7 +172,9 @@ class Attention:
             self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
             self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
         else:
-            self.qkv = Linear(spec.qkv_names, hidden, spec.sizes, factory, bias=spec.biases)
+            self.qkv = Linear(
+                spec.qkv_names, hidden, spec.sizes, factory, bias=spec.biases, adaptable=spec.qkv_adaptable
+            )
             if spec.qkv_by_head:
                 factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
             self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)

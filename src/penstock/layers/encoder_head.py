@@ -43,6 +43,8 @@ class TokenScoreSpec:
     false_token: int | None
     output: str | None
     """Name of the output projection, without `.weight`; None: it is tied to the embedding."""
+    num_rows: int | None = None
+    """Rows of the output projection; None: those of the embedding."""
 
 
 class Dense:
@@ -65,7 +67,7 @@ class TokenScoreHead:
         self._ids, self._ops = factory.constant(np.array(tokens, np.int64)), factory.ops
         self._embedding, self._rows = embedding, None
         if spec.output is not None:
-            shape = (embedding.vocab_size, hidden_size)
+            shape = (spec.num_rows or embedding.vocab_size, hidden_size)
             self._rows = factory.empty(len(tokens), hidden_size)
             factory.add_parameter(spec.output, _SomeRows(factory.ops.store, self._rows, tokens, shape))
 

@@ -6,6 +6,7 @@ states are pooled to an embedding, or the difference of two logits is the score.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.encoder_config import EncoderConfig, Task, named_task, read_encoder_config
@@ -16,6 +17,9 @@ from penstock.layers.encoder_head import DenseSpec, TokenScoreSpec
 from penstock.models.architectures import ENCODERS
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import EncoderSpec, HeadPart, ModelSpec
+
+if TYPE_CHECKING:
+    from penstock.checkpoint.gguf.file import GGUFFile
 
 
 def task_of(checkpoint: Checkpoint) -> Task:
@@ -99,8 +103,22 @@ def _score_head(spec: ModelSpec, config: HFConfig, about: EncoderConfig, checkpo
 
     if is_classifier(config):
         return DenseSpec("score", spec.hidden_size, num_labels(config), False)
+    if checkpoint.gguf is not None and (own := _own_rows(spec, checkpoint.gguf)) is not None:
+        return own
     true, false = about.score_tokens or _yes_and_no(checkpoint)
     return TokenScoreSpec(true, false, None if spec.tie_embeddings else spec.names.output)
+
+
+def _own_rows(spec: ModelSpec, file: "GGUFFile") -> TokenScoreSpec | None:
+    """The score by a GGUF file's own rows for yes and no; None: it has none."""
+    from penstock.checkpoint.gguf.config import SCORE_HEAD  # here: a folder has no need of it
+
+    head = file.tensors.get(SCORE_HEAD)
+    if head is None:
+        return None
+    if head.shape != (2, spec.hidden_size):
+        raise CheckpointError(f"{file.path} is damaged: its tensor {SCORE_HEAD} has the shape {list(head.shape)}")
+    return TokenScoreSpec(0, 1, SCORE_HEAD.removesuffix(".weight"), num_rows=2)
 
 
 def _yes_and_no(checkpoint: Checkpoint) -> tuple[int, int]:

@@ -151,7 +151,9 @@ def _check_files(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
 
 def _check_elements(sizes: WeightSizes, checkpoint: Checkpoint, gguf: "GGUFFile") -> None:
-    stored = sum(info.size for info in gguf.tensors.values())
+    from penstock.models.loading.gguf_spec import xielu_size  # here: a folder has no need of it
+
+    stored = sum(info.size for info in gguf.tensors.values()) + xielu_size(gguf)
     if sizes.num_parameters - sizes.num_repeated > stored:
         raise CheckpointError(
             f"{gguf.path} describes a model of {sizes.num_parameters} parameters, but its tensors have {stored} "

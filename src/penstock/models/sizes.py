@@ -6,6 +6,7 @@ from functools import lru_cache
 from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.config.model_facts import DType, Matrix
 from penstock.config.ranks import Ranks
+from penstock.layers.attention import AttentionSpec
 from penstock.layers.mixture import MixtureSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
 from penstock.layers.sum import SumSpec
@@ -71,8 +72,19 @@ def adaptable(spec: ModelSpec, dtype: DType) -> Adaptable:
     matrices, embeddings = (
         {name: (rows, columns) for name, rows, columns, _ in found} for found in (sizes.adaptable, sizes.embeddings)
     )
-    by_head = tuple(sizes.by_head)
-    return Adaptable(matrices, embeddings, sizes.experts, spec.names.prefixes, dtype, by_head)
+    by_head, rotated = tuple(sizes.by_head), rotated_projections(spec)
+    return Adaptable(matrices, embeddings, sizes.experts, spec.names.prefixes, dtype, by_head, rotated)
+
+
+def rotated_projections(spec: ModelSpec) -> dict[str, int]:
+    """The head size of queries and keys, by the names of their projections."""
+    mixers = ((layer.name, layer.mixer.part) for layer in spec.layers if layer.mixer is not None)
+    return {
+        f"{layer}.{name}": mixer.head_dim
+        for layer, mixer in mixers
+        if isinstance(mixer, AttentionSpec) and len(mixer.names.qkv) > 1
+        for name in mixer.names.qkv[:2]
+    }
 
 
 def adapted_rows(spec: ModelSpec, tp_size: int = 1) -> int:

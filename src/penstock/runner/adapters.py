@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api.request import Adapter
-from penstock.checkpoint.adapters.adaptable import Adaptable, ExpertsPart
-from penstock.checkpoint.adapters.folder import AdaptedMap, AdapterFolder, read_adapter
-from penstock.checkpoint.safetensors import MappedTensors, read_header
+from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptedMap, ExpertsPart
+from penstock.checkpoint.adapters.folder import AdapterFiles, read_adapter
 from penstock.errors import AdapterError, CheckpointError
 from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
@@ -20,6 +19,14 @@ from penstock.quantization.adapted import AdaptedEmbedding, AdaptedHeads, Adapte
 from penstock.quantization.dora import dora_factors
 
 _Table = LoraTable | LookupTable
+
+
+class _Tensors(Protocol):
+    """An adapter's weights by their names in its files."""
+
+    def read(self, name: str) -> NDArray[Any]: ...
+
+
 _Weights = list[tuple[_Table, list[LoraMap]]]
 """An adapter's weights, per table."""
 
@@ -68,13 +75,13 @@ class LoadedAdapters:
         Raises:
             AdapterError: it cannot be read, or has changed since it was checked.
         """
-        folder = read_adapter(adapter.name, adapter.path, self._adaptable)
-        if folder.adapter.digest != adapter.digest:
+        files = read_adapter(adapter.name, adapter.path, self._adaptable)
+        if files.adapter.digest != adapter.digest:
             raise AdapterError(
                 f"the files of the adapter {adapter.name!r} in {adapter.path} have changed since they were checked: "
                 "unload it, and load it again"
             )
-        weights = self._read(folder)
+        weights = self._read(files)
         with self._lock:
             self._ready[adapter.digest] = weights
 
@@ -109,23 +116,23 @@ class LoadedAdapters:
             self._slots[adapter.digest] = slot, weights
         return self._slots[adapter.digest][0]
 
-    def _read(self, folder: AdapterFolder) -> _Weights:
+    def _read(self, files: AdapterFiles) -> _Weights:
         by_table: dict[int, tuple[_Table, list[LoraMap]]] = {}
         try:
-            tensors = MappedTensors(folder.weights, read_header(folder.weights))
-            for stored, matrix in folder.copies:
+            tensors = files.weights()
+            for stored, matrix in files.copies:
                 self._check_copy(stored, matrix, tensors)
             with self._ops.inference():
-                for adapted in folder.maps:
+                for adapted in files.maps:
                     for table, made in self._maps(adapted, tensors):
                         by_table.setdefault(id(table), (table, []))[1].append(made)
         except (CheckpointError, KeyError, OSError) as error:
-            raise AdapterError(f"the adapter {folder.adapter.name!r} cannot be read: {error}") from None
+            raise AdapterError(f"the adapter {files.adapter.name!r} cannot be read: {error}") from None
         for _, maps in by_table.values():
             maps.sort(key=lambda part: part.first)
         return list(by_table.values())
 
-    def _maps(self, adapted: AdaptedMap, tensors: MappedTensors) -> Iterator[tuple[_Table, LoraMap]]:
+    def _maps(self, adapted: AdaptedMap, tensors: _Tensors) -> Iterator[tuple[_Table, LoraMap]]:
         """The parts of an adapter's term, each with its table."""
         # copied: a mapped file must not become shorter
         a, b = (np.copy(tensors.read(name)) for name in adapted.stored_names)
@@ -142,7 +149,7 @@ class LoadedAdapters:
             yield from self._expert_maps(adapted, adapted.part, a, b)
 
     def _linear_map(
-        self, adapted: AdaptedMap, target: AdaptedRows, a: NDArray[Any], b: NDArray[Any], tensors: MappedTensors
+        self, adapted: AdaptedMap, target: AdaptedRows, a: NDArray[Any], b: NDArray[Any], tensors: _Tensors
     ) -> tuple[LoraTable, LoraMap]:
         own = target.own_rows(b)
         factors = None
@@ -197,7 +204,7 @@ class LoadedAdapters:
             raise AdapterError(f"{adapted.module} has weights that are not finite in {self._dtype}")
         return self._ops.constant(converted, None, self._device)
 
-    def _check_copy(self, stored: str, matrix: str, tensors: MappedTensors) -> None:
+    def _check_copy(self, stored: str, matrix: str, tensors: _Tensors) -> None:
         """
         Raises:
             AdapterError: a copy of the base model's weight differs from it.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.checkpoint.checkpoint import find_on_disk, weights_size
-from penstock.checkpoint.gguf.file import is_gguf, model_name, parts_of
+from penstock.checkpoint.gguf.file import is_gguf, is_model_name, model_name, parts_of
 from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import CheckpointError, ConfigError, shown
@@ -132,7 +132,7 @@ def _in_folder(folder: str) -> list[tuple[str, str]]:
         is_model = entry.is_dir() and ((entry / "config.json").is_file() or any(entry.glob("*.gguf")))
         if is_model or (entry.name in files and entry.name == min(parts_of(files, entry.name))):
             found.append((entry.name if is_model else model_name(entry), str(entry)))
-    return [(name, path) for name, path in found if not name.startswith("mmproj")]
+    return [(name, path) for name, path in found if is_model_name(name)]
 
 
 def _file_bytes(config: EngineConfig) -> int:

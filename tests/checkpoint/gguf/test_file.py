@@ -81,7 +81,7 @@ def test_a_part_of_another_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
 def test_what_is_no_model_is_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(CheckpointError, match=f"not a model: its general.type is '{kind}'"):
+    with pytest.raises(CheckpointError, match=f"no model: its general.type is '{kind}'"):
         open_gguf(write(tmp_path / "x.gguf", general__type=kind))
 
 
@@ -153,6 +153,14 @@ def test_the_parts_of_the_chosen_model_belong_together() -> None:
     assert parts_of(NAMES, "m-Q4_K_M.gguf") == ["m-Q4_K_M.gguf"]
     beside = ["mmproj-F16.gguf", "other/mmproj-F32.gguf"]
     assert wanted_files([*NAMES, *beside], "m-Q4_K_M.gguf") == ["m-Q4_K_M.gguf", "mmproj-F16.gguf"]
+
+
+def test_vision_files_and_statistics_are_no_models() -> None:
+    names = ["M.Q8_0.gguf", "M.mmproj-Q8_0.gguf", "M.mmproj-f16.gguf", "M.imatrix.gguf", "mmprojected-Q4_0.gguf"]
+    assert choose_gguf(names, "Q8_0", "here") == "M.Q8_0.gguf"
+    assert choose_gguf(names[1:], None, "here") == "mmprojected-Q4_0.gguf"
+    assert wanted_files(names, "M.Q8_0.gguf") == ["M.Q8_0.gguf", "M.mmproj-f16.gguf"]
+    assert wanted_files(names, "N.Q8_0.gguf") == ["N.Q8_0.gguf"]
 
 
 @pytest.mark.parametrize("choice", ["Q5_K_M", "4_K_S", ""])

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from penstock.checkpoint.gguf.architectures import ARCHITECTURES
 from penstock.checkpoint.gguf.file import read_metadata
-from penstock.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZATIONS
-from penstock.checkpoint.gguf.vocabulary import end_token_ids
+from penstock.checkpoint.gguf.pre_tokenizers import PIECES, PRE_TOKENIZATIONS
+from penstock.checkpoint.gguf.vocabulary import end_token_ids, suppressed_token_ids
 from penstock.errors import CheckpointError, InvalidRequestError
 from penstock.text import tokenizer as ours
 from tests.support.gguf_files import add_byte_level, finish
@@ -168,8 +169,31 @@ EXAONE_MOE = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TINY_AYA = split(r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)
+JAIS2 = split(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)"
+    r"|\s{1,2}(?!\S)|\s{1}"
+)
+SPARK = split(
+    *(r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+"),
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]"
+    r"|\s+(?!\S)|\s+",
+    r"\p{N}",
+)
+CHAMELEON = split(
+    *("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}"),
+    r"[\p{P}!-/:-@\[-`{-~]",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+)
 DIGITS = [
     *("1", "12", "123", "1234", "12345", "123456", "1234567x89", "x1000 20000,300000.4000000", "١٢٣٤ ①②③④"),
+    *("1234x 12345_6 x1234567.1", "4" * 40 + "x", "5" * 61 + "é" + "6" * 47),
     *("12½1234", "½123", "½1234", "1234½12", "1" * 100, "2" * 119 + "a" + "3" * 120 + " " + "4" * 121),
 ]
 
@@ -199,6 +223,12 @@ def test_deepseeks_letters_are_those_that_its_tokenizer_lists() -> None:
         ("bailingmoe2", split(BAILING), None),
         ("exaone-moe", split(EXAONE_MOE), None),
         ("hunyuan", QWEN2, normalizers.NFC()),
+        ("stablelm2", QWEN2, None),
+        ("tiny_aya", TINY_AYA, None),
+        ("jais-2", JAIS2, None),
+        ("spark2_5", SPARK, None),
+        ("chameleon", CHAMELEON, None),
+        ("granite-embed-multi-97m", split(GPT4O), None),
         ("mpt", pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC()),  # as GPT-NeoX's
     ],
 )
@@ -225,17 +255,33 @@ def test_ids_are_those_of_the_models_own_tokenizer(file: Path, pre: str, cut: An
         ("kimi-k2", KIMI_K2),
         ("bailingmoe2", split(BAILING)),
         ("exaone-moe", split(EXAONE_MOE)),
+        ("tiny_aya", TINY_AYA),
+        ("jais-2", JAIS2),
     ],
 )
 def test_any_text_is_cut_as_by_the_models_own_pre_tokenizer(pre: str, cut: Any, text: str) -> None:
     assert PRE_TOKENIZATIONS[pre].pre_tokenizer().pre_tokenize_str(text) == cut.pre_tokenize_str(text)
 
 
-def test_a_long_number_is_cut_in_time_that_grows_with_its_length() -> None:
-    """SuperBPE's own pattern needs minutes for it."""
-    cuts = PRE_TOKENIZATIONS["superbpe"].pre_tokenizer()
+def test_afmoes_numbers_are_cut_in_threes_from_their_ends(file: Path) -> None:
+    """As llama.cpp does it, whether or not a letter follows."""
+    cuts = PRE_TOKENIZATIONS["afmoe"].pre_tokenizer()
+    for text, pieces in {
+        "1234567 12": ["1", "234", "567", "Ġ", "12"],
+        "abc123456x 1234": ["abc", "123", "456", "x", "Ġ", "1", "234"],
+        "1½234,5": ["1Â½", "234", ",", "5"],
+        "日本1000円": ["æĹ¥æľ¬", "1", "000", "åĨĨ"],
+    }.items():
+        assert [piece for piece, _ in cuts.pre_tokenize_str(text)] == pieces
+
+
+@pytest.mark.parametrize("pre", ["superbpe", "tiny_aya", "afmoe"])
+@pytest.mark.parametrize("after", ["", "x"])
+def test_a_long_number_is_cut_in_time_that_grows_with_its_length(pre: str, after: str) -> None:
+    """The models' own patterns need minutes for it."""
+    cuts = PRE_TOKENIZATIONS[pre].pre_tokenizer()
     began = time.process_time()
-    assert len(cuts.pre_tokenize_str("7" * 200_000)) == 66_667
+    assert len(cuts.pre_tokenize_str("7" * 100_000 + after)) == 33_334 + len(after)
     assert time.process_time() - began < 10
 
 
@@ -350,6 +396,48 @@ def test_gemma4s_ids_are_those_of_the_models_own_tokenizer(file: Path) -> None:
         assert mine.decode(mine.encode(text)) == text.replace("<bos>", "").replace("<|turn>", "").replace("<turn|>", "")
     assert mine.encode("a")[0] == 2
     assert end_token_ids(read_metadata(file)) == [1, 5]
+
+
+def test_early_files_of_gemma4_that_ask_for_no_bos_get_one(file: Path) -> None:
+    gemma4(file)
+    metadata = read_metadata(file)
+    writer = GGUFWriter(None, "gemma4")
+    writer.add_tokenizer_model("gpt2")  # as a granite embedding model of the same tokens
+    writer.add_tokenizer_pre("granite-embed-multi-311m")
+    writer.add_token_list(metadata.strings("tokenizer.ggml.tokens") or [])
+    writer.add_token_types(list(metadata.numbers("tokenizer.ggml.token_type", "iI") or ()))
+    writer.add_token_merges(metadata.strings("tokenizer.ggml.merges") or [])
+    writer.add_bos_token_id(2)
+    writer.add_add_bos_token(False)
+    plain = load(file).encode("a b")
+    finish(writer, file)
+    assert load(file).encode("a b") == plain
+
+
+def test_a_pair_has_the_separators_that_the_file_asks_for(file: Path) -> None:
+    for architecture, asked, between in (("bert", True, 2), ("bert", False, 1), ("modern-bert", True, 1)):
+        byte_level_of(file, "gpt-2")
+        writer = GGUFWriter(None, architecture)
+        add_byte_level(writer, file.parent / "hf", "roberta-bpe")
+        for name in ("bos", "eos", "sep"):
+            getattr(writer, f"add_add_{name}_token")(asked or name != "sep")
+        writer.add_sep_token_id(1)
+        finish(writer, file)
+        ((ids, _),) = load(file).encode_texts([("a", "b")])
+        a, b = (load(file).encode(text, add_special_tokens=False) for text in "ab")
+        assert ids == (0, *a, *[1] * between, *b, 1)
+
+
+def test_ends_of_turns_that_a_converter_took_for_text_end_answers(file: Path) -> None:
+    writer = GGUFWriter(None, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "<|im_end|>", "</s>", "<|flush|>", "<|calls|>", "<|end|>"])
+    writer.add_token_types([TokenType.NORMAL] + [TokenType.USER_DEFINED] * 2 + [TokenType.CONTROL] * 3)
+    writer.add_eos_token_id(1)
+    writer.add_array("tokenizer.ggml.suppress_tokens", [0, 7])
+    finish(writer, file)
+    assert end_token_ids(read_metadata(file)) == [1, 3, 4]  # </s> is a tag of HTML in Gemma's vocabularies
+    assert suppressed_token_ids(read_metadata(file)) == [0]
 
 
 def test_a_harmony_text_does_not_end_where_a_message_of_it_does(file: Path) -> None:
@@ -556,6 +644,11 @@ def test_any_text_comes_back(loaded: list[ours.Tokenizer], text: str) -> None:
             assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 
+def test_the_docs_list_every_architecture() -> None:
+    (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith("| `general.architecture`"))
+    assert re.findall(r"`([^`]+)`", row)[1:] == list(ARCHITECTURES)
+
+
 def test_the_docs_list_every_cut() -> None:
     (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith("| `tokenizer.ggml.pre`"))
-    assert re.findall(r"`([^`]+)`", row)[1:] == list(PRE_TOKENIZATIONS)
+    assert re.findall(r"`([^`]+)`", row)[1:] == [*PRE_TOKENIZATIONS, *PIECES]

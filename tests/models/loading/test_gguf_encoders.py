@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import transformers
 from gguf import GGUFWriter
-from gguf.constants import MODEL_ARCH_NAMES, PoolingType, TokenType
+from gguf.constants import MODEL_ARCH_NAMES, PoolingType, RopeScalingType, TokenType
 from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as Backend
@@ -34,7 +34,7 @@ TEXTS = [
 _BRACKETED = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def write_encoder(path: Path, folder: Path, architecture: str, pooling: PoolingType, **metadata: Any) -> None:
+def write_encoder(path: Path, folder: Path, architecture: str, pooling: PoolingType | None, **metadata: Any) -> None:
     """Write the encoder in a folder as a GGUF file, with the vocabulary of its tokenizer.json."""
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(None, architecture)
@@ -46,11 +46,12 @@ def write_encoder(path: Path, folder: Path, architecture: str, pooling: PoolingT
     writer.add_head_count(config["num_attention_heads"])
     writer.add_layer_norm_eps(config["layer_norm_eps"])
     writer.add_causal_attention(False)
-    writer.add_pooling_type(pooling)
+    if pooling is not None:
+        writer.add_pooling_type(pooling)
     if architecture == "nomic-bert":
         writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    add_vocabulary = add_unigram if pooling is PoolingType.RANK else add_wordpiece
+    add_vocabulary = add_unigram if pooling in (PoolingType.RANK, None) else add_wordpiece
     add_vocabulary(writer, sorted(vocabulary, key=vocabulary.__getitem__))
     for key, value in metadata.items():
         getattr(writer, f"add_{key}")(value)
@@ -158,6 +159,62 @@ def test_a_jina_bert_v2_file_gives_the_vectors_of_its_folder(tmp_path: Path, is_
         assert largest_difference(llm.embed(texts), wanted) < 1e-5
 
 
+def write_modern_bert(path: Path, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    writer = GGUFWriter(None, "modern-bert")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_eps(config["norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_float32("modern-bert.rope.freq_base_swa", config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_rope_scaling_type(RopeScalingType.NONE)
+    writer.add_sliding_window(config["local_attention"])
+    writer.add_uint32("modern-bert.attention.sliding_window_pattern", 3)
+    writer.add_string("modern-bert.hidden_activation", config["hidden_activation"])
+    writer.add_uint32("modern-bert.classifier.pooling_type", PoolingType[config["classifier_pooling"].upper()])
+    writer.add_vocab_size(config["vocab_size"])
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    add_unigram(writer, sorted(vocabulary, key=vocabulary.__getitem__))
+    writer.add_add_sep_token(True)
+    names = get_tensor_name_map({name: key for key, name in MODEL_ARCH_NAMES.items()}["modern-bert"], 12)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        converted = name.removeprefix("model.").replace("classifier.", "classifier.out_proj.")
+        stored = names.get_name(converted, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, tensor.astype(np.float16 if tensor.ndim > 1 else np.float32))
+    finish(writer, path)
+
+
+def test_a_modern_bert_file_gives_the_vectors_of_its_folder(tmp_path: Path) -> None:
+    folder, file = tmp_path / "modern", tmp_path / "modern.gguf"
+    write_model(folder, transformers.ModernBertModel(config_of("modernbert")))
+    half_precision(folder)
+    write_modern_bert(file, folder)
+    texts = some_texts()
+    with LLM(str(folder), threads=1, packed_cache="off") as exact:
+        wanted = exact.embed(texts)
+    with LLM(str(file), threads=1, packed_cache="off") as llm:
+        assert largest_difference(llm.embed(texts), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_modern_bert_rerankers_file_gives_the_scores_of_its_folder(tmp_path: Path, pooling: str) -> None:
+    folder, file = tmp_path / "modern", tmp_path / "modern.gguf"
+    config = config_of("modernbert", num_labels=1, classifier_pooling=pooling)
+    write_model(folder, transformers.ModernBertForSequenceClassification(config))
+    half_precision(folder)
+    write_modern_bert(file, folder)
+    queries, documents = zip(*some_pairs(), strict=True)
+    with LLM(str(folder), threads=1, packed_cache="off") as exact:
+        wanted = exact.score(queries, documents, raw=True)
+    with LLM(str(file), threads=1, packed_cache="off") as llm:
+        assert largest_difference(llm.score(queries, documents, raw=True), wanted) < 1e-4
+
+
 @pytest.mark.parametrize("has_maps", [True, False])
 def test_a_gemma_embedding_file_gives_the_vectors_of_its_folder(tmp_path: Path, has_maps: bool) -> None:
     folder, file = tmp_path / "gemma", tmp_path / "gemma.gguf"
@@ -214,7 +271,9 @@ def write_gemma(path: Path, folder: Path, maps: Mapping[str, Any]) -> None:
     finish(writer, path)
 
 
-def test_a_rerankers_file_gives_the_scores_of_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pooling", [PoolingType.RANK, None])
+def test_a_rerankers_file_gives_the_scores_of_its_folder(tmp_path: Path, pooling: PoolingType | None) -> None:
+    """llama.cpp's converter does not write the pooling of some."""
     folder, file = tmp_path / "reranker", tmp_path / "reranker.gguf"
     config = config_of("xlm_roberta", num_labels=1)
     write_model(folder, transformers.XLMRobertaForSequenceClassification(config))
@@ -224,7 +283,7 @@ def test_a_rerankers_file_gives_the_scores_of_its_folder(tmp_path: Path) -> None
     around = "[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B:0 [SEP]"  # as XLM-RoBERTa has it
     backend.post_processor = processors.TemplateProcessing(*around, ids)
     backend.save(str(folder / "tokenizer.json"))
-    write_encoder(file, folder, "bert", PoolingType.RANK)
+    write_encoder(file, folder, "bert", pooling)
     queries, documents = zip(*some_pairs(), strict=True)
     with LLM(str(folder), threads=1, packed_cache="off") as exact:
         wanted = exact.score(queries, documents, raw=True)

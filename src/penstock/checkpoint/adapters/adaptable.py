@@ -48,6 +48,8 @@ class Adaptable:
     """The dtype to which adapter weights are converted."""
     by_head: tuple[str, ...] = ()
     """Those of `matrices` whose heads are used one by one, transposed in part: they take no DoRA."""
+    rotated: dict[str, int] = field(default_factory=dict)
+    """The head size of queries and keys, by the names of their projections."""
 
     def name_of(self, module: str) -> str:
         """The name in the model of a module that PEFT names `module`."""
@@ -76,3 +78,31 @@ class Adaptable:
         in_layer = _LAYER_EXPERTS.fullmatch(module)
         found = [prefix for prefix in self.experts if in_layer is not None and prefix.startswith(in_layer[1])]
         return found[0] if len(found) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedMap:
+    """An adapter's term for one linear map: scale * B (A x)."""
+
+    matrix: str
+    """Name of the linear map in the model; of experts together, their prefix."""
+    module: str
+    """Name of the linear map in the file, where `.lora_A.weight` and `.lora_B.weight` follow it."""
+    rank: int
+    scale: float
+    part: Literal["linear", "embedding"] | ExpertsPart = "linear"
+    swapped: bool = False
+    """Whether A and B of experts are those of the transposed weight, as earlier versions of PEFT have them."""
+    has_magnitude: bool = False
+    """Whether the file also has the magnitudes of the rows (DoRA)."""
+
+    @property
+    def stored_names(self) -> tuple[str, str]:
+        """The names of A and B in the file."""
+        if self.part == "embedding":
+            return f"{self.module}.lora_embedding_A", f"{self.module}.lora_embedding_B"
+        return f"{self.module}.lora_A.weight", f"{self.module}.lora_B.weight"
+
+    @property
+    def magnitude_name(self) -> str:
+        return f"{self.module}.lora_magnitude_vector"

@@ -1,4 +1,4 @@
-"""An adapter's folder: `adapter_config.json` and `adapter_model.safetensors`, checked against a model."""
+"""An adapter's files, checked against a model: PEFT's config and weights in a folder, or one GGUF file."""
 
 import hashlib
 import math
@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from penstock.api.request import Adapter
-from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptableExperts, ExpertsPart
+from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptableExperts, AdaptedMap, ExpertsPart
+from penstock.checkpoint.adapters.gguf import GGUFAdapter, read_gguf_adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE, PeftConfig
 from penstock.checkpoint.adapters.weights import WEIGHTS_FILE, check_finite, read_adapter_header
+from penstock.checkpoint.gguf.file import choose_gguf, is_gguf
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
+from penstock.checkpoint.safetensors import MappedTensors, read_header
 from penstock.errors import AdapterError, ConfigError, shown
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<choice>[\w.+/-]+))?")
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(
     r"(?P<module>.+)\.lora_(?:(?P<linear>[AB])\.weight|(?P<embedding>embedding_[AB])|(?P<magnitude>magnitude_vector))"
@@ -31,69 +34,74 @@ _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedMap:
-    """An adapter's term for one linear map: scale * B (A x)."""
-
-    matrix: str
-    """Name of the linear map in the model; of experts together, their prefix."""
-    module: str
-    """Name of the linear map in the file, where `.lora_A.weight` and `.lora_B.weight` follow it."""
-    rank: int
-    scale: float
-    part: Literal["linear", "embedding"] | ExpertsPart = "linear"
-    swapped: bool = False
-    """Whether A and B of experts are those of the transposed weight, as earlier versions of PEFT have them."""
-    has_magnitude: bool = False
-    """Whether the file also has the magnitudes of the rows (DoRA)."""
-
-    @property
-    def stored_names(self) -> tuple[str, str]:
-        """The names of A and B in the file."""
-        if self.part == "embedding":
-            return f"{self.module}.lora_embedding_A", f"{self.module}.lora_embedding_B"
-        return f"{self.module}.lora_A.weight", f"{self.module}.lora_B.weight"
-
-    @property
-    def magnitude_name(self) -> str:
-        return f"{self.module}.lora_magnitude_vector"
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFolder:
+class AdapterFiles:
     """An adapter that was checked against the model."""
 
     adapter: Adapter
     maps: tuple[AdaptedMap, ...]
     copies: tuple[tuple[str, str], ...] = ()
     """(name in the file, name in the model) of copies of the base model's weights."""
+    gguf: GGUFAdapter | None = None
+    """None: it has PEFT's files."""
 
-    @property
-    def weights(self) -> Path:
-        return Path(self.adapter.path, WEIGHTS_FILE)
+    def weights(self) -> MappedTensors | GGUFAdapter:
+        """The weights, which can be read by name.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if self.gguf is not None:
+            return self.gguf
+        file = Path(self.adapter.path, WEIGHTS_FILE)
+        return MappedTensors(file, read_header(file))
 
 
 def adapter_path(path: str) -> Path:
-    """The folder of an adapter: a local folder, or the download of a hub id.
+    """The folder or GGUF file of an adapter: a local one, or the download of a hub id.
 
     Raises:
         AdapterError: it is neither, or cannot be downloaded.
     """
     folder = Path(os.path.expanduser(path))
-    if folder.is_dir():
+    if folder.is_dir() or is_gguf(folder):
         return folder.resolve()
-    if folder.exists() or _HUB_ID.fullmatch(path) is None:
-        raise AdapterError(f"there is no folder {path}: give one that contains {CONFIG_FILE}, or a hub id")
-    from huggingface_hub import snapshot_download  # imported when used: it takes a quarter of a second
-
+    found = _HUB_ID.fullmatch(path)
+    if folder.exists() or found is None:
+        raise AdapterError(
+            f"there is no folder {path}, nor such a GGUF file: give a folder that contains {CONFIG_FILE}, a GGUF file "
+            "or a hub id"
+        )
     try:
-        if not hub_answers() and (cached := cached_folder(path, None)) is not None:
-            return cached
-        return Path(snapshot_download(path, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        if not hub_answers() and (cached := cached_folder(found["repository"], None)) is not None:
+            names = [file.name for file in cached.glob("*.gguf")]
+            return cached if found["choice"] is None else cached / choose_gguf(names, found["choice"], str(cached))
+        return _downloaded(found["repository"], found["choice"])
+    except ConfigError:
+        raise
     except Exception as error:  # network, authentication, disk, a bad id: each has its own type
         raise AdapterError(
             f"{path} is not a local folder, and could not be downloaded from the Hugging Face hub: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _downloaded(repository: str, choice: str | None) -> Path:
+    """The folder of PEFT's files of a hub repository, or its GGUF file.
+
+    Args:
+        choice: of a GGUF file, as `choose_gguf` takes it; None: PEFT's files, or else the only GGUF file.
+    """
+    from huggingface_hub import HfApi, snapshot_download  # imported when used: it takes a quarter of a second
+
+    if choice is None:
+        folder = Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        if (folder / CONFIG_FILE).exists():
+            return folder
+    names = [name for name in HfApi().list_repo_files(repository) if name.endswith(".gguf")]
+    if not names and choice is None:
+        return folder  # where the missing config is reported
+    name = choose_gguf(names, choice, f"the hub repository {repository}")
+    return Path(snapshot_download(repository, allow_patterns=[name])) / name
 
 
 def check_name(name: str) -> None:
@@ -105,8 +113,8 @@ def check_name(name: str) -> None:
         raise AdapterError(f"an adapter's name must not contain spaces, commas or equals signs, as {shown(name)} does")
 
 
-def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
-    """Check an adapter's folder.
+def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFiles:
+    """Check an adapter's files.
 
     Raises:
         AdapterError: it is incomplete, damaged, does not match the model or requires an unsupported feature; the
@@ -115,6 +123,10 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
     check_name(name)
     try:
         folder = adapter_path(path)
+        if (found := _gguf_in(folder)) is not None:
+            gguf = read_gguf_adapter(found, model)
+            adapter = Adapter(name, str(folder), _digest(found), gguf.num_elements)
+            return AdapterFiles(adapter, gguf.maps, gguf=gguf)
         config = PeftConfig.read(folder)
         file = folder / WEIGHTS_FILE
         if not file.is_file():
@@ -126,18 +138,31 @@ def read_adapter(name: str, path: str, model: Adaptable) -> AdapterFolder:
         maps = _maps(config, own, model)
         check_finite(file, tensors, model.dtype)
         elements = sum(math.prod(shape) for shape in own.values())
-        return AdapterFolder(Adapter(name, str(folder), _digest(folder), elements), maps, tuple(copies.items()))
+        return AdapterFiles(
+            Adapter(name, str(folder), _digest(folder / CONFIG_FILE, file), elements), maps, tuple(copies.items())
+        )
     except ConfigError as error:
         raise AdapterError(f"the adapter {name!r} cannot be used: {error}") from None
     except OSError as error:
         raise AdapterError(f"the adapter {name!r} cannot be read: {error}") from None
 
 
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
-    with (folder / WEIGHTS_FILE).open("rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
+def _gguf_in(path: Path) -> Path | None:
+    """The adapter's GGUF file: `path`, or the only one of a folder without PEFT's config; None: there is none."""
+    if path.is_file():
+        return path
+    found = [] if (path / CONFIG_FILE).exists() else sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise AdapterError(f"{path} has {len(found)} GGUF files: give one of them")
+    return found[0] if found else None
+
+
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            while part := opened.read(2**20):
+                digest.update(part)
     return digest.hexdigest()[:32]
 
 

@@ -46,8 +46,16 @@ def check_finite(file: Path, tensors: Mapping[str, StoredTensor], dtype: DType) 
     with file.open("rb") as opened:
         for name in sorted(tensors, key=lambda name: tensors[name].first):
             for values in _pieces(opened, tensors[name]):
-                if largest_magnitude(values) >= _BEYOND[dtype][values.dtype.name]:
-                    raise AdapterError(f"{name} has weights that are NaN, infinite or too large for {dtype}")
+                check_values(name, values, dtype)
+
+
+def check_values(name: str, values: "NDArray[Any]", dtype: DType) -> None:
+    """
+    Raises:
+        AdapterError: a weight is NaN, infinite, or too large for `dtype`.
+    """
+    if largest_magnitude(values) >= _BEYOND[dtype][values.dtype.name]:
+        raise AdapterError(f"{name} has weights that are NaN, infinite or too large for {dtype}")
 
 
 def _pieces(opened: BinaryIO, tensor: StoredTensor) -> Iterator["NDArray[Any]"]:

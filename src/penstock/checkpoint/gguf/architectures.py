@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.checkpoint.gguf.encoders import read_modern_bert
 from penstock.checkpoint.gguf.gemma3n import read_gemma3n
 from penstock.checkpoint.gguf.gemma4 import read_gemma4
 from penstock.checkpoint.gguf.hybrids import (
+    read_bamba,
     read_falcon_h1,
     read_granite_hybrid,
     read_jamba,
+    read_kimi_linear,
     read_lfm2,
     read_lfm2_moe,
     read_nemotron_h,
@@ -20,6 +23,7 @@ from penstock.checkpoint.gguf.mixtures import (
     read_afmoe,
     read_bailing_moe_v2,
     read_deepseek2,
+    read_deepseek32,
     read_dots1,
     read_ernie4_5_moe,
     read_exaone_moe,
@@ -28,8 +32,10 @@ from penstock.checkpoint.gguf.mixtures import (
     read_glm_dsa,
     read_gpt_oss,
     read_hunyuan_moe,
+    read_hy_v3,
     read_llama4,
     read_minimax_m2,
+    read_mistral4,
     read_phimoe,
     read_qwen2_moe,
     read_qwen3_moe,
@@ -56,6 +62,8 @@ class Architecture:
     """Whether sizes may differ by layer; 0 means that the layer has no attention or no MLP."""
     bidirectional: bool = False
     """Whether it is an encoder, in which every token attends to all others."""
+    has_factors: bool = False
+    """Whether the matrices contain the model's factors, so that adapters made for folders do not fit them."""
     keys_in_turn: bool = False
     """Whether value head i of a delta net uses key head i % key_heads; otherwise adjacent heads share a key head."""
 
@@ -86,6 +94,12 @@ def read_granite_scales(given: Given) -> dict[str, Any]:
     }
 
 
+def _read_granite_hybrid(given: Given) -> dict[str, Any]:
+    if given.keys.find("rope.scaling.finetuned", bool):  # so the converter says that there is RoPE
+        return read_bamba(given)
+    return {**read_granite_hybrid(given), **read_granite_scales(given)}
+
+
 def _read_granite_moe(given: Given) -> dict[str, Any]:
     found = {
         **read_experts(given.keys),
@@ -99,7 +113,7 @@ def _read_granite_moe(given: Given) -> dict[str, Any]:
 
 
 def _read_biases(given: Given) -> dict[str, Any]:
-    return {"attention_bias": given.has("attn_q.bias")}
+    return {"attention_bias": given.has("attn_q.bias") or given.has("attn_qkv.bias")}
 
 
 def _read_olmo(given: Given) -> dict[str, Any]:
@@ -172,6 +186,33 @@ def _read_plain_mlp(given: Given) -> dict[str, Any]:
 
 def _layer_norm_eps(given: Given) -> dict[str, Any]:
     return {"layer_norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
+
+
+def _read_jais2(given: Given) -> dict[str, Any]:
+    return {**_read_plain_mlp(given), **_layer_norm_eps(given)}
+
+
+def _read_apertus(given: Given) -> dict[str, Any]:
+    scaling, theta = given.config["rope_scaling"], given.config["rope_theta"]
+    if scaling is None:
+        scaling = {"rope_type": "default", "rope_theta": theta or 12e6}
+    return {**_read_biases(given), "hidden_act": "xielu", "rope_scaling": scaling}
+
+
+def _read_granite_swa(given: Given) -> dict[str, Any]:
+    experts = read_experts(given.keys)
+    if experts:
+        shared = given.keys.find("expert_shared_feed_forward_length", int) or 0
+        experts |= {"architectures": ["GraniteMoeSWAForCausalLM"], "shared_intermediate_size": shared}
+    turned = given.keys.by_layer("attention.rope_pattern") or [1] * given.num_layers
+    return {
+        **_read_biases(given),
+        **(experts or {"mlp_bias": given.has("ffn_gate.bias")}),
+        **read_granite_scales(given),
+        "sliding_window": given.keys.need("attention.sliding_window", int),
+        "layer_types": _kinds_of_layers(given),
+        "layer_rope_theta": [None if is_turned else 0.0 for is_turned in turned],
+    }
 
 
 def _read_cohere(given: Given) -> dict[str, Any]:
@@ -357,7 +398,7 @@ def _read_bert(given: Given) -> dict[str, Any]:
         "hidden_act": "gelu",
         "type_vocab_size": _num_token_types(given),
     }
-    if given.keys.find("pooling_type", int) != _RANK:
+    if given.keys.find("pooling_type", int) != _RANK and "cls.output.weight" not in given.tensors:
         return found
     return {
         **found,
@@ -402,7 +443,6 @@ def _num_token_types(given: Given) -> int:
 
 
 def _num_labels(given: Given) -> int:
-    given.keys.ignore("classifier.output_labels")
     dense, output = (given.tensors.get(name) for name in ("cls.weight", "cls.output.weight"))
     if dense is None or output is None:
         raise CheckpointError(
@@ -422,18 +462,24 @@ ARCHITECTURES = {
     "nomic-bert": Architecture(("NomicBertModel",), False, _read_nomic_bert, bidirectional=True),
     "jina-bert-v2": Architecture(("JinaBertModel",), False, _read_jina_bert, bidirectional=True),
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
+    "modern-bert": Architecture(("ModernBertModel",), False, read_modern_bert, bidirectional=True),
     "afmoe": Architecture(("AfmoeForCausalLM",), False, read_afmoe),
+    "apertus": Architecture(("ApertusForCausalLM",), False, _read_apertus),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
     "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),
     "bloom": Architecture(("BloomForCausalLM",), False, _read_bloom),
+    "chatglm": Architecture(("GlmForCausalLM",), False, _read_biases, partial_rope=True),
     "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
     "command-r": Architecture(("CohereForCausalLM",), False, _read_cohere),
     "deepseek2": Architecture(
-        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
         False,
         read_deepseek2,
         partial_rope=True,
         yarn_mscale=True,
+    ),
+    "deepseek32": Architecture(
+        ("DeepseekV32ForCausalLM",), False, read_deepseek32, partial_rope=True, yarn_mscale=True
     ),
     "dots1": Architecture(("Dots1ForCausalLM",), False, read_dots1),
     "ernie4_5": Architecture(("Ernie4_5ForCausalLM",), False, _read_ernie4_5),
@@ -443,7 +489,7 @@ ARCHITECTURES = {
         ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
     ),
     "falcon": Architecture(("FalconForCausalLM",), False, _read_falcon),
-    "falcon-h1": Architecture(("FalconH1ForCausalLM",), False, read_falcon_h1),
+    "falcon-h1": Architecture(("FalconH1ForCausalLM",), False, read_falcon_h1, has_factors=True),
     "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
     "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
     "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
@@ -451,28 +497,36 @@ ARCHITECTURES = {
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm-dsa": Architecture(("GlmMoeDsaForCausalLM",), False, read_glm_dsa, partial_rope=True, yarn_mscale=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
-    "glm4moe": Architecture(("Glm4MoeForCausalLM",), False, read_glm4_moe, partial_rope=True),
+    "glm4moe": Architecture(("Glm4MoeForCausalLM", "SolarOpenForCausalLM"), False, read_glm4_moe, partial_rope=True),
     "gpt2": Architecture(("GPT2LMHeadModel",), False, _read_gpt2),
     "gptneox": Architecture(("GPTNeoXForCausalLM",), False, _read_gpt_neox, partial_rope=True),
     "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
     "granite": Architecture(("GraniteForCausalLM",), True, _read_granite),
     "granitehybrid": Architecture(
-        ("GraniteMoeHybridForCausalLM",),
+        ("GraniteMoeHybridForCausalLM", "BambaForCausalLM"),
         True,
-        lambda given: {**read_granite_hybrid(given), **read_granite_scales(given)},
+        _read_granite_hybrid,
+        partial_rope=True,
         sizes_by_layer=True,
     ),
+    "granite_swa": Architecture(("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"), True, _read_granite_swa),
     "granitemoe": Architecture(("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), True, _read_granite_moe),
     "hunyuan-dense": Architecture(("HunYuanDenseV1ForCausalLM",), False, _read_biases),
     "hunyuan-moe": Architecture(
         ("HunYuanMoEV1ForCausalLM",), False, lambda given: {**_read_biases(given), **read_hunyuan_moe(given)}
     ),
+    "hy_v3": Architecture(("HYV3ForCausalLM",), False, read_hy_v3),
+    "jais2": Architecture(("Jais2ForCausalLM",), False, _read_jais2),
     "jamba": Architecture(("JambaForCausalLM",), False, read_jamba, sizes_by_layer=True),
+    "kimi-linear": Architecture(
+        ("KimiLinearForCausalLM",), False, read_kimi_linear, partial_rope=True, sizes_by_layer=True
+    ),
     "lfm2": Architecture(("Lfm2ForCausalLM",), False, read_lfm2, sizes_by_layer=True),
     "lfm2moe": Architecture(("Lfm2MoeForCausalLM",), False, read_lfm2_moe, sizes_by_layer=True),
     "llama4": Architecture(("Llama4ForCausalLM",), False, read_llama4),
     "minimax-m2": Architecture(("MiniMaxM2ForCausalLM",), False, read_minimax_m2, partial_rope=True),
     "mistral3": Architecture(("Ministral3ForCausalLM", "MistralForCausalLM"), True, _read_mistral3, yarn_mscale=True),
+    "mistral4": Architecture(("Mistral4ForCausalLM",), False, read_mistral4, partial_rope=True, yarn_mscale=True),
     "mpt": Architecture(("MptForCausalLM",), False, _read_mpt),
     "nemotron": Architecture(("NemotronForCausalLM",), False, _read_nemotron, partial_rope=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),

@@ -6,6 +6,7 @@ on under their own names, so that the reader reports them.
 
 import math
 import re
+from collections.abc import Container
 from typing import Any, Literal
 
 from penstock.api.sampling_params import SamplingParams
@@ -13,7 +14,7 @@ from penstock.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.gguf.keys import NULL, Given, Keys
 from penstock.checkpoint.gguf.rope import rope_scaling
-from penstock.checkpoint.gguf.vocabulary import end_token_ids
+from penstock.checkpoint.gguf.vocabulary import end_token_ids, suppressed_token_ids
 from penstock.errors import CheckpointError, InvalidRequestError, shown
 
 GGUFPooling = Literal["mean", "cls", "last", "rank"]
@@ -31,11 +32,13 @@ _SAMPLING = {
 }
 _UNHEEDED = (
     *("general.sampling.sequence", "general.sampling.xtc_probability", "general.sampling.xtc_threshold"),
-    *("general.sampling.penalty_last_n", "general.sampling.mirostat", "tokenizer.ggml.suppress_tokens"),
+    *("general.sampling.penalty_last_n", "general.sampling.mirostat"),
 )
 """Keys that change llama.cpp's sampling."""
 _POOLINGS: dict[int, GGUFPooling] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 """Values of `pooling_type` of encoders; 0: a generative model."""
+SCORE_HEAD = "cls.output.weight"
+"""A reranker's head; of a language model, the rows of the output projection for yes and no."""
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPERTS = {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}
 _ALWAYS_FLOAT32 = re.compile(
@@ -85,7 +88,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     config["vocab_size"] = _vocab_size(file)
     config["dtype"] = _dtype(file)
     config |= architecture.read(Given(keys, file.tensors, config))
-    _pooling(keys, architecture)  # which `pooling_of` gives to who asks
+    _pooling(keys, architecture, file.tensors)  # which `pooling_of` gives to who asks
     keys.expect("attention.causal", not architecture.bidirectional)
     if not _EXPERTS.intersection(config):
         keys.expect("expert_count", 0)
@@ -101,12 +104,13 @@ def pooling_of(file: GGUFFile) -> GGUFPooling | None:
         CheckpointError: the pooling is unsupported.
     """
     name, architecture = architecture_of(file)
-    return _pooling(Keys(file.metadata, name), architecture)
+    return _pooling(Keys(file.metadata, name), architecture, file.tensors)
 
 
-def _pooling(keys: Keys, architecture: Architecture) -> GGUFPooling | None:
+def _pooling(keys: Keys, architecture: Architecture, tensors: Container[str]) -> GGUFPooling | None:
     kind = keys.find("pooling_type", int) or 0
-    poolings = {number: name for number, name in _POOLINGS.items() if name != "rank" or architecture.bidirectional}
+    ranks = architecture.bidirectional or SCORE_HEAD in tensors
+    poolings = {number: name for number, name in _POOLINGS.items() if name != "rank" or ranks}
     if kind and kind not in poolings:
         known = ", ".join(f"{number} ({name})" for number, name in poolings.items())
         raise keys.unsupported("pooling_type", kind, f"supported: 0 (none), {known}")
@@ -171,12 +175,14 @@ def _dtype(file: GGUFFile) -> str:
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """The content of the equivalent `generation_config.json`: end-of-text tokens and sampling defaults.
+    """The content of the equivalent `generation_config.json`: end-of-text and suppressed tokens, sampling defaults.
 
     Raises:
         CheckpointError: a key has the wrong type, or a value is out of range.
     """
     found: dict[str, Any] = {"eos_token_id": end_token_ids(file.metadata)}
+    if suppressed := suppressed_token_ids(file.metadata):
+        found["suppress_tokens"] = suppressed
     for key, name in _SAMPLING.items():
         value = file.metadata.find(key, int if name == "top_k" else float)
         if value is not None:

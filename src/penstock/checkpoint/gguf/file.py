@@ -15,6 +15,8 @@ T = TypeVar("T", bool, int, float, str)
 D = TypeVar("D")
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_OTHERS = re.compile(r"(^|[-._])(?P<kind>mmproj|imatrix)([-._]|$)", re.IGNORECASE)
+"""In the name of a file that is no model: a vision file, or the statistics of a quantizer."""
 _MAX_PARTS = 1000
 _MOST_LISTED = 12
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -123,7 +125,8 @@ def open_gguf(path: Path, types: Sequence[str] = ("model",)) -> GGUFFile:
     metadata = Metadata(path, first.metadata)
     kind = metadata.find("general.type", str) or types[-1]
     if kind not in types:
-        raise CheckpointError(f"{path} is not a {types[0]}: its general.type is {shown(kind)}, not {types[0]}")
+        hint = "; give it to its base model with --adapter NAME=FILE" * (kind == "adapter")
+        raise CheckpointError(f"{path} is no {types[0]}: its general.type is {shown(kind)}, not {types[0]}{hint}")
     headers = [first, *(_read_part(part, metadata) for part in _other_parts(path, metadata))]
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
@@ -233,9 +236,20 @@ def choose_gguf(names: Sequence[str], choice: str | None, where: str) -> str:
     )
 
 
+def is_model_name(name: str) -> bool:
+    """Whether a GGUF file of this name may be a model."""
+    return _OTHERS.search(Path(name).name.removesuffix(".gguf")) is None
+
+
+def is_vision_name(name: str) -> bool:
+    """Whether the name is that of a vision file (mmproj-F16.gguf, NAME.mmproj-f16.gguf)."""
+    found = _OTHERS.search(Path(name).name.removesuffix(".gguf"))
+    return found is not None and found["kind"].lower() == "mmproj"
+
+
 def _begins_model(name: str) -> bool:
     part = _PART.fullmatch(name)
-    return not name.startswith("mmproj") and (part is None or int(part["number"]) == 1)
+    return is_model_name(name) and (part is None or int(part["number"]) == 1)
 
 
 def _is_chosen(name: str, choice: str) -> bool:

@@ -180,7 +180,9 @@ class _Cursor:
             raise CheckpointError(
                 f"{self.file} has a header of more than {_MAX_HEADER_BYTES} bytes, the limit for headers"
             )
-        raise CheckpointError(f"{self.file} is damaged or truncated: its header extends past the end of the file")
+        raise CheckpointError(
+            f"{self.file} is damaged or truncated: its header extends past the end of the file; download it again"
+        )
 
     def bytes(self, size: int) -> bytes:
         first = self.take(size)
@@ -227,8 +229,12 @@ def _read_start(cursor: _Cursor) -> tuple[int, int]:
     version = cursor.number(_UINT32)
     if version not in _VERSIONS:
         if version and version & 0xFFFF == 0:
-            raise CheckpointError(f"{cursor.file} is a big-endian GGUF file; only little-endian ones are supported")
-        raise CheckpointError(f"{cursor.file} has GGUF version {version}; supported: 2 and 3")
+            raise CheckpointError(
+                f"{cursor.file} is a big-endian GGUF file; only little-endian ones are supported: convert it with "
+                "gguf-convert-endian FILE little"
+            )
+        hint = ": convert the model again with a current llama.cpp" * (version == 1)
+        raise CheckpointError(f"{cursor.file} has GGUF version {version}; supported: 2 and 3{hint}")
     return cursor.count("tensors", _MAX_TENSORS), cursor.count("metadata entries", _MAX_ENTRIES)
 
 
@@ -343,5 +349,5 @@ def _check_place(info: TensorInfo, aligned: bool, file_bytes: int) -> None:
     if info.first + info.nbytes > file_bytes:
         raise CheckpointError(
             f"{info.file} is truncated: its tensor {shown(info.name)} needs bytes {info.first} to "
-            f"{info.first + info.nbytes}, but the file has {file_bytes}"
+            f"{info.first + info.nbytes}, but the file has {file_bytes}: download it again"
         )

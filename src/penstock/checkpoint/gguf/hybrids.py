@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.checkpoint.gguf.keys import Given
-from penstock.checkpoint.gguf.mixtures import read_experts
+from penstock.checkpoint.gguf.keys import NULL, Given
+from penstock.checkpoint.gguf.mixtures import read_experts, read_sigmoid_experts
 from penstock.checkpoint.gguf.rope import with_sections
 from penstock.errors import CheckpointError
 
@@ -73,7 +73,6 @@ def read_granite_hybrid(given: Given) -> dict[str, Any]:
     if hidden < 1 or inner % hidden:
         raise keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of embedding_length {hidden}")
     experts = read_experts(keys)
-    keys.expect("rope.scaling.finetuned", False)
     return {
         **(experts or {"num_local_experts": 0}),
         "shared_intermediate_size": keys.find("expert_shared_feed_forward_length", int)
@@ -83,7 +82,24 @@ def read_granite_hybrid(given: Given) -> dict[str, Any]:
         **_mamba2(given),
         "mamba_expand": inner // hidden,
         "position_embedding_type": "nope",
-        "rope_theta": None,
+        **dict.fromkeys(("rope_theta", "partial_rotary_factor")),
+    }
+
+
+def read_bamba(given: Given) -> dict[str, Any]:
+    """Bamba, whose files are as those of Granite 4 hybrids; it always turns half of each head."""
+    hidden, inner = given.config["hidden_size"], given.keys.need("ssm.inner_size", int)
+    if hidden < 1 or inner % hidden:
+        raise given.keys.unsupported("ssm.inner_size", inner, f"it must be a multiple of embedding_length {hidden}")
+    given.keys.expect("expert_count", 0)
+    return {
+        **_mamba2(given),
+        "architectures": ["BambaForCausalLM"],
+        "attn_layer_indices": [index for index, attends in enumerate(given.layers_with("attn_k.weight")) if attends],
+        "attention_bias": given.has("attn_q.bias"),
+        "mlp_bias": given.has("ffn_gate.bias"),
+        "mamba_expand": inner // hidden,
+        "partial_rotary_factor": None,
     }
 
 
@@ -169,6 +185,45 @@ def read_nemotron_h(given: Given) -> dict[str, Any]:
         "routed_scaling_factor": keys.find("expert_weights_scale", float),
         "n_group": keys.find("expert_group_count", int),
         "topk_group": keys.find("expert_group_used_count", int),
+    }
+
+
+def read_kimi_linear(given: Given) -> dict[str, Any]:
+    """Kimi Linear: delta attention, and DeepSeek's latent attention without RoPE."""
+    keys, experts = given.keys, read_sigmoid_experts(given)
+    keys.expect("expert_gating_func", 2)
+    attending = given.layers_with("attn_kv_a_mqa.weight")
+    layers = {
+        "full_attn_layers": [index for index, attends in enumerate(attending, start=1) if attends],
+        "kda_layers": [index for index, attends in enumerate(attending, start=1) if not attends],
+    }
+    heads, shared = given.config["num_attention_heads"], keys.need("rope.dimension_count", int)
+    keys.ignore("attention.key_length", "attention.value_length")
+    return {
+        "linear_attn_config": {
+            "num_heads": heads,
+            "head_dim": keys.need("kda.head_dim", int),
+            "short_conv_kernel_size": keys.need("ssm.conv_kernel", int),
+            **layers,
+        },
+        **dict.fromkeys(("head_dim", "partial_rotary_factor", "rope_theta", "rope_scaling")),
+        "mla_use_nope": True,
+        "num_key_value_heads": heads,
+        "kv_lora_rank": keys.need("attention.kv_lora_rank", int),
+        "q_lora_rank": keys.find("attention.q_lora_rank", int) or NULL,
+        "qk_rope_head_dim": shared,
+        "qk_nope_head_dim": keys.need("attention.key_length_mla", int) - shared,
+        "v_head_dim": keys.need("attention.value_length_mla", int),
+        "attention_bias": given.has("attn_kv_a_mqa.bias"),
+        "num_experts": experts["n_routed_experts"],
+        "num_experts_per_token": experts["num_experts_per_tok"],
+        "moe_intermediate_size": experts["moe_intermediate_size"],
+        "num_shared_experts": experts["n_shared_experts"],
+        "first_k_dense_replace": experts["first_k_dense_replace"],
+        "routed_scaling_factor": experts["routed_scaling_factor"],
+        "moe_renormalize": True if experts["norm_topk_prob"] is None else experts["norm_topk_prob"],
+        "num_expert_group": experts["n_group"],
+        "topk_group": experts["topk_group"],
     }
 
 

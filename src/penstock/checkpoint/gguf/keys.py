@@ -13,6 +13,7 @@ T = TypeVar("T", bool, int, float, str)
 
 _WITHOUT_EFFECT = {
     *("vocab_size", "rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"),
+    "classifier.output_labels",
 }
 """Keys that repeat other information in the file."""
 

@@ -75,6 +75,7 @@ def read_glm4_moe(given: Given) -> dict[str, Any]:
     given.keys.expect("expert_gating_func", _SIGMOID)
     return {
         **read_sigmoid_experts(given),
+        "first_k_dense_replace": given.layers_with("ffn_gate_inp.weight").count(False),
         "attention_bias": given.has("attn_q.bias"),
         "use_qk_norm": given.has("attn_q_norm.weight"),
     }
@@ -220,7 +221,7 @@ def read_phimoe(given: Given) -> dict[str, Any]:
 
 
 def read_deepseek2(given: Given) -> dict[str, Any]:
-    """DeepSeek V2 and V3, and GLM 4.7 Flash, which has the same architecture in GGUF files.
+    """DeepSeek V2 and V3, and GLM 4.7 Flash and Youtu, which have the same architecture in GGUF files.
 
     All heads share the latent, so files declare one KV head, as wide as a token's cache entry.
     """
@@ -246,6 +247,8 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
         "attention_bias": given.has("attn_kv_a_mqa.bias"),
         "rope_scaling": _stretched(given),
     }
+    if experts["n_routed_experts"] is None:
+        return {**common, **dict.fromkeys(experts), "architectures": ["YoutuForCausalLM"]}
     if sigmoids:
         common["norm_topk_prob"] = bool(experts["norm_topk_prob"])
         if sparse == sorted(sparse):
@@ -259,11 +262,58 @@ def read_deepseek2(given: Given) -> dict[str, Any]:
 
 def read_glm_dsa(given: Given) -> dict[str, Any]:
     """GLM 5: DeepSeek V3's keys, and those of the indexer."""
+    return {**read_deepseek32(given), "architectures": ["GlmMoeDsaForCausalLM"]}
+
+
+def read_deepseek32(given: Given) -> dict[str, Any]:
+    """DeepSeek V3.2: DeepSeek V3's keys, and those of the indexer."""
     given.keys.ignore("attention.indexer.head_count", "attention.indexer.key_length")
     return {
         **read_deepseek2(given),
-        "architectures": ["GlmMoeDsaForCausalLM"],
+        "architectures": ["DeepseekV32ForCausalLM"],
         "index_topk": given.keys.need("attention.indexer.top_k", int),
+    }
+
+
+def read_mistral4(given: Given) -> dict[str, Any]:
+    """Mistral 4: DeepSeek's latent attention, softmax routing; files may lack the query scale by position."""
+    given.keys.expect("expert_gating_func", 1)
+    latents = read_deepseek2(given)
+    scaling = latents["rope_scaling"] or {"rope_type": "default"}
+    beta = given.keys.find("attention.temperature_scale", float)
+    given.keys.ignore("attention.temperature_length")  # the original context
+    return {
+        **latents,
+        **dict.fromkeys(("head_dim", "num_nextn_predict_layers", "topk_method", "rope_theta", "rope_scaling")),
+        "architectures": ["Mistral4ForCausalLM"],
+        "norm_topk_prob": bool(given.keys.find("expert_weights_norm", bool)),
+        "rope_parameters": {
+            **scaling,
+            "rope_theta": given.config["rope_theta"] or 10000.0,
+            **({} if beta is None else {"llama_4_scaling_beta": beta}),
+        },
+    }
+
+
+def read_hy_v3(given: Given) -> dict[str, Any]:
+    """Hunyuan 3; a layer's tensors tell whether it has experts."""
+    keys = given.keys
+    keys.expect("expert_gating_func", _SIGMOID)
+    keys.expect("expert_weights_norm", True)
+    experts, inner = read_experts(keys), keys.need("expert_feed_forward_length", int)
+    shared = keys.find("expert_shared_feed_forward_length", int) or inner
+    if inner < 1 or shared % inner:
+        raise keys.unsupported("expert_shared_feed_forward_length", shared, f"it must be a multiple of {inner}")
+    sparse = given.layers_with("ffn_gate_inp.weight")
+    keys.ignore("expert_shared_count", "leading_dense_block_count")
+    return {
+        "attention_bias": given.has("attn_q.bias"),
+        "num_experts": experts.get("num_local_experts"),
+        "num_experts_per_tok": experts.get("num_experts_per_tok"),
+        "moe_intermediate_size": inner,
+        "num_shared_experts": shared // inner,
+        "router_scaling_factor": keys.find("expert_weights_scale", float),
+        "mlp_layer_types": ["sparse" if is_sparse else "dense" for is_sparse in sparse],
     }
 
 

@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.gguf.file import GGUFFile, Metadata, open_gguf, parts_of
+from penstock.checkpoint.gguf.file import GGUFFile, Metadata, is_vision_name, open_gguf, parts_of
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.keys import Keys
 from penstock.errors import CheckpointError, shown
 
-PREFIX = "mmproj"
-"""How names of vision files begin, so that they are found beside the text model's."""
 _TYPES = ("mmproj", "clip-vision", "model")
 """Values of `general.type`; older files have the second, or none."""
 _PREFERRED = ("-f16", "-bf16", "-f32")
@@ -189,13 +187,13 @@ _Read = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 def find_beside(model: Path) -> Path | None:
     """The vision file in the folder of a GGUF model; of several, one in 16 bits is preferred."""
-    chosen = choose_mmproj([file.name for file in model.parent.glob(f"{PREFIX}*.gguf") if file.is_file()])
+    chosen = choose_mmproj([file.name for file in model.parent.glob("*.gguf") if file.is_file()], model.name)
     return None if chosen is None else model.parent / chosen
 
 
-def choose_mmproj(names: Sequence[str]) -> str | None:
-    """The vision file to use of these files; None: there is none."""
-    found = [name for name in sorted(names) if Path(name).name.startswith(PREFIX)]
+def choose_mmproj(names: Sequence[str], model: str) -> str | None:
+    """The vision file to use of these files; None: there is none for the model."""
+    found = [name for name in sorted(names) if is_vision_name(name) and _belongs(name, model)]
     for ending in _PREFERRED:
         for name in found:
             if Path(name).stem.lower().endswith(ending):
@@ -203,9 +201,15 @@ def choose_mmproj(names: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
+def _belongs(name: str, model: str) -> bool:
+    """Whether what precedes `mmproj` in the name of a vision file begins the model's, too."""
+    before = Path(name).name.lower().partition("mmproj")[0].rstrip("-._")
+    return Path(model).name.lower().startswith(before)
+
+
 def wanted_files(names: Sequence[str], model: str) -> list[str]:
     """The files of a repository that make up a model: its parts, and a vision file in the same folder."""
-    beside = choose_mmproj([name for name in names if Path(name).parent == Path(model).parent])
+    beside = choose_mmproj([name for name in names if Path(name).parent == Path(model).parent], model)
     return [*parts_of(names, model), *([] if beside is None else [beside])]
 
 

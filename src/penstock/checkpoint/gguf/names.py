@@ -3,7 +3,7 @@
 import functools
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -16,15 +16,32 @@ _ENCODER = re.compile(r"^(bert|roberta)\.")
 """Prefixes of encoders' names, which the tables do not have."""
 _STREAM = re.compile(r"model\.altup_(unembed_)?projections\.(\d+)")
 _EXPERT = re.compile(r"(\.experts)\.\d+\.")
+_APART = re.compile(r"ffn_(gate|up)_exps$")
 
 
-def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
+_TABLES = {"deepseek32": "glm-dsa", "granite_swa": "granite", "hy_v3": "exaone-moe"}
+"""Architectures that the package's tables lack, with others whose names are the same."""
+_OTHERS = {
+    "granite_swa": {
+        "block_sparse_moe.router": "ffn_gate_inp",
+        **dict.fromkeys(("block_sparse_moe.experts.gate_proj", "block_sparse_moe.experts.up_proj"), "ffn_gate_up_exps"),
+        "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+        "shared_mlp.input_linear": "ffn_up_shexp",
+        "shared_mlp.output_linear": "ffn_down_shexp",
+    },
+    "modern-bert": {"classifier": "cls.output"},
+}
+"""Names that the tables lack or have for other matrices, by architecture; of a layer without its prefix."""
+
+
+def stored_names(architecture: str, names: Iterable[str], tensors: Container[str] = ()) -> dict[str, str]:
     """The GGUF names of the weights `names`, without `.weight` and `.bias`; unknown names are left out.
 
     All experts of a layer map to one stacked tensor.
 
     Args:
         architecture: the file's `general.architecture`, which must be known.
+        tensors: the file's tensors; a converter may have fused the experts' gate and up matrices.
     """
     table = _name_map(architecture)
     found = {}
@@ -37,9 +54,14 @@ def stored_names(architecture: str, names: Iterable[str]) -> dict[str, str]:
             continue
         layer = _LAYER.search(name)
         first = _ENCODER.sub("", _LAYER.sub(".0.", without_expert(name), count=1))
-        stored = table.get_name(first) or table.get_name(_as_converted(first)) or table.get_name(with_gate_up(first))
+        known = (table.get_name(each) for each in (first, _as_converted(first), with_gate_up(first)))
+        own_name = _OTHERS.get(architecture, {}).get(first.partition(".0.")[2] or first)
+        in_block = own_name if layer is None or own_name is None else f"blk.0.{own_name}"
+        stored = in_block or next(filter(None, known), None)
         if stored is not None:
-            found[name] = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
+            own = stored if layer is None else stored.replace("blk.0.", f"blk.{layer[1]}.", 1)
+            fused = _APART.sub("ffn_gate_up_exps", own)
+            found[name] = fused if f"{fused}.weight" in tensors and f"{own}.weight" not in tensors else own
     return found
 
 
@@ -63,7 +85,8 @@ def _name_map(architecture: str) -> Any:
     package.__path__ = found.submodule_search_locations
     sys.modules.setdefault(package.__name__, package)
     constants = import_module(".constants", package.__name__)
-    (known,) = (key for key, name in constants.MODEL_ARCH_NAMES.items() if name == architecture)
+    listed = _TABLES.get(architecture, architecture)
+    (known,) = (key for key, name in constants.MODEL_ARCH_NAMES.items() if name == listed)
     return import_module(".tensor_mapping", package.__name__).get_tensor_name_map(known, 1)
 
 

@@ -23,6 +23,12 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 # Thousands. SuperBPE's own pattern, the last one, takes quadratic time; the one before splits long numbers for it.
 _THOUSANDS = (r"\p{N}+", r"(?<!\d)\d{1,29}(?=(?>(?:\d{30})+)(?!\d))|\d{30}", r"(?=(\d{3})+(?!\d))")
+# Thousands of numbers that no letter follows: \d{1,3}(?=(?:\d{3})*\b), which takes quadratic time, too
+_THOUSANDS_OF_WHOLE = (
+    r"(?<!\d)\d++\b",
+    r"\A\d{1,29}(?=(?>(?:\d{30})+)\z)|\G\d{30}",
+    r"\G\d{1,3}(?=(?:\d{3})*\z)",
+)
 
 
 def _words(digits: str, letters: str = r"\p{L}", *, ends: str = r"[\r\n]*") -> str:
@@ -49,6 +55,8 @@ class PreTokenization:
     """Whether a word that is a token becomes that token without merging (`ignore_merges`)."""
     add_bos: bool = False
     """Whether texts begin with BOS if the file does not say."""
+    add_sep: bool = False
+    """Whether a separator stands between the texts of a pair if the file does not say."""
     nfc: bool = False
     """Whether texts are first normalized to Unicode NFC."""
 
@@ -77,31 +85,41 @@ _YOUTU = (
     "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
     "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u30ff]+"
 )
-_DEEPSEEK_V3 = PreTokenization(
-    (
-        r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
-        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES,
-    )
+_HAN_AND_KANA = "[一-龥぀-ゟ゠-ヿ]+"
+_MARKED = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+_DEEPSEEK_V3 = PreTokenization((r"\p{N}{1,3}", _HAN_AND_KANA, rf"{_MARKED}[\r\n]*|{_SPACES}"))
+# Han, kana, and the scripts of South-East Asia and Korea
+_AFMOE_LETTERS = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
+_AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?>(?:\p{N}{3})*)\z)|\p{N}{3}")
+# Jais 2's spaces: runs in powers of two
+_JAIS_SPACES = "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4))
+_JAIS2 = _words(r"\p{N}{1,3}").replace(r"\s+(?!\S)|\s+", rf"{_JAIS_SPACES}\s{{1,2}}(?!\S)|\s{{1}}")
 
 PRE_TOKENIZATIONS = {
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("midm-2.0", "lfm2", "jina-v5-nano"), _LLAMA3),
+    "jais-2": PreTokenization((_JAIS2,)),
     **dict.fromkeys(("smaug-bpe", "dbrx"), PreTokenization(_LLAMA3.patterns)),
     **dict.fromkeys(("qwen2", "hunyuan"), PreTokenization((_QWEN2,), nfc=True)),
     "qwen35": PreTokenization((_words(r"\p{N}", r"\p{L}\p{M}"),), nfc=True),
-    "glm4": PreTokenization(_LLAMA3.patterns, whole_words=True),
+    **dict.fromkeys(("glm4", "glm5"), PreTokenization(_LLAMA3.patterns, whole_words=True)),
     "chatglm-bpe": PreTokenization(_LLAMA3.patterns),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez", "solar-open", "f2llmv2", "grok-2"), PreTokenization((_QWEN2,))),
+    **dict.fromkeys(("stablelm2", "kormo"), PreTokenization((_QWEN2,))),
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "a.x-4.0", "olmo", "trillion", "exaone4", "gigachat"), _PLAIN),
     **dict.fromkeys(("jais", "granite-docling", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), _PLAIN),
+    **dict.fromkeys(("jina-v1-en", "jina-v2-code", "roberta-bpe"), PreTokenization((_GPT2,), add_sep=True)),
     **dict.fromkeys(("mpt", "modern-bert"), PreTokenization((_GPT2,), nfc=True)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _ONE_DIGIT),
     "mellum2": _ONE_DIGIT,
     "tekken": PreTokenization((_cased_words("", r"\p{N}"),), whole_words=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O),
+    "granite-embed-multi-97m": PreTokenization(_GPT4O.patterns, whole_words=True),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenization((*_THOUSANDS_OF_WHOLE, *_GPT4O.patterns))),
     "deepseek-coder": PreTokenization((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
     "deepseek-llm": PreTokenization(
         (
@@ -114,6 +132,10 @@ PRE_TOKENIZATIONS = {
         )
     ),
     **dict.fromkeys(("deepseek-v3", "joyai-llm", "hunyuan-dense", "hy_v4"), _DEEPSEEK_V3),
+    "spark2_5": PreTokenization(
+        (r"\p{N}{1,3}", _HAN_AND_KANA, rf"{_MARKED}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}"),
+    ),
+    "afmoe": PreTokenization((*_AFMOE_DIGITS, _AFMOE_LETTERS, *_DEEPSEEK_V3.patterns[2:])),
     "falcon": PreTokenization((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     "seed-coder": PreTokenization((_words(r"\p{N}", ends=""),)),
     "viking": PreTokenization((_BLOOM, r"\p{N}")),
@@ -124,6 +146,21 @@ PRE_TOKENIZATIONS = {
     "laguna": PreTokenization((r"[^\n]+|\n+", _QWEN2)),
     "youtu": PreTokenization((_YOUTU, _cased_words(f"{_CONTRACTIONS}?", r"\p{N}")), whole_words=True),
     "superbpe": PreTokenization(_THOUSANDS),
-    "minicpm5": PreTokenization((r"\p{N}{1,3}", _words(r"\p{N}+"))),
+    "minicpm5": PreTokenization((r"\p{N}{1,3}", _words(r"\p{N}+")), whole_words=True),
     "kimi-k2": PreTokenization((rf"\p{{Han}}+|{_KIMI}",)),
+    "chameleon": PreTokenization(
+        (
+            "<sentinel:[0-9]+>",
+            "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            r"([\t\n]|    |  )",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+        add_bos=True,
+    ),
 }
+PIECES = {"gemma4": True, "granite-embed-multi-311m": True, "sarvam-moe": False}
+"""Those of SentencePiece's tokens with merges, which are not split: whether texts begin with BOS, whatever the file
+says (early files of Gemma 4 say no by mistake).
+"""

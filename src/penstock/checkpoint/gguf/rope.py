@@ -3,11 +3,15 @@
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.keys import Keys
 from penstock.errors import CheckpointError
+
+if TYPE_CHECKING:  # a header is read before numpy is imported
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 IN_CONFIG = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
@@ -95,3 +99,9 @@ def with_sections(keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     scaling = config.get("rope_scaling")
     name = "rope_parameters" if scaling is None else "rope_scaling"
     return {name: {**(scaling or {}), "mrope_section": sections}}
+
+
+def interleaved_rows(rows: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
+    """The indices in a file of rows of queries or keys; the file interleaves the halves of each head."""
+    within = rows % head_dim
+    return rows - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from penstock.checkpoint.gguf.file import Metadata, read_metadata
-from penstock.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZATIONS, PreTokenization
+from penstock.checkpoint.gguf.pre_tokenizers import PIECES, PRE_TOKENIZATIONS
 from penstock.checkpoint.gguf.vocabulary import (
     CONTROL,
     NORMAL,
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 _TEMPLATE = "tokenizer.chat_template"
 _MAX_ADDED_TOKENS = 2**16
 _MAX_MERGES = 2**20
+_ONE_SEPARATOR = ("modern-bert",)
+"""Architectures whose pairs have EOS alone between the texts, though their files ask for another separator."""
 _MAX_PIECE = 256
 """Maximum characters of a SentencePiece token; the longest in use have 64."""
 
@@ -64,28 +66,31 @@ def read_chat_templates(path: Path) -> dict[str, str]:
 
 
 def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
-    cut = _pre_tokenization(metadata)
+    name = _pre_tokenizer_name(metadata)
+    if name in PIECES:
+        return _merged_pieces(metadata, vocabulary, always_bos=PIECES[name])
+    cut = PRE_TOKENIZATIONS[name]
     backend = _bpe(metadata, vocabulary, _merges(metadata), ignore_merges=cut.whole_words)
     if (normalizer := cut.normalizer()) is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = cut.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return _finished(metadata, vocabulary, backend, add_bos=cut.add_bos)
+    return _finished(metadata, vocabulary, backend, _around(metadata, vocabulary, bos=cut.add_bos, sep=cut.add_sep))
 
 
-def _pre_tokenization(metadata: Metadata) -> PreTokenization:
+def _pre_tokenizer_name(metadata: Metadata) -> str:
     name = metadata.find("tokenizer.ggml.pre", str)
     if name is None:
         logger.warning(
             "%s lacks tokenizer.ggml.pre: its texts may be tokenized differently than in training", metadata.file
         )
         name = "default"
-    if name not in PRE_TOKENIZATIONS:
+    if name not in PRE_TOKENIZATIONS and name not in PIECES:
         raise CheckpointError(
             f"tokenizer.ggml.pre {shown(name)} in {metadata.file} is not supported; supported: "
-            f"{', '.join(PRE_TOKENIZATIONS)}"
+            f"{', '.join((*PRE_TOKENIZATIONS, *PIECES))}"
         )
-    return PRE_TOKENIZATIONS[name]
+    return name
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
@@ -109,16 +114,26 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     prefix = metadata.find("tokenizer.ggml.add_space_prefix", bool) is not False
     scores = scores_of(metadata, vocabulary)
     merges = merges_by_score(metadata.file, vocabulary.texts, vocabulary.kinds, scores)
-    return _pieces(metadata, vocabulary, merges, prefix=prefix)
+    return _pieces(metadata, vocabulary, merges, _around(metadata, vocabulary, bos=True), prefix=prefix)
 
 
 def _gemma4(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
-    """Gemma 4's tokenizer: SentencePiece tokens with the explicit merges of its `tokenizer.json`."""
-    return _pieces(metadata, vocabulary, _merges(metadata), prefix=False)
+    return _merged_pieces(metadata, vocabulary, always_bos=True)
+
+
+def _merged_pieces(metadata: Metadata, vocabulary: Vocabulary, *, always_bos: bool) -> Tokenizer:
+    """SentencePiece tokens with the explicit merges of the model's `tokenizer.json`, as Gemma 4's."""
+    around = _around(metadata, vocabulary, bos=always_bos, always_bos=always_bos)
+    return _pieces(metadata, vocabulary, _merges(metadata), around, prefix=False)
 
 
 def _pieces(
-    metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], *, prefix: bool
+    metadata: Metadata,
+    vocabulary: Vocabulary,
+    merges: Sequence[tuple[str, str]],
+    around: processors.TemplateProcessing | None,
+    *,
+    prefix: bool,
 ) -> Tokenizer:
     """A BPE tokenizer that writes spaces as ▁, like the models' own (legacy) `tokenizer.json`.
 
@@ -127,7 +142,7 @@ def _pieces(
     unknown = vocabulary.texts[vocabulary.special["unk_token"]] if "unk_token" in vocabulary.special else None
     backend = _bpe(metadata, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     mark_spaces(backend, prefix=prefix)
-    return _finished(metadata, vocabulary, backend, add_bos=True)
+    return _finished(metadata, vocabulary, backend, around)
 
 
 def mark_spaces(backend: Tokenizer, *, prefix: bool) -> None:
@@ -181,7 +196,8 @@ def _wordpiece(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
         raise CheckpointError(f"{metadata.file} is damaged: its tokens are not unique, or [UNK] is missing")
     ids = {text: token for token, text in enumerate(texts)}
     backend = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    strips = metadata.find("tokenizer.ggml.normalizer.strip_accents", bool)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=strips)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     special = [text for text, kind in zip(texts, vocabulary.kinds, strict=True) if kind in (CONTROL, UNKNOWN)]
@@ -220,14 +236,9 @@ def _unigram(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     if len(special) > _MAX_ADDED_TOKENS:
         raise CheckpointError(f"{metadata.file} has {len(special)} control tokens; the limit is {_MAX_ADDED_TOKENS}")
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    begin = _put_around(metadata, vocabulary, "bos_token", "tokenizer.ggml.add_bos_token", True)
-    end = _put_around(metadata, vocabulary, "eos_token", "tokenizer.ggml.add_eos_token", True)
-    before, after = ("bos_token:0 " if begin else ""), (" eos_token:0" if end else "")
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{before}$A:0{after}",
-        pair=f"{before}$A:0{after}{after} $B:0{after}",
-        special_tokens=[*begin.items(), *end.items()],
-    )
+    around = _around(metadata, vocabulary, bos=True, eos=True, sep=True)
+    if around is not None:
+        backend.post_processor = around
     return backend
 
 
@@ -243,8 +254,10 @@ def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str,
         raise CheckpointError(f"{metadata.file} holds a vocabulary that cannot be used: {error}") from error
 
 
-def _finished(metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, *, add_bos: bool) -> Tokenizer:
-    """Add the special and user-defined tokens, and the post-processor that adds BOS and EOS."""
+def _finished(
+    metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, around: processors.TemplateProcessing | None
+) -> Tokenizer:
+    """Add the special and user-defined tokens, and the post-processor that puts tokens around texts."""
     special, plain = vocabulary.of_kind(CONTROL, UNKNOWN), vocabulary.of_kind(USER_DEFINED)
     if len(special) + len(plain) > _MAX_ADDED_TOKENS:
         raise CheckpointError(
@@ -253,31 +266,62 @@ def _finished(metadata: Metadata, vocabulary: Vocabulary, backend: Tokenizer, *,
         )
     backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     backend.add_tokens([AddedToken(text, normalized=False) for text in plain])
-    ids = {
-        **_put_around(metadata, vocabulary, "bos_token", "tokenizer.ggml.add_bos_token", add_bos),
-        **_put_around(metadata, vocabulary, "eos_token", "tokenizer.ggml.add_eos_token", False),
-    }
-    if ids:
-        backend.post_processor = _template(ids)
+    if around is not None:
+        backend.post_processor = around
     return backend
 
 
-def _put_around(metadata: Metadata, vocabulary: Vocabulary, name: str, key: str, default: bool) -> dict[str, int]:
+def _around(
+    metadata: Metadata,
+    vocabulary: Vocabulary,
+    *,
+    bos: bool,
+    eos: bool = False,
+    sep: bool = False,
+    always_bos: bool = False,
+) -> processors.TemplateProcessing | None:
+    """Puts BOS and EOS around texts, and a separator after the EOS between those of a pair; None: the file has none.
+
+    Args:
+        bos, eos, sep: whether it does if the file does not say.
+        always_bos: whether texts begin with BOS whatever the file says.
+    """
+    begin = _added(metadata, vocabulary, "bos", bos, always=always_bos)
+    end = _added(metadata, vocabulary, "eos", eos)
+    between = {}
+    if end and metadata.find("general.architecture", str) not in _ONE_SEPARATOR:
+        between = _added(metadata, vocabulary, "sep" if "sep_token" in vocabulary.special else "eos", sep, key="sep")
+    if not begin and not end:
+        return None
+    before, after, middle = ("".join(f" {name}:0" for name in names) for names in (begin, end, between))
+    return processors.TemplateProcessing(
+        single=f"{before} $A:0{after}".strip(),
+        pair=f"{before} $A:0{after}{middle} $B:0{after}".strip(),
+        special_tokens=list({**begin, **end, **between}.items()),
+    )
+
+
+def _added(
+    metadata: Metadata,
+    vocabulary: Vocabulary,
+    name: str,
+    default: bool,
+    *,
+    always: bool = False,
+    key: str = "",
+) -> dict[str, int]:
     """The special token `name` with its id, if it is added to every text; otherwise empty."""
-    wanted = metadata.find(key, bool)
-    if wanted and name not in vocabulary.special:
-        raise CheckpointError(f"{key} is true in {metadata.file}, which defines no {name.removesuffix('_token')} token")
-    added = default if wanted is None else wanted
-    return {name: vocabulary.special[name]} if added and name in vocabulary.special else {}
-
-
-def _template(ids: dict[str, int]) -> processors.TemplateProcessing:
-    before, after = ("bos_token:0 " if "bos_token" in ids else ""), (" eos_token:0" if "eos_token" in ids else "")
-    return processors.TemplateProcessing(single=f"{before}$A:0{after}", special_tokens=list(ids.items()))
+    key = f"tokenizer.ggml.add_{key or name}_token"
+    wanted, token = metadata.find(key, bool), f"{name}_token"
+    if wanted and token not in vocabulary.special:
+        raise CheckpointError(f"{key} is true in {metadata.file}, which defines no {name} token")
+    added = always or (default if wanted is None else wanted)
+    return {token: vocabulary.special[token]} if added and token in vocabulary.special else {}
 
 
 def _chat_templates(metadata: Metadata) -> dict[str, str]:
-    named = {name: metadata.need(f"{_TEMPLATE}.{name}", str) for name in metadata.below(_TEMPLATE + ".")}
+    names = (name for name in metadata.below(_TEMPLATE + ".") if name != "rerank")  # llama.cpp's own form, no Jinja
+    named = {name: metadata.need(f"{_TEMPLATE}.{name}", str) for name in names}
     default = metadata.find(_TEMPLATE, str)
     return named if default is None else named | {"default": default}
 

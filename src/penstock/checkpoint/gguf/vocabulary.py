@@ -27,11 +27,12 @@ _SPECIAL = {
 _ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _END_TEXTS = {
     *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|end|>"),
-    *("<end_of_turn>", "<turn|>", "<EOT>", "<｜end▁of▁sentence｜>"),
+    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "[e~["),
+    "<｜end▁of▁sentence｜>",
 }
-"""Control tokens that end a turn or a text: files declare one of them, but models generate the others, too."""
-_HARMONY_ENDS = {"<|return|>", "<|call|>"}
-"""Control tokens that end a turn in the harmony format of gpt-oss, where `<|end|>` only closes one of its messages."""
+"""Tokens that end a turn or a text: files declare one of them, but models generate the others, too."""
+_MESSAGE_ENDS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+"""Tokens that end a turn of gpt-oss, and of Solar Open, where `<|end|>` only closes one of its messages."""
 _SENTENCEPIECE_IDS = {"unk_token": 0, "bos_token": 1, "eos_token": 2}
 """SentencePiece's default ids, for files that do not state them."""
 
@@ -166,9 +167,18 @@ def end_token_ids(metadata: Metadata) -> list[int]:
     if named[0] is None and model == "llama":
         named[0] = _SENTENCEPIECE_IDS["eos_token"]
     kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or ()
-    controls = metadata.some_strings(_TEXTS, _places(kinds, CONTROL))
-    is_harmony = _HARMONY_ENDS.issubset(controls.values())
-    texts_of_ends = _END_TEXTS | _HARMONY_ENDS if is_harmony else _END_TEXTS
-    ends = [token for token, text in controls.items() if text in texts_of_ends]
+    # converters have marked tokens such as <|im_end|> as user-defined, too
+    marked = metadata.some_strings(_TEXTS, _places(kinds, CONTROL) | _places(kinds, USER_DEFINED))
+    of_turn = next((ends for ends in _MESSAGE_ENDS if ends.issubset(marked.values())), set())
+    texts_of_ends = _END_TEXTS | of_turn
+    ends = [token for token, text in marked.items() if text in texts_of_ends]
+    ends = [token for token in ends if kinds[token] == CONTROL or marked[token] != "</s>"]  # Gemma's HTML tag
     found = dict.fromkeys(token for token in [*named, *ends] if token is not None)
-    return [token for token in found if not (is_harmony and controls.get(token) == "<|end|>")]
+    return [token for token in found if not (of_turn and marked.get(token) == "<|end|>")]
+
+
+def suppressed_token_ids(metadata: Metadata) -> list[int]:
+    """The ids of tokens that are never sampled. Raises as `read_vocabulary` does."""
+    found = metadata.numbers("tokenizer.ggml.suppress_tokens", "iI") or ()
+    texts = metadata.string_array(_TEXTS)
+    return [token for token in found if 0 <= token < (_MOST_TOKENS if texts is None else len(texts))]

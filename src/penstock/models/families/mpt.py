@@ -50,6 +50,7 @@ def mpt_spec(config: HFConfig) -> ModelSpec:
 
 
 def _attention(config: HFConfig, hidden: int, heads: int) -> tuple[AttentionSpec, AlibiSpec]:
+    expect_decoder(config)
     config.expect("attn_type", "multihead_attention")
     config.expect("prefix_lm", False)
     config.expect("qk_ln", False)

@@ -23,7 +23,7 @@ def read_gguf_scheme(file: GGUFFile, matrices: Sequence[Matrix]) -> GGUFScheme |
         CheckpointError: a matrix is missing, or has an unsupported type.
     """
     architecture, _ = architecture_of(file)
-    names = stored_names(architecture, [matrix.name for matrix in matrices])
+    names = stored_names(architecture, [matrix.name for matrix in matrices], file.tensors)
     types: dict[str, str] = {}
     scales: dict[str, float] = {}
     for matrix in matrices:

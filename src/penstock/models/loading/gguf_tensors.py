@@ -6,6 +6,7 @@ conv1d.weight           ssm_conv1d [channels, taps]
 norms by 1 + weight     1 + weight
 kv_b_proj (MLA)         attn_k_b [heads, rank, key_dim] and attn_v_b [heads, value_dim, rank]
 dt_bias, sinks, ..      under other names
+alpha_p, alpha_n        metadata of all layers (xIELU)
 """
 
 import re
@@ -16,6 +17,8 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.checkpoint.gguf.config import SCORE_HEAD
+from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.names import stream_map
 from penstock.errors import CheckpointError
@@ -39,7 +42,10 @@ _NAMED_OTHERWISE = {
     "router.per_expert_scale": "ffn_down_exps.scale",
 }
 """Tensor names within a block, by the last component of a parameter's name."""
+_WITHOUT_SUFFIX = {"expert_bias": "{}exp_probs_b"}
+"""Other names of such tensors, as of Hunyuan 3."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
+_XIELU = re.compile(r"model\.layers\.(\d+)\.mlp\.act_fn\.(alpha_[pn])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +69,50 @@ def made_tensors(
     offsets, found = dict(_offsets(spec)), dict(_head_maps(spec, tensors))
     for name in parameters:
         stem, _, leaf = name.rpartition(".")
+        if name == SCORE_HEAD:
+            found[name] = MadeTensor((tensors[name],), tensors[name].shape, np.asarray)
+            continue
         if (of_stream := stream_map(stem)) is not None and (stacked := tensors.get(of_stream[0])) is not None:
             found[name] = MadeTensor((stacked,), stacked.shape[1:], itemgetter(of_stream[1]))
             continue
         end = leaf if leaf in _NAMED_OTHERWISE else ".".join(name.split(".")[-2:])
-        info = tensors.get(
-            _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
-        )
+        stored = _block_of(name) + _NAMED_OTHERWISE[end] if end in _NAMED_OTHERWISE else f"{named.get(stem)}.{leaf}"
+        info = tensors.get(stored) or tensors.get(_WITHOUT_SUFFIX.get(end, "").format(_block_of(name)))
         if info is None:
             continue
         if end in _NAMED_OTHERWISE:
             is_matrix = leaf == "A_log" and len(info.shape) == 2 and info.shape[1] > 1
             shape = info.shape if is_matrix else (info.size,)
+            if leaf == "A_log" and stem.endswith(".self_attn"):  # Kimi Linear's
+                shape = (1, 1, info.size, 1)
             made = _log_of_negative if leaf == "A_log" else np.asarray
             found[name] = MadeTensor((info,), shape, _in_shape(made, shape))
         elif name in offsets:
             found[name] = MadeTensor((info,), info.shape, _less(offsets[name]))
-        elif stem.endswith((".conv1d", ".conv.conv")) and len(info.shape) == 2:
-            found[name] = MadeTensor((info,), (info.shape[0], 1, info.shape[1]), lambda taps: taps[:, None])
+        elif leaf == "weight" and stem.endswith((".conv1d", ".conv.conv", "_conv1d")):
+            shape = (info.size // info.shape[-1], 1, info.shape[-1])
+            found[name] = MadeTensor((info,), shape, _in_shape(np.asarray, shape))
         elif stem.endswith(".norm") and len(info.shape) == 2:
             found[name] = _flat(info, np.ravel)
     return found
+
+
+def xielu_tensors(file: GGUFFile, parameters: Iterable[str]) -> dict[str, MadeTensor]:
+    """The activations' parameters that files hold as metadata (Apertus)."""
+    found = {}
+    for name in parameters:
+        kind = _XIELU.fullmatch(name)
+        if kind is None:
+            continue
+        values = file.metadata.numbers(f"xielu.{kind[2]}", "fd") or ()
+        if int(kind[1]) >= len(values):
+            raise CheckpointError(f"{file.path} lacks xielu.{kind[2]} of layer {kind[1]}")
+        found[name] = MadeTensor((), (1,), _constant(values[int(kind[1])]))
+    return found
+
+
+def _constant(value: float) -> Callable[[], Floats]:
+    return lambda: np.array([value], np.float32)
 
 
 def _block_of(name: str) -> str:

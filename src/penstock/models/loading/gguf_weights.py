@@ -14,12 +14,12 @@ from penstock.checkpoint.gguf.config import architecture_of
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.names import stored_names, with_gate_up, without_expert
-from penstock.checkpoint.gguf.rope import IN_CONFIG
+from penstock.checkpoint.gguf.rope import IN_CONFIG, interleaved_rows
 from penstock.errors import CheckpointError
-from penstock.layers.attention import AttentionSpec
 from penstock.models.loading.gguf_scheme import scales_of_nvfp4
-from penstock.models.loading.gguf_tensors import MadeTensor, made_tensors
+from penstock.models.loading.gguf_tensors import MadeTensor, made_tensors, xielu_tensors
 from penstock.models.loading.loader import OpenWeights
+from penstock.models.sizes import rotated_projections
 from penstock.models.spec import ModelSpec
 
 _FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
@@ -109,22 +109,17 @@ class _Mapped:
         stored = self._content[info.first : info.first + info.nbytes].reshape(info.shape[0], row_bytes)
         if head_dim is None:
             return stored[first:last]
-        return stored[_interleaved_row(np.arange(first, last), head_dim)]
-
-
-def _interleaved_row(row: "NDArray[np.int64]", head_dim: int) -> "NDArray[np.int64]":
-    """The index in the file of a row of queries or keys; the file interleaves the halves of each head."""
-    within = row % head_dim
-    return row - within + within % (head_dim // 2) * 2 + within // (head_dim // 2)
+        return stored[interleaved_rows(np.arange(first, last), head_dim)]
 
 
 def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
     """The weight files of a model, with tensors renamed to `parameters`; other tensors keep their names."""
     architecture, kind = architecture_of(file)
     parameters = list(parameters)
-    named = stored_names(architecture, {without_expert(name.rpartition(".")[0]) for name in parameters})
+    stems = {without_expert(name.rpartition(".")[0]) for name in parameters}
+    named = stored_names(architecture, stems, file.tensors)
     ours = {stored: with_gate_up(name) if "gate_up" in stored else name for name, stored in named.items()}
-    made = made_tensors(spec, parameters, named, file.tensors)
+    made = {**made_tensors(spec, parameters, named, file.tensors), **xielu_tensors(file, parameters)}
     used = IN_CONFIG | {info.name for each in made.values() for info in each.stored} | scales_of_nvfp4(file)
     by_file: dict[Path, dict[str, TensorInfo]] = {path: {} for path in file.files}
     for name, info in file.tensors.items():
@@ -132,24 +127,13 @@ def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]
             stem, dot, part = name.rpartition(".")
             if by_file[info.file].setdefault(f"{ours.get(stem, stem)}{dot}{part}", info) is not info:
                 raise CheckpointError(f"{info.file} holds {name} twice, also as {ours.get(stem, stem)}{dot}{part}")
-    interleaved = _rotated(spec) if kind.interleaved_rope else {}
+    interleaved = rotated_projections(spec) if kind.interleaved_rope else {}
     return [
         GGUFWeights(
             path,
             tensors,
             interleaved,
-            {name: each for name, each in made.items() if each.stored[0].file == path},
+            {name: each for name, each in made.items() if (each.stored[0].file if each.stored else file.path) == path},
         )
         for path, tensors in by_file.items()
     ]
-
-
-def _rotated(spec: ModelSpec) -> dict[str, int]:
-    """Names of the query and key projections, with their head size."""
-    mixers = ((layer.name, layer.mixer.part) for layer in spec.layers if layer.mixer is not None)
-    return {
-        f"{layer}.{name}": mixer.head_dim
-        for layer, mixer in mixers
-        if isinstance(mixer, AttentionSpec)
-        for name in mixer.names.qkv[:2]
-    }

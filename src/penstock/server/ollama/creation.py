@@ -102,10 +102,10 @@ async def _add_adapter(body: CreateBody, name: str, call: Call) -> None:
             "(template, system, parameters, messages, license)",
             "adapters",
         )
-    if body.adapters.keys() != {CONFIG_FILE, WEIGHTS_FILE}:
+    is_gguf = len(body.adapters) == 1 and all(map(_FILE_NAME.fullmatch, body.adapters))
+    if not is_gguf and body.adapters.keys() != {CONFIG_FILE, WEIGHTS_FILE}:
         raise InvalidRequestError(
-            f"adapters: {CONFIG_FILE} and {WEIGHTS_FILE} of PEFT are taken; GGUF adapters are not supported",
-            "adapters",
+            f"adapters: {CONFIG_FILE} and {WEIGHTS_FILE} of PEFT are taken, or one GGUF file (NAME.gguf)", "adapters"
         )
     files = {file: find_blob(digest, "adapters") for file, digest in body.adapters.items()}
 

@@ -28,7 +28,7 @@ class LoadAdapterBody(Body):
     """The adapter to load, and its name."""
 
     lora_name: str = Field(description="Name by which requests select it, as their `model`.")
-    lora_path: str = Field(description="A folder saved by PEFT, on the server's machine, or a hub id.")
+    lora_path: str = Field(description="A folder saved by PEFT or a GGUF file, on the server's machine, or a hub id.")
     load_inplace: bool = Field(False, description="Replace an adapter of this name, if there is one.")
 
 
