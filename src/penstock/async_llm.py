@@ -199,7 +199,10 @@ class AsyncLLM:
     def _need_images(self, param: str) -> "ImagePrompts":
         engine = self._engine
         if engine.images is None:
-            raise InvalidRequestError(f"{engine.info.model_name} takes text only: leave images out", param)
+            note = engine.info.encoder_note
+            raise InvalidRequestError(
+                f"{engine.info.model_name} takes text only: leave images and sounds out{note}", param
+            )
         return engine.images
 
     async def _bare_prompt(self, prompt: Mapping[str, Any]) -> ImagePrompt:

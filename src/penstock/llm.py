@@ -114,7 +114,7 @@ class LLM:
         """Answer each prompt: text, token ids, or text with images. Returns one output per prompt, in their order.
 
         A prompt with images is `{"prompt": text, "multi_modal_data": {"image": images}}`, whose text has the model's
-        placeholder for each image: a PIL image, a path, bytes or a data URL.
+        placeholder for each image: a PIL image, a path, bytes or a data URL. One with sounds has `"audio"` likewise.
 
         Args:
             params: for all prompts, or a list with one for each.
@@ -159,7 +159,8 @@ class LLM:
         """Answer a conversation, or several: messages with `role` and `content`, rendered by the chat template.
 
         If the model takes images, a content may be a list of parts: `{"type": "text", "text": text}`, and
-        `{"type": "image", "image": image}` with a PIL image, a path, bytes or a data URL.
+        `{"type": "image", "image": image}` with a PIL image, a path, bytes or a data URL. If it takes sounds:
+        `{"type": "audio", "audio": sound}` with a path, bytes, a data URL, or an array of float samples and its rate.
 
         Outputs contain the model's raw text; `parts` splits it into reasoning, text and tool calls.
 
@@ -429,18 +430,21 @@ class LLM:
         return format_of(self._need_tokenizer().chat_template_source)
 
     def _need_images(self, param: str) -> "OfflineImages":
-        """Prompts with images.
+        """Prompts with images or sounds.
 
         Raises:
             InvalidRequestError: the model takes text only.
         """
         if self._images is None:
-            image_input = self._engine.info.image_input
-            if image_input is None or self.tokenizer is None:
-                raise InvalidRequestError(f"{self.model_name} takes text only: leave images out", param)
-            from penstock.frontend.images.prompts import OfflineImages  # here: few models take images
+            from penstock.frontend.images.prompts import OfflineImages, media_of  # here: few models take images
 
-            self._images = OfflineImages(image_input, self.tokenizer, self._image_limits)
+            media = media_of(self._engine.info, self.tokenizer, self._image_limits, self._audio_limits)
+            if media is None:
+                note = self._engine.info.encoder_note
+                raise InvalidRequestError(
+                    f"{self.model_name} takes text only: leave images and sounds out{note}", param
+                )
+            self._images = OfflineImages(media)
         return self._images
 
     def _conversation(

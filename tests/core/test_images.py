@@ -358,7 +358,7 @@ def test_an_image_larger_than_the_tower_takes_is_refused_by_name() -> None:
     assert refusal is not None
     assert "6 x 10 pixels takes 15 tokens of 15 patches; this model's vision tower encodes at most 12 tokens" in refusal
     refusal = make_scheduler().refusal(make_request("r", tokens, images=images))
-    assert refusal == "this model takes text only: leave the images out"
+    assert refusal == "this model takes text only: leave images and sounds out"
 
 
 def test_an_image_is_charged_to_the_tenant_whose_turn_comes_first() -> None:

@@ -15,6 +15,7 @@ from penstock.diagnose.verify import Finding, SelfTest, first_difference, self_t
 from penstock.engine.build import build_engine
 from penstock.errors import ConfigError
 from tests.core.fakes import FakeRunner
+from tests.support import sounds
 from tests.support.checkpoints import write_random
 from tests.support.families import LATENTS, SHAPE
 from tests.support.hearing import make_hearing
@@ -154,7 +155,7 @@ KINDS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.skipif(native.library() is None, reason="the reference kernels are not exact across batches")
-@pytest.mark.parametrize("family", [*KINDS, "Qwen3-VL", "Gemma 3", "Whisper"])
+@pytest.mark.parametrize("family", [*KINDS, "Qwen3-VL", "Gemma 3", "Whisper", "Qwen2.5-Omni"])
 def test_a_kind_of_model_is_clean_in_every_situation_that_it_can_come_into(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,8 @@ def test_a_kind_of_model_is_clean_in_every_situation_that_it_can_come_into(
         make_hearing(tmp_path, context=448, positions=450)
     elif family in FAMILIES:
         make(family, tmp_path)
+    elif family not in KINDS:
+        sounds.make(family, tmp_path)
     else:
         changes, left_out = KINDS[family]
         write_random(tmp_path, family, **(SHAPE | {"num_hidden_layers": 2} | changes))

@@ -65,7 +65,7 @@ def mixture(
         if seed in apart:
             both = [(format, 2 * seed), (FORMATS["q8_0"], 2 * seed + 1)]
             parts = [filled(ops, INNER, HIDDEN, each, dtype, place) for each, place in both]
-            gate_up.append(JoinedWeight(parts, "silu"))
+            gate_up.append(JoinedWeight(parts, "silu", ops.empty_rows))
         else:
             gate_up.append(filled(ops, 2 * INNER, HIDDEN, format, dtype, seed, gated=True))
     down = [filled(ops, OUT, INNER, format, dtype, 100 + seed) for seed, format in enumerate(formats)]

@@ -129,7 +129,8 @@ def test_it_is_added_before_the_activation(ops: Ops, gated: bool, joined: bool) 
     ]
     for first, part in zip((0, 50), parts, strict=False):
         part.load(0, array_of(weights[first : first + part.rows]))
-    linear_map = JoinedWeight(parts, "silu" if gated else None) if joined else parts[0]
+    gate = "silu" if gated else None
+    linear_map = JoinedWeight(parts, gate, ops.empty_rows) if joined else parts[0]
     lora = ops.new_lora(rows, COLUMNS, torch.float32, CPU)
     a, b = torch.randn(3, COLUMNS), torch.randn(3, rows)
     lora.put(7, [LoraMap(0, rows, 0.25, a, b)])
@@ -170,7 +171,8 @@ def test_dora_multiplies_the_products_and_not_the_bias_of_its_rows_alone(ops: Op
     ]
     for first, part in zip((0, 50), parts, strict=False):
         part.load(0, array_of(weights[first : first + part.rows]))
-    linear_map = JoinedWeight(parts, "silu" if gated else None) if joined else parts[0]
+    gate = "silu" if gated else None
+    linear_map = JoinedWeight(parts, gate, ops.empty_rows) if joined else parts[0]
     lora = ops.new_lora(rows, COLUMNS, torch.float32, CPU)
     a, b, factors = torch.randn(3, COLUMNS), torch.randn(3, 40), torch.rand(40) + 0.5
     lora.put(7, [LoraMap(30, 40, 0.25, a, b, factors.numpy())])

@@ -168,12 +168,16 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Gemma3nForConditionalGeneration": {"text_config": {"num_hidden_layers": 2, "num_kv_shared_layers": 0}},
     "Glm4MoeForCausalLM": {"head_dim": 128},  # half of the default cannot be turned
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 0},
+    "Qwen3OmniMoeForConditionalGeneration": {"thinker_config": {"text_config": {"head_dim": 128}}},
+    "Qwen3OmniMoeThinkerForConditionalGeneration": {"text_config": {"head_dim": 128}},
 }
 """Settings without a default that works."""
 
 
 @pytest.mark.parametrize("only_changed", [True, False])
-@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - {"BailingMoeV2ForCausalLM"}))  # which it lacks
+@pytest.mark.parametrize(
+    "architecture", sorted(set(ARCHITECTURES) - {"BailingMoeV2ForCausalLM", "Qwen2_5OmniModel"})
+)  # which it lacks
 def test_nothing_that_transformers_writes_is_reported(tmp_path: Path, architecture: str, only_changed: bool) -> None:
     import transformers
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,9 +20,13 @@ from penstock.api.request import Image
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows, NewBlocks, StepResult
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
+from penstock.models.tower import Tower
 from penstock.runner.device_runner import DeviceRunner
 from tests.support.families import DELTA, GEMMA4, LLAMA4
 from tests.support.stepping import plan_of, settings_for
+
+if TYPE_CHECKING:
+    from tests.support.sounds import Heard
 
 Pixels = NDArray[np.uint8]
 PLACEHOLDER = 151
@@ -503,9 +507,9 @@ def axis_positions(images: Sequence[Image], first: int, last: int) -> "array[int
 
 
 class Looker:
-    """A runner that computes one text with pictures, in any chunks, with layers of the tower in any parts."""
+    """A runner that computes one text with pictures or sounds, in any chunks, with layers of the tower in any parts."""
 
-    def __init__(self, seen: Seen, ops: Ops, **options: Any) -> None:
+    def __init__(self, seen: "Seen | Heard", ops: Ops, **options: Any) -> None:
         self.seen = seen
         checkpoint, self.settings = settings_for(seen.folder, **({"kv_cache_memory": "4MiB"} | options))
         self.runner = DeviceRunner(checkpoint, self.settings, ops)
@@ -545,6 +549,7 @@ class Looker:
     def poison(self) -> None:
         """Let black pixels be NaN."""
         assert self.runner.images is not None
+        assert isinstance(self.runner.images.tower, Tower)
         floats = self.runner.images.tower._floats
         assert floats is not None
         floats[:, 0] = np.nan

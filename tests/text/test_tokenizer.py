@@ -399,6 +399,21 @@ def test_of_named_templates_the_one_for_tools_is_taken_with_tools(tmp_path):
         tokenizer.apply_chat_template(MESSAGES)
 
 
+def test_voxtral_has_a_template_although_its_files_have_none(tmp_path):
+    write_tokenizer(tmp_path, byte_level_bpe(), chat_template=None)
+    (tmp_path / "config.json").write_text('{"model_type": "voxtral"}')
+    said = [{"type": "audio"}, {"type": "text", "text": "What?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": "A bell."},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert Tokenizer.from_path(tmp_path).apply_chat_template(messages) == (
+        "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST][BEGIN_AUDIO][AUDIO]What?[/INST]A bell.</s>[INST]Why?[/INST]"
+    )
+
+
 def test_the_template_in_its_own_file_goes_first(tmp_path):
     folder = write_tokenizer(tmp_path, byte_level_bpe(), chat_template="from the config")
     (folder / "chat_template.jinja").write_text("größe from the file", encoding="utf-8")

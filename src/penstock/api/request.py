@@ -55,7 +55,8 @@ class Adapter:
 class Image:
     """An image, or one tile of it, in a prompt: the resized picture that a model's vision tower encodes.
 
-    Or a window of audio that a transcript is about. It stands for all tokens of the context: `count` is its length.
+    Or a sound, or one window of it, that an audio encoder encodes; or a window of audio that a transcript is about,
+    which stands for all tokens of the context: `count` is its length.
     """
 
     start: int
@@ -73,6 +74,8 @@ class Image:
     """SHA-256 of height and width (uint32, little endian) and of the pixels."""
     pixels: bytes
     """uint8 [height, width, 3] RGB, row by row; of audio, float32 [height, width] log-mel features."""
+    is_sound: bool = False
+    """Whether it is audio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Request:
     second_text: int = 0
     """Position of the first token of type 1 in the prompt of a pair of texts; 0: there is none."""
     images: tuple[Image, ...] = ()
-    """Images in the prompt, by ascending `start`; they do not overlap."""
+    """Images and sounds in the prompt, by ascending `start`; they do not overlap."""
 
 
 Resumed = tuple[tuple[int, ...] | None, ...]
@@ -222,5 +225,7 @@ class RequestOutput:
     """Tokens of all answers, including those that `best_of` discards."""
     num_image_tokens: int = 0
     """Prompt tokens that stand for images' features."""
+    num_audio_tokens: int = 0
+    """Prompt tokens that stand for sounds' features."""
     vector: bytes | None = None
     """Embedding, or logits of a scored pair, as float32 bytes in native byte order."""

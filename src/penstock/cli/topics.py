@@ -24,7 +24,7 @@ _TITLES = {
     "speculation": "speculative decoding",
     "adapters": "adapters (LoRA)",
     "images": "images in prompts",
-    "audio": "transcription",
+    "audio": "transcription, and sounds in prompts",
     "": "answers and streams",
     "call_limits": "limits on connections and calls",
     "queue": "limits on requests",

@@ -253,7 +253,9 @@ class ImageConfig:
         "default: the checkpoint's own, but no more than 4096",
     )
     image_cache_bytes: int = option(
-        268_435_456, "memory for the latest resized images, which later turns of a conversation send again; 0: none"
+        268_435_456,
+        "memory for the latest resized images, or features of sounds, which later turns of a conversation send again; "
+        "0: none",
     )
 
     def __post_init__(self) -> None:
@@ -270,13 +272,14 @@ _MOST_AUDIO_SECONDS = 7200
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
-    """Limits on audio that is transcribed."""
+    """Limits on audio that is transcribed, or in prompts."""
 
     max_audio_bytes: int = option(26_214_400, "maximum size of a sound, as a file")
     max_audio_seconds: int = option(3600, "maximum length of a sound, at most 7200")
+    max_sounds: int = option(16, "maximum sounds of a request")
 
     def __post_init__(self) -> None:
-        for name in ("max_audio_bytes", "max_audio_seconds"):
+        for name in ("max_audio_bytes", "max_audio_seconds", "max_sounds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.max_audio_seconds > _MOST_AUDIO_SECONDS:

@@ -102,8 +102,11 @@ class LLMOptions(TypedDict, total=False):
     """maximum tokens of an image, where the family lets its size choose them: larger ones are resized to it;
     default: the checkpoint's own, but no more than 4096"""
     image_cache_bytes: int
-    """memory for the latest resized images, which later turns of a conversation send again; 0: none"""
+    """memory for the latest resized images, or features of sounds, which later turns of a conversation send again;
+    0: none"""
     max_audio_bytes: int
     """maximum size of a sound, as a file"""
     max_audio_seconds: int
     """maximum length of a sound, at most 7200"""
+    max_sounds: int
+    """maximum sounds of a request"""

@@ -47,11 +47,12 @@ class MemoryPlan:
     adapters: int = 0
     """Bytes for the weights of adapters; 0: none can be loaded."""
     tower: int = 0
-    """Bytes of the vision tower's weights; 0: the model takes text only."""
+    """Bytes of the weights of its vision tower or audio encoder; 0: the model takes text only."""
     image_features: int = 0
-    """Bytes for the features of encoded images, and for the streams of those that are being encoded."""
+    """Bytes for the features of encoded images or sounds, and for the streams of those that are being encoded."""
     image_pixels: int = 0
     """Bytes for the images of open requests, encoded or not; 0: unknown, as on a GPU, whose host has them."""
+    takes_sounds: bool = False
     draft: "MemoryPlan | None" = None
     """The draft model's plan, whose bytes are not included here; it has as many blocks."""
 
@@ -176,8 +177,16 @@ def plan_memory(
         for index, model in enumerate(models)
     )
     draft = others[0] if others else None
+    facts = models[0].facts.tower
+    takes_sounds = facts is not None and facts.takes_sounds
     return replace(
-        first, adapters=adapters, tower=tower, image_features=image_features, image_pixels=image_pixels, draft=draft
+        first,
+        adapters=adapters,
+        tower=tower,
+        image_features=image_features,
+        image_pixels=image_pixels,
+        takes_sounds=takes_sounds,
+        draft=draft,
     )
 
 

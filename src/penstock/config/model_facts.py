@@ -148,12 +148,19 @@ class TowerFacts:
     """Whether all tokens of a text attend to features (cross-attention), instead of some tokens being them."""
     early_elements: int = 0
     """Elements of a token's features that are in memory before the last layer, beside the stream."""
+    is_audio: bool = False
+    """Whether some tokens of a text are features of sounds."""
+
+    @property
+    def takes_sounds(self) -> bool:
+        """Whether it is an audio tower."""
+        return self.is_attended or self.is_audio
 
     @property
     def largest_pixels(self) -> int:
         """Bytes of the largest image in a request: 8 bits a channel, or the float32 features of a window of audio."""
         height = self.patch_height or self.patch_pixels
-        return self.max_patches * self.patch_pixels * height * (4 if self.is_attended else 3)
+        return self.max_patches * self.patch_pixels * height * (4 if self.takes_sounds else 3)
 
     @property
     def patch_elements(self) -> int:

@@ -163,7 +163,7 @@ class Scheduler:
     def refusal(self, request: Request) -> str | None:
         """Why a request's images cannot be encoded; None if they can."""
         if self.images is None:
-            return "this model takes text only: leave the images out"
+            return "this model takes text only: leave images and sounds out"
         return next(filter(None, map(self.images.settings.refusal, request.images)), None)
 
     def refuse(self, request: Request, error: str) -> None:

@@ -17,7 +17,7 @@ from penstock.core.speculation import Speculation
 from penstock.core.step import Step
 
 NOT_FINITE = "the model's logits were not finite numbers"
-BROKEN_IMAGE = "the vision tower's features of an image in this request are not finite numbers: send another image"
+BROKEN_IMAGE = "the features of an image, or of a sound, in this request are not finite numbers: send another one"
 FAILURES = {
     Ending.NOT_FINITE: NOT_FINITE,
     Ending.NO_TOKEN_LEFT: "no token is allowed here: relax allowed_token_ids, bad_words, bad_token_ids or min_tokens",

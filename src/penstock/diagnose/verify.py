@@ -191,6 +191,8 @@ class SelfTest:
             return (_window(tower, self.core.settings.max_model_len),)
         if len(prompt) < PICTURED:
             return ()
+        if tower.is_audio:
+            return _sounds(prompt, tower)
         side = tower.patch_pixels * math.isqrt(tower.max_patches // tower.max_tokens)
         rows, columns = PICTURE if tower.max_tokens >= math.prod(PICTURE) else (1, 1)
         count, step = rows * columns, len(prompt) // (PICTURES + 1)
@@ -348,10 +350,30 @@ def _logprobs(entry: TokenLogprob) -> list[tuple[int, float]]:
     return [(entry.token_id, entry.logprob), *entry.top]
 
 
+def _sounds(prompt: list[int], tower: TowerFacts) -> tuple[Image, ...]:
+    """Short sounds of random features in a long prompt, the first two equal."""
+    group, step = tower.max_patches // tower.max_tokens, len(prompt) // (PICTURES + 1)
+    count = min(math.prod(PICTURE), tower.max_tokens)
+    width = tower.patch_pixels * (group * count + tower.max_patches - group * tower.max_tokens)
+    found = []
+    for index in range(PICTURES):
+        start = (index + 1) * step
+        prompt[start : start + count] = [prompt[start]] * count
+        height, digest, pixels = _features(tower, width, seed=max(index, 1))
+        found.append(Image(start, count, 1, count, height, width, digest, pixels, is_sound=True))
+    return tuple(found)
+
+
 def _window(tower: TowerFacts, context: int) -> Image:
     """A window of random log-mel features."""
+    width = tower.patch_pixels * tower.max_tokens
+    height, digest, pixels = _features(tower, width, seed=0)
+    return Image(0, context, 1, tower.max_tokens, height, width, digest, pixels, is_sound=True)
+
+
+def _features(tower: TowerFacts, width: int, seed: int) -> tuple[int, bytes, bytes]:
+    """Random log-mel features: their height, digest and content."""
     assert tower.patch_height is not None
-    height, width = tower.patch_height, tower.patch_pixels * tower.max_tokens
-    pixels = np.random.default_rng(0).random((height, width), np.float32).tobytes()
-    digest = hashlib.sha256(struct.pack("<II", height, width) + pixels).digest()
-    return Image(0, context, 1, tower.max_tokens, height, width, digest, pixels)
+    height = tower.patch_height
+    pixels = np.random.default_rng(seed).random((height, width), np.float32).tobytes()
+    return height, hashlib.sha256(struct.pack("<II", height, width) + pixels).digest(), pixels

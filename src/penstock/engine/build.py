@@ -125,6 +125,8 @@ def _build_engine(
         image_input=image_input,
         audio_input=read_audio_input(checkpoint),
     )
+    if not {"audio_config", "thinker_config"}.isdisjoint(checkpoint.config):
+        info = _with_sounds(info, checkpoint, facts)
     make_tier = _tier_maker(settings, info.arithmetic, runner, clock)
     return EngineCore(
         info,
@@ -257,7 +259,7 @@ _SIZED = ("qwen2_vl", "pixtral")
 
 def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
     """How the model takes images; None: it has no tower, or is to take text only."""
-    if facts.tower is None or facts.tower.is_attended or not config.images.images:
+    if facts.tower is None or facts.tower.takes_sounds or not config.images.images:
         return None
     from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
 
@@ -270,11 +272,23 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
     return replace(found, max_tokens=min(most, found.max_tokens) if found.max_tokens else most)
 
 
+def _with_sounds(info: EngineInfo, checkpoint: Checkpoint, facts: ModelFacts) -> EngineInfo:
+    """What the server is told of a model with an audio encoder."""
+    from penstock.checkpoint.sound_input import read_sound_input, unsupported_encoder  # here: few models have one
+
+    takes_sounds = facts.tower is not None and facts.tower.is_audio
+    return replace(
+        info,
+        sound_input=read_sound_input(checkpoint) if takes_sounds else None,
+        unsupported_encoder=unsupported_encoder(checkpoint),
+    )
+
+
 def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerFacts | None:
     """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose; None:
     no picture is taken.
     """
-    if tower is None or tower.is_attended:
+    if tower is None or tower.takes_sounds:
         return tower
     if image_input is None:
         return None

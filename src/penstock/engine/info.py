@@ -8,6 +8,7 @@ from penstock.checkpoint.generation_config import GenerationDefaults
 from penstock.config.audio_input import AudioInput
 from penstock.config.engine_config import Role
 from penstock.config.image_input import ImageInput
+from penstock.config.sound_input import SoundInput
 from penstock.core.block_writer import TierStats
 from penstock.core.plan import StepTrace
 
@@ -49,10 +50,20 @@ class EngineInfo:
     """How the model takes images; None: it takes none."""
     audio_input: AudioInput | None = None
     """How the model transcribes; None: it does not."""
+    sound_input: SoundInput | None = None
+    """How the model takes sounds in prompts; None: it takes none."""
+    unsupported_encoder: str | None = None
+    """The kind of the checkpoint's audio encoder, if it is not supported."""
     memory_bytes: int = 0
     """Bytes of the memory plan."""
     image_pixels: int = 0
     """Maximum bytes of the images of open requests, by the memory plan; 0: no maximum."""
+
+    @property
+    def encoder_note(self) -> str:
+        """The end of a sentence about what the model takes: that its audio encoder is not supported, if so."""
+        kind = self.unsupported_encoder
+        return "" if kind is None else f"; its audio encoder ({kind}) is not supported"
 
     @property
     def model_identity(self) -> str:

@@ -16,9 +16,10 @@ def _parts(plan: MemoryPlan, device: str) -> str:
     if plan.adapters:
         parts.append(f"{in_words(plan.adapters)} adapters")
     if plan.tower:
-        parts.append(f"{in_words(plan.tower)} vision tower + {in_words(plan.image_features)} image features")
+        tower, what = ("audio encoder", "sound") if plan.takes_sounds else ("vision tower", "image")
+        parts.append(f"{in_words(plan.tower)} {tower} + {in_words(plan.image_features)} {what} features")
     if plan.image_pixels:
-        parts.append(f"{in_words(plan.image_pixels)} images of requests")
+        parts.append(f"{in_words(plan.image_pixels)} {'sounds' if plan.takes_sounds else 'images'} of requests")
     parts.append(_cache(plan, on_demand=device == "cpu"))
     parts.append(f"{in_words(plan.workspace)} workspace")
     return " + ".join(parts)

@@ -184,7 +184,7 @@ class AsyncEngine:
         self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
         self.texts = TextEncoder(tokenizer, info)
         self.images: "ImagePrompts | None" = None
-        """Prompts with images; None: the model takes none."""
+        """Prompts with images or sounds; None: the model takes text only."""
         self.sounds: "QueuedSounds | None" = None
         """Sounds that are transcribed; None: the model does not transcribe."""
         self.given_up = asyncio.Event()
@@ -236,17 +236,28 @@ class AsyncEngine:
         self._metrics.ignored_fields.add(1, label)
 
     def _image_prompts(self, urls: Sequence[str]) -> "ImagePrompts | None":
-        limits, image_input = self._config.images, self.info.image_input
-        if image_input is None or self.tokenizer is None:
-            if urls and self._beside is None:
-                raise ConfigError("image_urls: this model takes text only, so no image is fetched: leave it out")
+        config, info = self._config, self.info
+        if info.image_input is None and urls and self._beside is None:
+            raise ConfigError("image_urls: this model takes no images, so none is fetched: leave it out")
+        if self.tokenizer is None or (info.image_input is None and info.sound_input is None):
             return None
-        from penstock.frontend.images.prompts import ImagePrompts  # here: few models take images
+        from penstock.frontend.images.prompts import ImagePrompts, media_of  # here: few models take images
         from penstock.frontend.images.urls import ImageURLs
 
-        if not has_pillow():
+        media = media_of(info, self.tokenizer, config.images, config.audio)
+        if info.image_input is not None and not has_pillow():
             logger.warning("the model takes images, for which Pillow is needed: pip install '.[images]'")
-        return ImagePrompts(image_input, self.tokenizer, limits, ImageURLs(urls, limits.max_image_bytes))
+        return None if media is None else ImagePrompts(media, ImageURLs(urls, config.images.max_image_bytes))
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may have images."""
+        return self.images is not None and self.info.image_input is not None
+
+    @property
+    def takes_sounds(self) -> bool:
+        """Whether prompts may have sounds."""
+        return self.images is not None and self.info.sound_input is not None
 
     def _queued_sounds(self) -> "QueuedSounds | None":
         if self.info.audio_input is None:

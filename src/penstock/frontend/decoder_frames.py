@@ -4,6 +4,7 @@ question: length of the header, header (JSON), the file
 answer:   kind; with DECODED: length of the header, header (JSON), what was decoded; with REFUSED: the reason
 """
 
+import base64
 import json
 import struct
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 DECODED, REFUSED, NO_MEMORY = b"d", b"r", b"m"
 """First byte of a decoding process's answer."""
 _LENGTH = struct.Struct("<I")
+_SPACE = b" \t\r\n"
 
 
 def pack(header: dict[str, Any], content: bytes) -> bytes:
@@ -24,3 +26,11 @@ def unpack(frame: memoryview) -> tuple[dict[str, Any], memoryview]:
     end = _LENGTH.size + length
     header: dict[str, Any] = json.loads(bytes(frame[_LENGTH.size : end]))
     return header, frame[end:]
+
+
+def from_base64(text: bytes) -> bytes:
+    """
+    Raises:
+        ValueError: it has other characters, or is cut short.
+    """
+    return base64.b64decode(text.translate(None, _SPACE), validate=True)

@@ -15,6 +15,7 @@ from penstock.api.request import (
     CompletionOutput,
     ErrorReason,
     FinishReason,
+    Image,
     PromptPart,
     Request,
     RequestOutput,
@@ -278,7 +279,8 @@ class OutputProcessor:
             num_cached_tokens=self._num_cached_tokens,
             prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_generated_tokens=sum(len(answer.token_ids) for answer in self._answers),
-            num_image_tokens=sum(image.rows * image.columns for image in images) if images else 0,
+            num_image_tokens=_num_features(images, is_sound=False) if images else 0,
+            num_audio_tokens=_num_features(images, is_sound=True) if images else 0,
             vector=self._vector,
         )
 
@@ -287,6 +289,10 @@ class OutputProcessor:
         if self._params.best_of is None:
             return self._answers
         return sorted(self._answers, key=ChoiceState.rank)[: self._params.n]
+
+
+def _num_features(images: Sequence[Image], *, is_sound: bool) -> int:
+    return sum(image.rows * image.columns for image in images if image.is_sound is is_sound)
 
 
 class ChoiceState:

@@ -24,13 +24,16 @@ import functools
 import itertools
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.native import Library, structs
-from penstock.native.array import AnyArray, CannotRecordError
+from penstock.native.array import CannotRecordError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IntArray = NDArray[np.int32]
 Column = Literal["query_start", "seq_lens", "table_start", "blocks", "slots", "positions", "token_ids"]
@@ -96,7 +99,7 @@ class Batch:
         first, last = self._ends[name]
         return self._memory[first:last]
 
-    def tensor(self, name: Column) -> AnyArray:
+    def tensor(self, name: Column) -> "Tensor":
         """For the reference: a column on the model's device, int64 as torch's indices are."""
         first, last = self._ends[name]
         return self._on_device[first:last]
@@ -109,7 +112,7 @@ class Batch:
         return cast("T", self._derived[key])
 
     @functools.cached_property
-    def _on_device(self) -> AnyArray:
+    def _on_device(self) -> "Tensor":
         from penstock.kernels.arrays import tensor_of  # here: it imports torch
 
         return tensor_of(self._memory).to(self._device).long()
@@ -146,7 +149,7 @@ class RecordedBatch(Batch):
         """Raise CannotRecordError: a recorded pass must not depend on one step's columns."""
         raise CannotRecordError(f"the batch's {name}")
 
-    def tensor(self, name: Column) -> AnyArray:
+    def tensor(self, name: Column) -> "Tensor":
         """Raise CannotRecordError, as `column`."""
         raise CannotRecordError(f"the batch's {name}")
 

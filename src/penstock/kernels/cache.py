@@ -2,7 +2,8 @@
 
 from typing import TypeAlias
 
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import LayerCache
 from penstock.kernels.recurrent.states import StateCache
 
-AnyCache: TypeAlias = LayerCache | StateCache
+AnyCache: TypeAlias = LayerCache[A] | StateCache[A]

@@ -97,7 +97,7 @@ def constant(values: NDArray[Any], dtype: AnyDtype | None, device: str) -> Array
     return Array(values if dtype is None else values.astype(dtype_of(dtype_name(dtype)), copy=False))
 
 
-def store(target: Array | Weight, first: int, rows: NDArray[Any] | Quantized) -> None:
+def store(target: Array | Weight[Array], first: int, rows: NDArray[Any] | Quantized) -> None:
     """See `Store`."""
     if not isinstance(target, Array):
         target.load(first, rows)

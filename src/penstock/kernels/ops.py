@@ -98,7 +98,7 @@ class Ops(Generic[A]):
     disentangled_attention: Callable[[A, DisentangledOptions[A], Batch], A]
     """(qkv [num_tokens, 3 * num_heads * head_dim], options, batch) -> [num_tokens, num_heads * head_dim]: attention of
     each token to all of its text, which the batch has whole."""
-    new_states: Callable[[StateShape], StateCaches]
+    new_states: Callable[[StateShape], StateCaches[A]]
     """Makes the recurrent states of a cache group's layers."""
     causal_conv: CausalConv[A]
     gated_delta_rule: GatedDeltaRule[A]
@@ -197,7 +197,7 @@ class Ops(Generic[A]):
 
 
 def native_ops(
-    library: Library, collective: Collective | None = None, allocator: Allocator | None = None
+    library: Library, collective: Collective[Array] | None = None, allocator: Allocator | None = None
 ) -> Ops[Array]:
     """Operations in C++, on the CPU."""
     collective, allocator = collective or Alone(), allocator or Allocator()

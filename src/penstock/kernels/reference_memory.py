@@ -65,7 +65,7 @@ def constant(values: NDArray[Any], dtype: torch.dtype | None, device: str) -> Te
     return tensor_of(values).to(device, dtype)
 
 
-def store(target: Weight | Tensor, first: int, rows: NDArray[Any] | Quantized) -> None:
+def store(target: Weight[Tensor] | Tensor, first: int, rows: NDArray[Any] | Quantized) -> None:
     """See `Store`."""
     if not isinstance(target, Tensor):
         target.load(first, rows)

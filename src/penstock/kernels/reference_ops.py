@@ -47,7 +47,10 @@ from penstock.system.allocator import Allocator
 
 
 def reference_ops(
-    collective: Collective | None = None, *, widened_weights: bool = False, allocator: Allocator | None = None
+    collective: Collective[torch.Tensor] | None = None,
+    *,
+    widened_weights: bool = False,
+    allocator: Allocator | None = None,
 ) -> Ops[torch.Tensor]:
     """Operations in plain torch, on any device; `widened_weights`: see `ReferenceWeight`."""
     collective, allocator = collective or Alone(), allocator or Allocator()
@@ -106,7 +109,7 @@ def reference_ops(
     )
 
 
-def over_tensors(ops: Ops) -> Ops:
+def over_tensors(ops: Ops) -> Ops[torch.Tensor]:
     """These operations over tensors of torch in host memory: native kernels take them, too. Nothing can be recorded."""
     if ops.library is None:
         return ops

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from penstock.config.model_facts import ActivationSizes
 from penstock.config.weight_formats import FLOAT
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.kernels.ops import Ops
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 _LEAST = 1e-5
@@ -60,10 +60,10 @@ class AltUpSpec:
         return ActivationSizes(columns, 4 * columns, self.wide)
 
 
-class AltUp:
+class AltUp(Generic[A]):
     """Predicts the streams before a layer, and corrects them after it."""
 
-    def __init__(self, spec: AltUpSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: AltUpSpec, factory: WeightFactory[A]) -> None:
         below, size, count = factory.at("altup"), spec.size, spec.streams
         self._spec, self._ops, self._float32 = spec, factory.ops, factory.logits_dtype
         self._norm = below.float32("router_norm.weight", Piece(size, whole=True), factor=1 / size)
@@ -76,27 +76,27 @@ class AltUp:
         self._correction = _Factors("correction_coefs", count, count, below, _of_difference, constant)
         self._scale = below.float32("correct_output_scale", Piece(size, whole=True)) if spec.scales_output else None
 
-    def predict(self, wide: AnyArray) -> AnyArray:
+    def predict(self, wide: A) -> A:
         """`wide` [num_tokens, streams * size, or more] -> [num_tokens, streams * size]."""
         count, size = self._spec.streams, self._spec.size
         factors = self._prediction(self._modalities(stream_of(wide, size, self._ops)))
         return self._ops.mix_streams(wide, factors, count, count, size)
 
-    def factors(self, result: AnyArray) -> AnyArray:
+    def factors(self, result: A) -> A:
         """Those of `corrected_first` and `corrected`, from the layer's `result` [num_tokens, size]."""
         return self._correction(self._modalities(result))
 
-    def corrected_first(self, parts: AnyArray, factors: AnyArray) -> AnyArray:
+    def corrected_first(self, parts: A, factors: A) -> A:
         """The first stream, scaled: [num_tokens, size]; `parts` [num_tokens, wide] has predictions and the result."""
         count, size = self._spec.streams, self._spec.size
         return self._ops.mix_streams(parts, factors, count + 1, 1, size, scale=self._scale)
 
-    def corrected(self, parts: AnyArray, factors: AnyArray) -> AnyArray:
+    def corrected(self, parts: A, factors: A) -> A:
         """All streams: [num_tokens, streams * size]; `parts` has the per-layer input, too."""
         count, size = self._spec.streams, self._spec.size
         return self._ops.mix_streams(parts, factors, count + 2, count, size)
 
-    def _modalities(self, x: AnyArray) -> AnyArray:
+    def _modalities(self, x: A) -> A:
         routed = self._ops.rms_norm(x, self._norm, self._spec.norm_eps)
         return self._ops.activate(self._router.linear(routed, None, self._float32), "tanh")
 
@@ -109,7 +109,7 @@ def _of_difference(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return made.reshape(-1, columns)
 
 
-class _Factors:
+class _Factors(Generic[A]):
     """A linear map in float32, whose matrix and bias are made of a small matrix of the checkpoint."""
 
     def __init__(
@@ -117,7 +117,7 @@ class _Factors:
         name: str,
         rows: int,
         columns: int,
-        factory: WeightFactory,
+        factory: WeightFactory[A],
         make: Callable[[NDArray[Any]], NDArray[Any]],
         constant: NDArray[np.float32],
     ) -> None:
@@ -130,14 +130,14 @@ class _Factors:
             name, rows, columns, lambda whole: factory.ops.store(self._weight, 0, make(whole.astype(np.float32)))
         )
 
-    def __call__(self, x: AnyArray) -> AnyArray:
+    def __call__(self, x: A) -> A:
         return self._weight.linear(x, self._bias, self._float32)
 
 
-class Laurel:
+class Laurel(Generic[A]):
     """x + norm(right(left(x)))."""
 
-    def __init__(self, spec: AltUpSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: AltUpSpec, factory: WeightFactory[A]) -> None:
         below, size = factory.at("laurel"), spec.size
         self._left, self._right = (
             Linear((name,), columns, (rows,), below, bias=False, gather_output=True)
@@ -146,16 +146,16 @@ class Laurel:
         self._norm = Norm(NormSpec("post_laurel_norm", size, spec.norm_eps), below)
         self._add_rows = factory.ops.add_rows
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         return self._add_rows(x, self._norm(self._right(self._left(x, adapters), adapters)), 1.0)
 
 
-class StreamEnds:
+class StreamEnds(Generic[A]):
     """The streams of embeddings, and the hidden states of streams: each further stream has a linear map at both ends,
     whose result is scaled to the magnitude of the first stream.
     """
 
-    def __init__(self, spec: AltUpSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: AltUpSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops, size = spec, factory.ops, spec.size
         self._in, self._out = (
             [
@@ -165,7 +165,7 @@ class StreamEnds:
             for name in ("model.altup_projections", "model.altup_unembed_projections")
         )
 
-    def expand(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def expand(self, x: A, adapters: AdapterRows | None = None) -> A:
         """[num_tokens, size] -> [num_tokens, streams * size]."""
         ops, size = self._ops, self._spec.size
         wide = ops.empty_rows(x, (self._spec.streams * size,), x.dtype)
@@ -175,7 +175,7 @@ class StreamEnds:
             ops.copy_columns(made, wide, Columns(0, (index + 1) * size, size))
         return wide
 
-    def collapse(self, wide: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def collapse(self, wide: A, adapters: AdapterRows | None = None) -> A:
         """[num_tokens, streams * size] -> [num_tokens, size]."""
         ops, size = self._ops, self._spec.size
         total = stream_of(wide, size, ops)
@@ -185,7 +185,7 @@ class StreamEnds:
         return ops.activate(total, None, factor=1 / self._spec.streams)
 
 
-def stream_of(x: AnyArray, size: int, ops: Ops, index: int = 0) -> AnyArray:
+def stream_of(x: A, size: int, ops: Ops[A], index: int = 0) -> A:
     """A copy of the columns of stream `index`: [num_tokens, size]."""
     made = ops.empty_rows(x, (size,), x.dtype)
     ops.copy_columns(x, made, Columns(index * size, 0, size))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
 from penstock.config.model_facts import ActivationSizes, KVSpec, SharedKV
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
@@ -22,7 +23,6 @@ from penstock.quantization.rows import RowRun
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -156,18 +156,18 @@ class AttentionSpec:
     def shard(self, tp_size: int) -> AttentionSpec:
         return replace(self, num_heads=self.num_heads // tp_size, num_kv_heads=self.num_kv_heads // tp_size)
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return Attention(self, factory)
 
 
-class Attention:
+class Attention(Generic[A]):
     """Projects to queries, keys and values, applies RoPE, writes the KV cache and attends. See `Mixer`."""
 
-    def __init__(self, spec: AttentionSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: AttentionSpec, factory: WeightFactory[A]) -> None:
         self._all, self._spec, self._ops = spec, spec.shard(factory.ranks.size), factory.ops
         names, hidden = spec.names, spec.hidden_size
-        self.qkv: Linear | ClippedLinear
-        self.output: Linear | ClippedLinear
+        self.qkv: Linear[A] | ClippedLinear[A]
+        self.output: Linear[A] | ClippedLinear[A]
         if spec.clipped:
             self.qkv = ClippedLinear(spec.qkv_names, hidden, spec.sizes, factory)
             self.output = ClippedLinear((names.output,), spec.query_size, (hidden,), factory)
@@ -204,7 +204,7 @@ class Attention:
             takes_ends=spec.joins_images,
         )
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
@@ -232,7 +232,7 @@ class Attention:
             return seen
         return self._ops.head_gates(seen, query, spec.num_heads)
 
-    def _spread(self, gates: AnyArray) -> AnyArray:
+    def _spread(self, gates: A) -> A:
         """`gates` [num_tokens, num_heads, or columns] -> [num_tokens, num_heads * 2 * head_dim], as `Ops.head_gates`
         takes them: in the second half of each head.
         """
@@ -247,7 +247,7 @@ class Attention:
             self._ops.copy_columns(gates, spread, columns)
         return spread
 
-    def _norm_whole(self, qkv: AnyArray, first: int, total: int, weight: AnyArray, eps: float) -> None:
+    def _norm_whole(self, qkv: A, first: int, total: int, weight: A, eps: float) -> None:
         """Normalize the queries, or the keys, over all heads of all ranks, in place.
 
         Args:
@@ -276,7 +276,7 @@ def _by_part(spec: AttentionSpec) -> Iterator[RowRun]:
             yield RowRun((given + share + part) * size, (spec.num_heads + part * spec.num_kv_heads + head) * size, size)
 
 
-def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory) -> HeadNorms:
+def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory[A]) -> HeadNorms[A]:
     """The norms of queries and keys, or of queries only if the layer shares the keys of another."""
     names = (spec.names.query_norm, spec.names.key_norm)
     weights = [

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 
 if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-class ClippedLinear:
+class ClippedLinear(Generic[A]):
     """One or several linear layers of the same input, each with limits of its own; the outputs side by side.
 
     Names end with `.linear`; the limits are beside it: `input_min`, `input_max`, `output_min` and `output_max`.
     """
 
     def __init__(
-        self, names: tuple[str, ...], in_size: int, out_sizes: tuple[int, ...], factory: WeightFactory
+        self, names: tuple[str, ...], in_size: int, out_sizes: tuple[int, ...], factory: WeightFactory[A]
     ) -> None:
         self._ops, self._dtype, self._sizes = factory.ops, factory.dtype, out_sizes
         self._weights = [factory.matrix(name, size, in_size) for name, size in zip(names, out_sizes, strict=True)]
@@ -27,7 +27,7 @@ class ClippedLinear:
             [_Limits(name.removesuffix("linear") + side, factory) for name in names] for side in ("input", "output")
         )
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)]."""
         ops, first = self._ops, 0
         out = ops.empty_rows(x, (sum(self._sizes),), self._dtype)
@@ -41,13 +41,13 @@ class ClippedLinear:
         return out
 
 
-class _Limits:
+class _Limits(Generic[A]):
     """The least and the largest value of an input or an output."""
 
-    def __init__(self, name: str, factory: WeightFactory) -> None:
+    def __init__(self, name: str, factory: WeightFactory[A]) -> None:
         self._low, self._high = (factory.float32(f"{name}_{end}", 1) for end in ("min", "max"))
         self._limit = factory.ops.limit
 
-    def apply(self, x: AnyArray, first: int, count: int) -> None:
+    def apply(self, x: A, first: int, count: int) -> None:
         """Limit `count` columns of `x` from `first` on."""
         self._limit(x, first, count, self._low, self._high)

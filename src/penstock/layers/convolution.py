@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.array_types import A
 from penstock.layers.spec import NormSpec
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 _VECTOR = 64
@@ -43,16 +43,16 @@ class TokenConvolutionSpec:
         return ActivationSizes(columns, columns, self.columns)
 
 
-class TokenConvolution:
+class TokenConvolution(Generic[A]):
     """See `TokenConvolutionSpec`. weight [size, columns], bias [size]."""
 
-    def __init__(self, spec: TokenConvolutionSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: TokenConvolutionSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops, self._dtype = spec, factory.ops, factory.dtype
         self._weight = factory.matrix(spec.name, spec.size, spec.columns)
         factory.load_convolution(spec.name, spec.size, spec.width)
         self._bias = factory.bias((spec.name,), (spec.size,), self._weight.bias_dtype)
 
-    def __call__(self, x: AnyArray, batch: Batch) -> AnyArray:
+    def __call__(self, x: A, batch: Batch) -> A:
         """`x` [num_tokens, size] -> the same shape."""
         rows = self._ops.neighbours(x, batch, self._spec.width, self._spec.columns)
         return self._ops.activate(self._weight.linear(rows, self._bias, self._dtype), self._spec.activation)

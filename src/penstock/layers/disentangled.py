@@ -7,12 +7,13 @@ queries of distances: the products of queries with the former and of keys with t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.array_types import A
 from penstock.kernels.disentangled import DisentangledOptions
 from penstock.layers.encoder_head import wide
 from penstock.layers.linear import Linear, output_linear
@@ -22,7 +23,6 @@ from penstock.layers.spec import Distances, Mixer, NormSpec, StepInputs
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 _QKV = ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj")
@@ -100,14 +100,14 @@ class DisentangledSpec:
     def shard(self, tp_size: int) -> DisentangledSpec:
         return self
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return DisentangledAttention(self, factory)
 
 
-class DistanceVectors:
+class DistanceVectors(Generic[A]):
     """The vectors of distances and the buckets. The loader fills the weights."""
 
-    def __init__(self, spec: DistanceSpec, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, spec: DistanceSpec, max_positions: int, factory: WeightFactory[A]) -> None:
         """
         Args:
             max_positions: most tokens of a text.
@@ -116,7 +116,7 @@ class DistanceVectors:
         self._norm = None if spec.norm is None else Norm(spec.norm, factory)
         self._buckets = factory.constant(buckets(spec, max_positions))
 
-    def __call__(self) -> Distances:
+    def __call__(self) -> Distances[A]:
         """What each layer projects."""
         return Distances(self._table if self._norm is None else self._norm(self._table), self._buckets)
 
@@ -139,10 +139,10 @@ def _padded(num_buckets: int) -> int:
     return -(-num_buckets // _VECTOR) * _VECTOR
 
 
-class DisentangledAttention:
+class DisentangledAttention(Generic[A]):
     """See `DisentangledSpec` and `Mixer`."""
 
-    def __init__(self, spec: DisentangledSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: DisentangledSpec, factory: WeightFactory[A]) -> None:
         hidden, size = spec.hidden_size, spec.size
         self._spec, self._ops, self._constant = spec, factory.ops, factory.constant
         self._qkv = Linear(_QKV, hidden, (size,) * 3, factory, bias=True)
@@ -152,16 +152,16 @@ class DisentangledAttention:
         if names and not spec.shares_projections:
             sizes = (size,) * len(names)
             self._of_distances = Linear(tuple(names), hidden, sizes, factory, bias=True, adaptable=False)
-        self._options: DisentangledOptions | None = None
+        self._options: DisentangledOptions[A] | None = None
         """Made of the weights in the first step."""
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         if self._options is None:
             assert step.distances is not None
             self._options = self._made(step.distances)
         return self._ops.disentangled_attention(self._qkv(x, step.adapters), self._options, batch)
 
-    def _made(self, distances: Distances) -> DisentangledOptions:
+    def _made(self, distances: Distances[A]) -> DisentangledOptions[A]:
         spec, own = self._spec, self._of_distances
         made = wide((self._qkv if own is None else own)(distances.vectors), self._ops)
         parts = self._ops.on_host(made).reshape(spec.num_buckets, -1, spec.num_heads, spec.head_dim)
@@ -174,7 +174,7 @@ class DisentangledAttention:
             distances.buckets,
         )
 
-    def _by_head(self, vectors: NDArray[np.float32]) -> AnyArray:
+    def _by_head(self, vectors: NDArray[np.float32]) -> A:
         """`vectors` [num_buckets, num_heads, head_dim] -> [num_heads, head_dim, num_buckets], padded."""
         num_buckets, *of_one = vectors.shape
         table = np.zeros((*of_one, _padded(num_buckets)), np.float32)

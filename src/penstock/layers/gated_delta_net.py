@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
+from penstock.kernels.array_types import A
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear, output_linear
@@ -18,7 +19,6 @@ from penstock.quantization.rows import Piece, RowRun
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -92,14 +92,14 @@ class GatedDeltaNetSpec:
     def shard(self, tp_size: int) -> GatedDeltaNetSpec:
         return replace(self, key_heads=self.key_heads // tp_size, value_heads=self.value_heads // tp_size)
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return GatedDeltaNet(self, factory)
 
     def _within(self, *names: str) -> tuple[str, ...]:
         return tuple(f"{self.prefix}.{name}" for name in names)
 
 
-class GatedDeltaNet:
+class GatedDeltaNet(Generic[A]):
     """Linear attention: projection, short convolution, gated delta rule, gated norm. `output` projects back.
 
         | queries | keys | values | gates | rates | time steps |      columns after the projection
@@ -107,7 +107,7 @@ class GatedDeltaNet:
     See `Mixer`.
     """
 
-    def __init__(self, spec: GatedDeltaNetSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: GatedDeltaNetSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         names, sizes = spec.inputs
         keys, values, heads = spec.key_heads * spec.key_dim, spec.value_size, spec.value_heads
@@ -128,7 +128,7 @@ class GatedDeltaNet:
         own = self._spec
         self._shape = DeltaShape(own.key_heads, own.value_heads, own.key_dim, own.value_dim, own.in_turn)
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         values, memory = cache.parts

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache
@@ -17,7 +18,6 @@ from penstock.quantization.rows import Piece
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -64,11 +64,11 @@ class KimiDeltaSpec:
     def shard(self, tp_size: int) -> KimiDeltaSpec:
         return replace(self, heads=self.heads // tp_size)
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return KimiDelta(self, factory)
 
 
-class KimiDelta:
+class KimiDelta(Generic[A]):
     """Linear attention: projection, short convolution, gated delta rule, norm, gate. `output` projects back.
 
         | queries | keys | values | rates | low-rank decays | low-rank gates |      columns after the projection
@@ -76,7 +76,7 @@ class KimiDelta:
     See `Mixer`.
     """
 
-    def __init__(self, spec: KimiDeltaSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: KimiDeltaSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         below, size, dim = factory.at(spec.prefix), spec.size, spec.head_dim
         low, columns = (Piece(dim, whole=True),), (Piece(size),) * 3
@@ -96,7 +96,7 @@ class KimiDelta:
         self._norm = below.tensor("o_norm.weight", dim)
         self.output = output_linear("o_proj", size, spec.hidden_size, below)
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         assert isinstance(cache, StateCache)
         spec, ops, size, dim = self._spec, self._ops, self._spec.size, self._spec.head_dim
         before, memory = cache.parts
@@ -115,7 +115,7 @@ class KimiDelta:
         ops.copy_columns(wide, spread, Columns(0, dim, dim, spec.heads, step=dim, to_step=2 * dim))
         return ops.head_gates(normed, spread, spec.heads)
 
-    def _part(self, x: AnyArray, first: int, count: int) -> AnyArray:
+    def _part(self, x: A, first: int, count: int) -> A:
         """`count` columns of `x` from `first` on: [num_tokens, count]."""
         part = self._ops.empty_rows(x, (count,), x.dtype)
         self._ops.copy_columns(x, part, Columns(first, 0, count))

@@ -8,9 +8,10 @@ output of a head    the latent columns of the attention output times the head's 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from penstock.config.model_facts import ActivationSizes, KVSpec
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent.states import StateCache
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.kernels.linear.weight import Weight
     from penstock.kernels.lora import LoraTable
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -109,18 +109,18 @@ class LatentAttentionSpec:
     def shard(self, tp_size: int) -> LatentAttentionSpec:
         return replace(self, num_heads=self.num_heads // tp_size)
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return LatentAttention(self, factory)
 
 
-class HeadMaps:
+class HeadMaps(Generic[A]):
     """`kv_b_proj`, which maps latents to the keys and values of all heads, split into two weights per head.
 
     `keys` map a head's query to the latent space; `values` map the head's attention output from the latent space to its
     value.
     """
 
-    def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory[A]) -> None:
         name = spec.names.heads
         self._key_dim, self._each = spec.key_dim, spec.key_dim + spec.value_dim
         self._own = factory.ranks.own(spec.num_heads)
@@ -138,15 +138,15 @@ class HeadMaps:
             self._load_into(values, heads[head, self._key_dim :])
 
 
-class LatentAttention:
+class LatentAttention(Generic[A]):
     """See `LatentAttentionSpec`, and `Mixer` for the methods."""
 
-    def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: LatentAttentionSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         self._rope = RopeOptions(self._spec.num_heads, parts=2)
         self._attention = AttentionOptions(self._spec.num_heads, spec.scale)
         names, hidden, bias = spec.names, spec.hidden_size, spec.bias
-        self._down: Linear | None = None
+        self._down: Linear[A] | None = None
         if spec.query_rank is None:
             self._query = Linear((names.query,), hidden, (spec.query_size,), factory, bias=False)
         else:
@@ -158,7 +158,7 @@ class LatentAttention:
         self._heads = HeadMaps(spec, factory)
         self._output = output_linear(names.output, spec.num_heads * spec.value_dim, hidden, factory, bias=bias)
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         """The attention output over cache entries: [num_tokens, num_heads * width]."""
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
@@ -169,7 +169,7 @@ class LatentAttention:
         query = cache.rope_and_cache(made, self._rope, angles, batch, query_factors=factors)
         return cache.attend(query, self._attention, batch)
 
-    def output(self, mixed: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def output(self, mixed: A, adapters: AdapterRows | None = None) -> A:
         """`mixed`, the result of `mix` -> [num_tokens, hidden_size]."""
         spec = self._spec
         values = self._ops.empty_rows(mixed, (spec.num_heads * spec.value_dim,), mixed.dtype)
@@ -178,7 +178,7 @@ class LatentAttention:
         _by_head(self._heads.values, mixed, firsts, values, 0, spec.value_dim, tables, adapters)
         return self._output(values, adapters)
 
-    def _queries_and_key(self, x: AnyArray, adapters: AdapterRows | None) -> AnyArray:
+    def _queries_and_key(self, x: A, adapters: AdapterRows | None) -> A:
         """[num_tokens, (num_heads + 1) * width]: the heads' queries, then the cache entry."""
         spec, ops = self._spec, self._ops
         rotated, width, each = spec.rotated, spec.width, spec.key_dim + spec.rotated
@@ -201,13 +201,13 @@ class LatentAttention:
 
 
 def _by_head(
-    maps: list[Weight],
-    x: AnyArray,
+    maps: list[Weight[A]],
+    x: A,
     columns: list[int],
-    out: AnyArray,
+    out: A,
     first: int,
     step: int,
-    tables: tuple[LoraTable, ...] | None,
+    tables: tuple[LoraTable[A], ...] | None,
     adapters: AdapterRows | None,
 ) -> None:
     """Multiply each head's columns of `x`, which begin at `columns`, with its weight, into `out`.

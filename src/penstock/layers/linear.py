@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
+
+from penstock.kernels.array_types import A
 
 if TYPE_CHECKING:
     from penstock.config.feed_forward import Activation
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray, AnyDtype
+    from penstock.native.array import AnyDtype
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.rows import Piece
 
 
-class Linear:
+class Linear(Generic[A]):
     """One or several linear layers of the same input, fused into one matrix.
 
     weight  [sum(out_sizes), in_size]    bias  [sum(out_sizes)] or None
@@ -30,7 +32,7 @@ class Linear:
         names: tuple[str, ...],
         in_size: int,
         out_sizes: tuple[int, ...],
-        factory: WeightFactory,
+        factory: WeightFactory[A],
         *,
         bias: bool | tuple[bool, ...],
         gated: bool = False,
@@ -68,7 +70,7 @@ class Linear:
         self._gathered_input = in_size if gather_input and divided else None
         self._gathered_output = sum(out_sizes) // (1 + gated) if gather_output and divided else None
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         """`x` [num_tokens, in_size] -> [num_tokens, sum(out_sizes)], or half as many columns if gated.
 
         Args:
@@ -85,12 +87,12 @@ def output_linear(
     name: str,
     in_size: int,
     out_size: int,
-    factory: WeightFactory,
+    factory: WeightFactory[A],
     *,
     bias: bool = False,
     gather_input: bool = True,
     adaptable: bool = True,
-) -> Linear:
+) -> Linear[A]:
     """The last linear layer of a part: its input is usually sharded by columns, and its output is all-gathered."""
     return Linear(
         (name,),

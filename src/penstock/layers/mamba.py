@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates
 from penstock.kernels.recurrent.states import StateCache
@@ -17,7 +18,6 @@ from penstock.quantization.rows import Piece
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -74,11 +74,11 @@ class MambaSpec:
     def shard(self, tp_size: int) -> MambaSpec:
         return replace(self, tp_size=tp_size)
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return Mamba(self, factory)
 
 
-class Mamba:
+class Mamba(Generic[A]):
     """A state space model: projection, short convolution, scan, gate. `output` projects back.
 
         | values | gate |                       columns after the projection
@@ -87,7 +87,7 @@ class Mamba:
     See `Mixer`.
     """
 
-    def __init__(self, spec: MambaSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: MambaSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         below, inner, float32 = factory.at(spec.prefix), Piece(spec.inner_size), factory.ops.dtype("float32")
         self._input = Linear(
@@ -108,7 +108,7 @@ class Mamba:
         self._skip = below.float32("D", inner)
         self.output = output_linear("out_proj", spec.inner_size, spec.hidden_size, below, bias=spec.bias)
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         before, memory = cache.parts
@@ -123,7 +123,7 @@ class Mamba:
         seen = ops.selective_scan(values, steps, selected, spec.rank, self._gates, self._skip, memory, batch)
         return ops.gate(self._part(projected, spec.own_size, spec.own_size), seen, 0, "silu")
 
-    def _part(self, x: AnyArray, first: int, count: int) -> AnyArray:
+    def _part(self, x: A, first: int, count: int) -> A:
         """`count` columns of `x` from `first` on: [num_tokens, count]."""
         part = self._ops.empty_rows(x, (count,), x.dtype)
         self._ops.copy_columns(x, part, Columns(first, 0, count))

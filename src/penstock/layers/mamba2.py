@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates, ScanShape
 from penstock.kernels.recurrent.states import StateCache
@@ -18,7 +19,6 @@ from penstock.quantization.rows import Piece
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -89,11 +89,11 @@ class Mamba2Spec:
     def shard(self, tp_size: int) -> Mamba2Spec:
         return replace(self, heads=self.heads // tp_size, groups=max(1, self.groups // tp_size))
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return Mamba2(self, factory)
 
 
-class Mamba2:
+class Mamba2(Generic[A]):
     """A state space model: projection, short convolution, scan, gated norm. `output` projects back.
 
         | gate | values | inputs | outputs | time steps |      columns after the projection (z, x, B, C, dt)
@@ -101,7 +101,7 @@ class Mamba2:
     See `Mixer`.
     """
 
-    def __init__(self, spec: Mamba2Spec, factory: WeightFactory) -> None:
+    def __init__(self, spec: Mamba2Spec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops = spec.shard(factory.ranks.size), factory.ops
         below, inner, own = factory.at(spec.prefix), Piece(spec.inner_size), self._spec
         of_groups = Piece(spec.groups * spec.state_size, whole=own.groups == spec.groups)
@@ -134,7 +134,7 @@ class Mamba2:
             own.heads, own.head_dim, own.groups, own.state_size, own.shortest_step, own.longest_step
         )
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         assert isinstance(cache, StateCache)
         spec, ops = self._spec, self._ops
         values, memory = cache.parts
@@ -154,7 +154,7 @@ class Mamba2:
             seen, gate = (ops.collective.columns(part, self._inner) for part in (seen, gate))
         return ops.gated_rms_norm(seen, gate, 0, self._norm, spec.norm_eps, self._group, gate_first=spec.gate_first)
 
-    def _part(self, projected: AnyArray, first: int, count: int, factor: float) -> AnyArray:
+    def _part(self, projected: A, first: int, count: int, factor: float) -> A:
         """`count` columns of `projected` from `first` on, times `factor`: [num_tokens, count]."""
         part = self._ops.empty_rows(projected, (count,), projected.dtype)
         self._ops.copy_columns(projected, part, Columns(first, 0, count))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.feed_forward import Activation, Routing
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.array_types import A
 from penstock.kernels.lora import ExpertUpdates
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.mlp import GatedMLPSpec, PlainMLPSpec
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from penstock.kernels.linear.weight import LinearMap, Weight
     from penstock.kernels.lora import LoraTable
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -115,14 +115,14 @@ class MixtureSpec:
             shared=None if self.shared is None else self.shared.shard(tp_size),
         )
 
-    def build(self, factory: WeightFactory) -> FeedForward:
+    def build(self, factory: WeightFactory[A]) -> FeedForward[A]:
         return Mixture(self, factory)
 
 
-class Mixture:
+class Mixture(Generic[A]):
     """A router, its experts and optional shared experts. See `FeedForward`."""
 
-    def __init__(self, spec: MixtureSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: MixtureSpec, factory: WeightFactory[A]) -> None:
         names, experts = spec.names, spec.routing.num_experts
         self._routing, self._ops = spec.routing, factory.ops
         hidden, scores = spec.hidden_size, factory.logits_dtype
@@ -150,7 +150,7 @@ class Mixture:
             self._narrow = Linear((names.narrow,), hidden, (spec.latent,), factory, bias=bias, gather_output=True)
             self._widen = output_linear(names.widen, spec.latent, hidden, factory, bias=bias)
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         routed = x
         if self._norms is not None:
             routed, x = self._norms(x)
@@ -169,29 +169,29 @@ class Mixture:
         return y if shared is None else self._ops.add_rows(y, shared, 1.0)
 
 
-class _Norms:
+class _Norms(Generic[A]):
     """The norms of the inputs of router and experts."""
 
-    def __init__(self, spec: MixtureSpec, eps: float, factory: WeightFactory) -> None:
+    def __init__(self, spec: MixtureSpec, eps: float, factory: WeightFactory[A]) -> None:
         names, hidden = spec.names, spec.hidden_size
         self._router = factory.float32(names.router_norm, Piece(hidden, whole=True), factor=hidden**-0.5)
         self._experts = Norm(NormSpec(names.experts_norm, hidden, eps), factory)
         self._eps, self._ops = eps, factory.ops
 
-    def __call__(self, x: AnyArray) -> tuple[AnyArray, AnyArray]:
+    def __call__(self, x: A) -> tuple[A, A]:
         return self._ops.rms_norm(x, self._router, self._eps), self._experts(x)
 
 
 def _experts(
-    spec: MixtureSpec, factory: WeightFactory
-) -> tuple[Experts, Sequence[LoraTable] | None, Sequence[LoraTable] | None]:
+    spec: MixtureSpec, factory: WeightFactory[A]
+) -> tuple[Experts[A], Sequence[LoraTable[A]] | None, Sequence[LoraTable[A]] | None]:
     """The experts, and the LoRA tables of their first maps and of their last."""
     names, size, inner = spec.names, spec.expert_size, spec.intermediate_size
     count = spec.routing.num_experts
     maps = (names.gate, names.up) if spec.gated else (names.up,)
     inners = (inner,) * len(maps)
-    gate_up: list[LinearMap] = []
-    down: list[Weight] = []
+    gate_up: list[LinearMap[A]] = []
+    down: list[Weight[A]] = []
     for expert in range(count):
         at = factory.at(f"{names.experts}.{expert}")
         gate_up.append(at.linear(maps, inners, size, gated=spec.gated, activation=spec.activation))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.array_types import A
 from penstock.layers.clipped import ClippedLinear
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import FeedForward
@@ -14,7 +15,6 @@ from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -48,7 +48,7 @@ class GatedMLPSpec:
     def shard(self, tp_size: int) -> GatedMLPSpec:
         return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
 
-    def build(self, factory: WeightFactory) -> FeedForward:
+    def build(self, factory: WeightFactory[A]) -> FeedForward[A]:
         if self.gate_factor != 1.0:
             return ScaledGatedMLP(self, factory)
         return ClippedGatedMLP(self, factory) if self.clipped else GatedMLP(self, factory)
@@ -81,7 +81,7 @@ class SparseMLPSpec:
     def shard(self, tp_size: int) -> SparseMLPSpec:
         return self
 
-    def build(self, factory: WeightFactory) -> FeedForward:
+    def build(self, factory: WeightFactory[A]) -> FeedForward[A]:
         return SparseMLP(self, factory)
 
 
@@ -109,56 +109,56 @@ class PlainMLPSpec:
     def shard(self, tp_size: int) -> PlainMLPSpec:
         return replace(self, intermediate_size=-(-self.intermediate_size // tp_size))
 
-    def build(self, factory: WeightFactory) -> FeedForward:
+    def build(self, factory: WeightFactory[A]) -> FeedForward[A]:
         return PlainMLP(self, factory)
 
 
-class GatedMLP:
+class GatedMLP(Generic[A]):
     """down(activation(gate(x)) * up(x)), with gate and up fused into one matrix. See `FeedForward`."""
 
-    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory[A]) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self.gate_up = Linear(
             spec.gate_up, hidden, (inner, inner), factory, bias=spec.bias, gated=True, activation=spec.activation
         )
         self.down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias or spec.down_bias)
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         return self.down(self.gate_up(x, adapters), adapters)
 
 
-class ScaledGatedMLP:
+class ScaledGatedMLP(Generic[A]):
     """down(activation(factor * gate(x)) * up(x)). See `FeedForward`."""
 
-    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory[A]) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=spec.bias) for name in spec.gate_up)
         self._down = output_linear(spec.down, inner, hidden, factory, bias=spec.bias or spec.down_bias)
         self._spec, self._ops = spec, factory.ops
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         gate = self._ops.activate(self._gate(x, adapters), None, factor=self._spec.gate_factor)
         return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._spec.activation), adapters)
 
 
-class SparseMLP:
+class SparseMLP(Generic[A]):
     """See `SparseMLPSpec`, and `FeedForward`."""
 
-    def __init__(self, spec: SparseMLPSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: SparseMLPSpec, factory: WeightFactory[A]) -> None:
         mlp, self._deviations, self._ops = spec.mlp, spec.deviations, factory.ops
         hidden, inner, self._activation = mlp.hidden_size, mlp.intermediate_size, mlp.activation
         self._gate, self._up = (Linear((name,), hidden, (inner,), factory, bias=mlp.bias) for name in mlp.gate_up)
         self._down = output_linear(mlp.down, inner, hidden, factory, bias=mlp.bias)
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         gate = self._ops.keep_above(self._gate(x, adapters), self._deviations)
         return self._down(self._ops.gate(gate, self._up(x, adapters), 0, self._activation), adapters)
 
 
-class PlainMLP:
+class PlainMLP(Generic[A]):
     """down(activation(up(x))). See `FeedForward`."""
 
-    def __init__(self, spec: PlainMLPSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: PlainMLPSpec, factory: WeightFactory[A]) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         kind = spec.activation
         fused: Activation | None = None
@@ -172,7 +172,7 @@ class PlainMLP:
             alphas = [factory.float32(f"{spec.xielu}.{name}", Piece(1, whole=True)) for name in ("alpha_p", "alpha_n")]
             self._alphas = (alphas[0], alphas[1])
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         inner = self.up(x, adapters)
         if self._alphas is not None:
             inner = self._activate(inner, "xielu", alphas=self._alphas)
@@ -183,14 +183,14 @@ class PlainMLP:
         return self.down(inner, adapters)
 
 
-class ClippedGatedMLP:
+class ClippedGatedMLP(Generic[A]):
     """down(activation(gate(x)) * up(x)), each map with limits. See `FeedForward`."""
 
-    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: GatedMLPSpec, factory: WeightFactory[A]) -> None:
         hidden, inner = spec.hidden_size, spec.intermediate_size
         self._gate, self._up = (ClippedLinear((name,), hidden, (inner,), factory) for name in spec.gate_up)
         self._down = ClippedLinear((spec.down,), inner, (hidden,), factory)
         self._activation, self._ops = spec.activation, factory.ops
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         return self._down(self._ops.gate(self._gate(x), self._up(x), 0, self._activation))

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import NormWeight
 from penstock.layers.spec import NormSpec
 
 if TYPE_CHECKING:
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-class Norm:
+class Norm(Generic[A]):
     """RMS norm or layer norm of the last axis, by its `NormSpec`. weight [size], bias [size] or None."""
 
-    def __init__(self, spec: NormSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: NormSpec, factory: WeightFactory[A]) -> None:
         if spec.weighted:
             self.weight = factory.norm(spec.name, spec.size, spec.offset)
         else:
@@ -29,18 +29,18 @@ class Norm:
         self.eps = spec.eps
         self._ops = factory.ops
 
-    def __call__(self, x: AnyArray) -> AnyArray:
+    def __call__(self, x: A) -> A:
         return self._ops.rms_norm(x, self.weight, self.eps, bias=self.bias)
 
     def of_sum(
         self,
-        x: AnyArray,
-        residual: AnyArray,
+        x: A,
+        residual: A,
         factor: float,
         *,
-        after: Norm | None = None,
-        total: AnyArray | None = None,
-    ) -> tuple[AnyArray, AnyArray]:
+        after: Norm[A] | None = None,
+        total: A | None = None,
+    ) -> tuple[A, A]:
         """Returns (norm(sum), sum), where sum = total * (factor * after(x) + residual).
 
         May overwrite `x` and `residual`.

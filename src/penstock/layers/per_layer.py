@@ -7,10 +7,11 @@ x     += norm_after(projection(activation(gate(x)) * inputs[layer]))
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.array_types import A
 from penstock.layers.embedding import OwnLookup
 from penstock.layers.linear import Linear, output_linear
 from penstock.layers.spec import PerLayerInput
@@ -18,7 +19,6 @@ from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -70,14 +70,14 @@ class GatedPerLayerInputSpec:
     def shard(self, tp_size: int) -> GatedPerLayerInputSpec:
         return replace(self, size=-(-self.size // tp_size))
 
-    def build(self, factory: WeightFactory) -> PerLayerInput:
+    def build(self, factory: WeightFactory[A]) -> PerLayerInput[A]:
         return GatedPerLayerInput(self, factory)
 
 
-class PerLayerEmbedding:
+class PerLayerEmbedding(Generic[A]):
     """Computes the per-layer inputs of all layers from a step's tokens."""
 
-    def __init__(self, spec: PerLayerEmbeddingSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: PerLayerEmbeddingSpec, factory: WeightFactory[A]) -> None:
         rows = max(spec.vocab_size, spec.tokens or 0)
         self._lookup = OwnLookup(rows, factory.embedding(spec.name, rows, spec.columns), factory)
         if rows > spec.vocab_size:
@@ -93,7 +93,7 @@ class PerLayerEmbedding:
         self._factor = (spec.size / 2) ** 0.5
         self._num_layers, self._ops = spec.num_layers, factory.ops
 
-    def __call__(self, token_ids: AnyArray, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, token_ids: A, x: A, adapters: AdapterRows | None = None) -> A:
         """`token_ids` [num_tokens] int64, their embeddings `x` [num_tokens, hidden_size] -> [num_tokens, columns]."""
         normed = self._ops.rms_norm(self._projection(x, adapters), self._norm, self._eps, groups=self._num_layers)
         found = self._lookup(token_ids)
@@ -102,15 +102,15 @@ class PerLayerEmbedding:
         return self._ops.add_rows(found, normed, self._factor)
 
 
-class GatedPerLayerInput:
+class GatedPerLayerInput(Generic[A]):
     """See `GatedPerLayerInputSpec`, and `PerLayerInput`."""
 
-    def __init__(self, spec: GatedPerLayerInputSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: GatedPerLayerInputSpec, factory: WeightFactory[A]) -> None:
         self._gate = Linear((spec.gate,), spec.hidden_size, (spec.size,), factory, bias=False)
         self._projection = output_linear(spec.projection, spec.size, spec.hidden_size, factory)
         self._first = spec.first + factory.ranks.own(spec.size).start
         self._spec, self._ops = spec, factory.ops
 
-    def __call__(self, x: AnyArray, inputs: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, inputs: A, adapters: AdapterRows | None = None) -> A:
         gate = self._ops.gate(self._gate(x, adapters), inputs, self._first, self._spec.activation)
         return self._projection(gate, adapters)

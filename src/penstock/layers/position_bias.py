@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import BIAS_MARGIN
 from penstock.layers.portable_math import power
 
 if TYPE_CHECKING:
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -52,7 +52,7 @@ class AlibiSpec:
         return np.array([power(2.0, -Fraction(self.steepness) * step / (2 * full)) for step in steps])
 
 
-def position_bias(spec: PositionBiasSpec | AlibiSpec, max_positions: int, factory: WeightFactory) -> AnyArray:
+def position_bias(spec: PositionBiasSpec | AlibiSpec, max_positions: int, factory: WeightFactory[A]) -> A:
     """The bias of each of this rank's heads at each distance; see `AttentionOptions`."""
     own, half = factory.ranks.own(spec.num_heads), max_positions + BIAS_MARGIN
     if isinstance(spec, AlibiSpec):

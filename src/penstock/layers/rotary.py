@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A
 from penstock.layers.portable_math import cosines_and_sines, log, power
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 
 if TYPE_CHECKING:
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 Floats = NDArray[np.float64]
@@ -27,13 +27,13 @@ PAGE = 1024
 """Positions computed at a time."""
 
 
-class Rotary:
+class Rotary(Generic[A]):
     """A table of cosines and sines for up to `max_positions` positions; each step gathers its rows.
 
     The table of a long context takes long to compute, so `PositionTables` computes the pages that steps need.
     """
 
-    def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, config: RopeConfig, max_positions: int, factory: WeightFactory[A]) -> None:
         self._frequencies, self._factor = rope_frequencies(config, max_positions)
         self._num_positions, self._constant, self._ops = max_positions, factory.constant, factory.ops
         self._table = factory.constant(np.empty((max_positions, 2, len(self._frequencies)), np.float32))
@@ -46,25 +46,25 @@ class Rotary:
         rows = (np.stack(cosines_and_sines(angles), 1) * self._factor).astype(np.float32)
         self._ops.scatter(self._constant(rows), self._constant(positions), self._table)
 
-    def angles(self, positions: AnyArray) -> AnyArray:
+    def angles(self, positions: A) -> A:
         """Cosines and sines of `positions` [num_tokens], all of them computed -> [num_tokens, 2, dim / 2] float32."""
         return self._ops.gather(self._table, positions)
 
-    def angles_by_axis(self, positions: AnyArray) -> AnyArray | None:
+    def angles_by_axis(self, positions: A) -> A | None:
         """Like `angles`, for `positions` [num_tokens, 3] int64 by axis; None: the embedding has one axis."""
         return None if self._axes is None else self._ops.gather_axes(self._table, positions, self._axes)
 
 
-class Temperatures:
+class Temperatures(Generic[A]):
     """A table of the factors on queries at `max_positions` positions; each step gathers its rows."""
 
-    def __init__(self, config: TemperatureConfig, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, config: TemperatureConfig, max_positions: int, factory: WeightFactory[A]) -> None:
         periods = (np.arange(max_positions) + config.first) // config.every
         logs = np.array([log(1 + period) for period in range(periods[-1] + 1)])
         self._table = factory.constant((1 + config.beta * logs).astype(np.float32)[periods, None])
         self._gather = factory.ops.gather
 
-    def at(self, positions: AnyArray) -> AnyArray:
+    def at(self, positions: A) -> A:
         """`positions` [num_tokens] -> [num_tokens, 1] float32."""
         return self._gather(self._table, positions)
 

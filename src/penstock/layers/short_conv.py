@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
+from penstock.kernels.array_types import A
 from penstock.kernels.recurrent import ConvColumns, ConvWeight
 from penstock.kernels.recurrent.states import StateCache
 from penstock.layers.linear import Linear, output_linear
@@ -15,7 +16,6 @@ from penstock.quantization.rows import Piece
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -58,14 +58,14 @@ class ShortConvSpec:
     def shard(self, tp_size: int) -> ShortConvSpec:
         return replace(self, tp_size=tp_size)
 
-    def build(self, factory: WeightFactory) -> Mixer:
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]:
         return ShortConv(self, factory)
 
 
-class ShortConv:
+class ShortConv(Generic[A]):
     """Projects to B, C and x, and computes C * conv(B * x); `output` projects back. See `Mixer`."""
 
-    def __init__(self, spec: ShortConvSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: ShortConvSpec, factory: WeightFactory[A]) -> None:
         hidden = spec.hidden_size
         self._input = Linear((spec.input,), hidden, (hidden,) * 3, factory, bias=spec.bias)
         self.output = output_linear(spec.output, hidden, hidden, factory, bias=spec.bias)
@@ -75,6 +75,6 @@ class ShortConv:
         self._columns = ConvColumns(values=2 * own, before=0, after=own)
         self._ops = factory.ops
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         assert isinstance(cache, StateCache)
         return self._ops.causal_conv(self._input(x, step.adapters), self._columns, self._weight, cache.parts[0], batch)

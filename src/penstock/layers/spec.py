@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol
 
 from penstock.config.model_facts import ActivationSizes, CacheSpec
+from penstock.kernels.array_types import A
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -41,57 +41,57 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Distances:
+class Distances(Generic[A]):
     """The learned vectors of distances between tokens, which disentangled attention projects to keys and queries."""
 
-    vectors: AnyArray
+    vectors: A
     """[num_buckets, hidden_size]"""
-    buckets: AnyArray
+    buckets: A
     """See `DisentangledOptions`."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(Generic[A]):
     """A step's inputs that all kinds of layers share."""
 
-    positions: AnyArray
+    positions: A
     """[num_tokens] int64."""
-    angles: Mapping[RopeConfig, AnyArray]
+    angles: Mapping[RopeConfig, A]
     """Cosines and sines at the step's positions, for each of the model's rotary embeddings."""
-    temperatures: Mapping[TemperatureConfig, AnyArray]
+    temperatures: Mapping[TemperatureConfig, A]
     """[num_tokens, 1] float32: factors on the queries at the step's positions."""
     adapters: AdapterRows | None = None
     """LoRA adapters of the tokens; None: no adapters."""
-    position_bias: AnyArray | None = None
+    position_bias: A | None = None
     """See `AttentionOptions`; None: the model has none."""
-    distances: Distances | None = None
+    distances: Distances[A] | None = None
     """None: the model has none."""
 
 
-class Mixer(Protocol):
+class Mixer(Protocol[A]):
     """The part of a layer that mixes the tokens of a sequence, such as attention; in two steps."""
 
-    def mix(self, x: AnyArray, step: StepInputs, batch: Batch, cache: AnyCache | None) -> AnyArray:
+    def mix(self, x: A, step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None) -> A:
         """`x` [num_tokens, hidden_size] -> the input of `output`, [num_tokens, any]; writes the tokens to `cache`."""
         ...
 
-    def output(self, mixed: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def output(self, mixed: A, adapters: AdapterRows | None = None) -> A:
         """[num_tokens, any] -> [num_tokens, hidden_size]; each row depends on its own token and adapter only."""
         ...
 
 
-class FeedForward(Protocol):
+class FeedForward(Protocol[A]):
     """The part of a layer that processes each token independently, such as an MLP."""
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         """`x` [num_tokens, hidden_size] -> the same shape; `adapters` are the tokens' LoRA adapters."""
         ...
 
 
-class PerLayerInput(Protocol):
+class PerLayerInput(Protocol[A]):
     """The part of a layer that applies the model's per-layer embedding; processes each token independently."""
 
-    def __call__(self, x: AnyArray, inputs: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, inputs: A, adapters: AdapterRows | None = None) -> A:
         """`x` [num_tokens, hidden_size], `inputs` of all layers [num_tokens, any] -> the shape of `x`."""
         ...
 
@@ -134,7 +134,7 @@ class MixerSpec(PartSpec, Protocol):
         """
         ...
 
-    def build(self, factory: WeightFactory) -> Mixer: ...
+    def build(self, factory: WeightFactory[A]) -> Mixer[A]: ...
 
 
 class FeedForwardSpec(PartSpec, Protocol):
@@ -144,7 +144,7 @@ class FeedForwardSpec(PartSpec, Protocol):
         """See `MixerSpec.shard`."""
         ...
 
-    def build(self, factory: WeightFactory) -> FeedForward: ...
+    def build(self, factory: WeightFactory[A]) -> FeedForward[A]: ...
 
 
 class PerLayerInputSpec(PartSpec, Protocol):
@@ -154,4 +154,4 @@ class PerLayerInputSpec(PartSpec, Protocol):
         """See `MixerSpec.shard`."""
         ...
 
-    def build(self, factory: WeightFactory) -> PerLayerInput: ...
+    def build(self, factory: WeightFactory[A]) -> PerLayerInput[A]: ...

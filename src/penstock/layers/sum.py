@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes
+from penstock.kernels.array_types import A
 from penstock.layers.norm import Norm
 from penstock.layers.spec import FeedForward, FeedForwardSpec, NormSpec
 
 if TYPE_CHECKING:
     from penstock.kernels.lora.rows import AdapterRows
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
@@ -57,18 +57,18 @@ class SumSpec:
             self, summands=tuple(replace(summand, part=summand.part.shard(tp_size)) for summand in self.summands)
         )
 
-    def build(self, factory: WeightFactory) -> FeedForward:
+    def build(self, factory: WeightFactory[A]) -> FeedForward[A]:
         return Sum(self, factory)
 
 
-class Sum:
+class Sum(Generic[A]):
     """See `SumSpec`, and `FeedForward`."""
 
-    def __init__(self, spec: SumSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: SumSpec, factory: WeightFactory[A]) -> None:
         self._summands = [_Summand(summand, factory) for summand in spec.summands]
         self._add = factory.ops.add_rows
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None = None) -> A:
         first, *others = self._summands
         total = first(x, adapters)
         for summand in others:
@@ -76,12 +76,12 @@ class Sum:
         return total
 
 
-class _Summand:
-    def __init__(self, spec: Summand, factory: WeightFactory) -> None:
+class _Summand(Generic[A]):
+    def __init__(self, spec: Summand, factory: WeightFactory[A]) -> None:
         self._norm = None if spec.norm is None else Norm(spec.norm, factory)
         self._norm_after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._part = spec.part.build(factory)
 
-    def __call__(self, x: AnyArray, adapters: AdapterRows | None) -> AnyArray:
+    def __call__(self, x: A, adapters: AdapterRows | None) -> A:
         made = self._part(x if self._norm is None else self._norm(x), adapters)
         return made if self._norm_after is None else self._norm_after(made)

@@ -5,5 +5,6 @@ loading    from a checkpoint's files to a model's weights
 
 Tested elsewhere: `tests/models/test_registry.py` and `tests/models/test_decoder.py`; `encoder`:
 `tests/models/test_encoders.py`; `hf_keys`: `tests/models/test_config_keys.py`; `mtp`:
-`tests/runner/test_mtp_runner.py`; `audio_tower` and `families/whisper`: `tests/models/test_whisper.py`.
+`tests/runner/test_mtp_runner.py`; `audio_tower` and `families/whisper`: `tests/models/test_whisper.py`;
+`spectrogram`: `tests/models/test_audio_encoder.py`.
 """

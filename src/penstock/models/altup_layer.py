@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.layers.altup import AltUp, AltUpSpec, Laurel, stream_of
 from penstock.layers.norm import Norm
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.layers.spec import StepInputs
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-class AltUpLayer:
+class AltUpLayer(Generic[A]):
     """A layer whose stream has all of a token's streams side by side. See `DecoderLayer` for the methods.
 
     n = norm(p_0)                                           p: the predicted streams
@@ -29,7 +29,7 @@ class AltUpLayer:
     x = corrected(p, y); x_1 .. += norm(per_layer(scale * x_0))
     """
 
-    def __init__(self, spec: LayerSpec, altup: AltUpSpec, factory: WeightFactory, *, is_last: bool) -> None:
+    def __init__(self, spec: LayerSpec, altup: AltUpSpec, factory: WeightFactory[A], *, is_last: bool) -> None:
         factory = factory.at(spec.name)
         self._ops, self._size, self._streams, self._wide = factory.ops, altup.size, altup.streams, altup.wide
         self._altup, self._laurel = AltUp(altup, factory), Laurel(altup, factory)
@@ -47,8 +47,8 @@ class AltUpLayer:
         )
 
     def mix_tokens(
-        self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
-    ) -> tuple[AnyArray, AnyArray]:
+        self, stream: Stream[A], step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None
+    ) -> tuple[A, A]:
         ops, size = self._ops, self._size
         predicted = self._altup.predict(stream.x)
         taken = self._before_mixer(stream_of(predicted, size, ops))
@@ -59,12 +59,12 @@ class AltUpLayer:
 
     def feed_forward(
         self,
-        mixed: AnyArray,
-        residual: AnyArray | None,
-        inputs: AnyArray | None = None,
+        mixed: A,
+        residual: A | None,
+        inputs: A | None = None,
         *,
         adapters: AdapterRows | None = None,
-    ) -> Stream:
+    ) -> Stream[A]:
         assert residual is not None
         assert inputs is not None
         parts, ops, size, count = residual, self._ops, self._size, self._streams
@@ -82,7 +82,7 @@ class AltUpLayer:
         return Stream(self._altup.corrected(parts, factors))
 
 
-def _norms(spec: SubLayer[Any], factory: WeightFactory) -> tuple[Norm, Norm]:
+def _norms(spec: SubLayer[Any], factory: WeightFactory[A]) -> tuple[Norm[A], Norm[A]]:
     assert spec.norm is not None
     assert spec.norm_after is not None
     return Norm(spec.norm, factory), Norm(spec.norm_after, factory)

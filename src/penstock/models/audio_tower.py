@@ -9,10 +9,11 @@ Both kinds of layers are counted as the tower's, in this order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from penstock.kernels.array_types import A
 from penstock.layers.cross_attention import CrossKeys
 from penstock.layers.encoder_head import wide
 from penstock.layers.norm import Norm
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.api.request import Image
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
+    from penstock.kernels.linear.weight import Weight
     from penstock.kernels.memory import Store
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 _WIDTH = 3
@@ -40,12 +41,12 @@ _VECTOR = 64
 """Columns of a convolution's matrix are a multiple of this, which kernels read whole; the others are zeros."""
 
 
-class AudioTower:
+class AudioTower(Generic[A]):
     """An audio tower with the projections of the layers that attend to it. The loader fills the weights."""
 
-    def __init__(self, spec: AudioTowerSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: AudioTowerSpec, factory: WeightFactory[A]) -> None:
         self.spec, self._ops = spec, factory.ops
-        self._convolutions = [_Convolution(convolution, factory) for convolution in spec.convolutions]
+        self._convolutions = [Convolution(convolution, factory) for convolution in spec.convolutions]
         self._positions = factory.tensor(spec.positions, spec.num_positions, spec.hidden_size)
         self._layers = [DecoderLayer(layer, 1.0, factory) for layer in spec.layers]
         self._residual = Residual(1.0, factory.ops)
@@ -56,7 +57,7 @@ class AudioTower:
     def num_layers(self) -> int:
         return len(self._layers) + len(self._keys)
 
-    def begin(self, window: Image) -> AnyArray:
+    def begin(self, window: Image) -> A:
         """The stream before the first layer, [positions, hidden_size]."""
         frames = np.frombuffer(window.pixels, np.float32).reshape(window.height, window.width).T
         x = self._convolutions[0](frames)
@@ -65,8 +66,8 @@ class AudioTower:
         return self._ops.add_rows(self._positions, x, 1.0)
 
     def run(
-        self, x: AnyArray, first: int, last: int, batch: Batch, cache: AnyCache, keys: Sequence[AnyCache], slot: Batch
-    ) -> AnyArray:
+        self, x: A, first: int, last: int, batch: Batch, cache: AnyCache[A], keys: Sequence[AnyCache[A]], slot: Batch
+    ) -> A:
         """The stream after layers `first` to `last`, in place of that before them.
 
         Args:
@@ -85,38 +86,39 @@ class AudioTower:
 
 
 @dataclass(slots=True)
-class _MatrixRows:
+class _MatrixRows(Generic[A]):
     """A convolution's weights as rows of a matrix: frame by frame, then zeros."""
 
-    store: Store
-    target: AnyArray
+    store: Store[A]
+    target: Weight[A]
     shape: tuple[int, ...]
 
     def load(self, first: int, rows: NDArray[Any]) -> None:
-        self.store(self.target, first, side_by_side(rows, _padded(self.shape[1] * _WIDTH)))
+        self.store(self.target, first, side_by_side(rows, padded_columns(self.shape[1] * _WIDTH)))
 
 
-def _padded(size: int) -> int:
+def padded_columns(size: int) -> int:
+    """Columns of a convolution's matrix, of which so many are used."""
     return -(-size // _VECTOR) * _VECTOR
 
 
-class _Convolution:
+class Convolution(Generic[A]):
     """A convolution as a linear map of neighbouring frames. See `ConvolutionSpec`."""
 
-    def __init__(self, spec: ConvolutionSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: ConvolutionSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops, self._dtype, self._constant = spec, factory.ops, factory.dtype, factory.constant
-        self._columns = _padded(_WIDTH * spec.in_size)
+        self._columns = padded_columns(_WIDTH * spec.in_size)
         self._weight = factory.weight_of(spec.name, spec.out_size, self._columns)
         rows = _MatrixRows(factory.ops.store, self._weight, (spec.out_size, spec.in_size, _WIDTH))
         factory.add_parameter(spec.name, rows)
         self._bias = factory.bias((spec.name,), (spec.out_size,), self._weight.bias_dtype)
 
-    def __call__(self, frames: NDArray[np.float32]) -> AnyArray:
-        """`frames` [frames, in_size] -> [frames / stride, out_size]"""
+    def __call__(self, frames: NDArray[np.float32]) -> A:
+        """`frames` [frames, in_size] -> [frames / stride, out_size], rounded up"""
         size, stride = self._spec.in_size, self._spec.stride
         padded = np.zeros((len(frames) + 2, size), np.float32)
         padded[1:-1] = frames
-        count = len(frames) // stride
+        count = -(-len(frames) // stride)
         rows = np.zeros((count, self._columns), np.float32)
         for place in range(_WIDTH):
             rows[:, place * size : (place + 1) * size] = padded[place : place + count * stride : stride]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A
 from penstock.layers.altup import StreamEnds
 from penstock.layers.embedding import Embedding, OutputHead
 from penstock.layers.norm import Norm
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
     from penstock.layers.rope import RopeConfig, TemperatureConfig
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-class SubLayerNorms:
+class SubLayerNorms(Generic[A]):
     """The norms before and after a part of a layer, the norm of the residual sum, and factors; each is optional."""
 
-    def __init__(self, spec: SubLayer[Any], factory: WeightFactory) -> None:
+    def __init__(self, spec: SubLayer[Any], factory: WeightFactory[A]) -> None:
         self.before = None if spec.norm is None else Norm(spec.norm, factory)
         self.after = None if spec.norm_after is None else Norm(spec.norm_after, factory)
         self._of_sum = None if spec.norm_of_sum is None else Norm(spec.norm_of_sum, factory)
@@ -44,7 +44,7 @@ class SubLayerNorms:
             factory.ops.activate,
         )
 
-    def take(self, stream: Stream, adding: Residual, *, beside: bool = False) -> tuple[AnyArray, AnyArray]:
+    def take(self, stream: Stream[A], adding: Residual[A], *, beside: bool = False) -> tuple[A, A]:
         """Returns (the part's input, the residual stream); see `Residual.normed`.
 
         Args:
@@ -60,7 +60,7 @@ class SubLayerNorms:
             taken = self._activate(taken, None, factor=self._input_factor)
         return taken, residual
 
-    def stream(self, x: AnyArray, residual: AnyArray, adding: Residual) -> Stream:
+    def stream(self, x: A, residual: A, adding: Residual[A]) -> Stream[A]:
         """The residual stream after the part with the output `x`."""
         if self._output_factor != 1.0:
             x = self._activate(x, None, factor=self._output_factor)
@@ -68,7 +68,7 @@ class SubLayerNorms:
         return stream if self._of_sum is None else Stream(adding.normed(stream, self._of_sum)[0])
 
 
-class DecoderLayer:
+class DecoderLayer(Generic[A]):
     """A mixer and a feed-forward part, each with norms and a residual connection; either may be missing.
 
     Computed in two steps, because everything after the mixer processes tokens independently: in the last layer it runs
@@ -79,10 +79,10 @@ class DecoderLayer:
         self,
         spec: LayerSpec,
         factor: float,
-        factory: WeightFactory,
+        factory: WeightFactory[A],
         *,
         is_last: bool = False,
-        beside: DecoderLayer | None = None,
+        beside: DecoderLayer[A] | None = None,
     ) -> None:
         """
         Args:
@@ -110,8 +110,8 @@ class DecoderLayer:
         self._parallel, self._add_rows = spec.parallel, factory.ops.add_rows
 
     def mix_tokens(
-        self, stream: Stream, step: StepInputs, batch: Batch, cache: AnyCache | None
-    ) -> tuple[AnyArray, AnyArray | None]:
+        self, stream: Stream[A], step: StepInputs[A], batch: Batch, cache: AnyCache[A] | None
+    ) -> tuple[A, A | None]:
         """Run the mixer. Returns its output, for `feed_forward`, and the residual stream [num_tokens, hidden_size].
 
         Args:
@@ -127,12 +127,12 @@ class DecoderLayer:
 
     def feed_forward(
         self,
-        mixed: AnyArray,
-        residual: AnyArray | None,
-        inputs: AnyArray | None = None,
+        mixed: A,
+        residual: A | None,
+        inputs: A | None = None,
         *,
         adapters: AdapterRows | None = None,
-    ) -> Stream:
+    ) -> Stream[A]:
         """Run the rest of the layer after `mix_tokens`; returns the layer's output.
 
         Args:
@@ -155,7 +155,7 @@ class DecoderLayer:
             stream = self._per_layer_norms.stream(self._per_layer(taken, inputs, adapters), residual, self._residual)
         return replace(stream, total=self._scale)
 
-    def _side_by_side(self, mixed: AnyArray, residual: AnyArray | None, adapters: AdapterRows | None) -> Stream:
+    def _side_by_side(self, mixed: A, residual: A | None, adapters: AdapterRows | None) -> Stream[A]:
         """`feed_forward` of a layer whose parts take the same stream."""
         norm = self._feed_forward_norms.before or self._mixer_norms.before
         assert self._mixer is not None
@@ -166,19 +166,19 @@ class DecoderLayer:
         return Stream(self._add_rows(self._feed_forward(norm(residual), adapters), mixed, 1.0), residual)
 
 
-class PositionTables:
+class PositionTables(Generic[A]):
     """The tables of rotary angles and query factors, from which each step's `StepInputs` are gathered, and the position
     bias.
     """
 
-    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory[A]) -> None:
         """
         Args:
             max_positions: the maximum model length in tokens; 0: no tables, in a build that only records sizes.
         """
-        self._rotaries: dict[RopeConfig, Rotary] = {}
-        self._temperatures: dict[TemperatureConfig, Temperatures] = {}
-        self._bias: AnyArray | None = None
+        self._rotaries: dict[RopeConfig, Rotary[A]] = {}
+        self._temperatures: dict[TemperatureConfig, Temperatures[A]] = {}
+        self._bias: A | None = None
         if not max_positions:
             return
         self._rotaries = {rope: Rotary(rope, max_positions, factory) for rope in spec.ropes}
@@ -201,9 +201,7 @@ class PositionTables:
                 rotary.compute_page(page)
             self._is_computed[page] = True
 
-    def inputs(
-        self, positions: AnyArray, adapters: AdapterRows | None = None, by_axis: AnyArray | None = None
-    ) -> StepInputs:
+    def inputs(self, positions: A, adapters: AdapterRows | None = None, by_axis: A | None = None) -> StepInputs[A]:
         """The inputs at `positions` [num_tokens] int64, with the tokens' adapters.
 
         Args:
@@ -218,31 +216,31 @@ class PositionTables:
         )
 
 
-def _angles(rotary: Rotary, positions: AnyArray, by_axis: AnyArray | None) -> AnyArray:
+def _angles(rotary: Rotary[A], positions: A, by_axis: A | None) -> A:
     found = None if by_axis is None else rotary.angles_by_axis(by_axis)
     return rotary.angles(positions) if found is None else found
 
 
-class ImagePoints(Protocol):
+class ImagePoints(Protocol[A]):
     """What a step has of images. A recorded pass only notes where `place` is called."""
 
-    positions: AnyArray | None
+    positions: A | None
     """[num_tokens, 3] int64, for rotary embeddings with several axes; None: the model has none."""
 
-    def place(self, x: AnyArray, depth: int) -> None:
+    def place(self, x: A, depth: int) -> None:
         """Replace rows of the embeddings `x` [num_tokens, hidden_size] by features (depth 0), or add the features of
         tap `depth` - 1 to the output of that layer."""
         ...
 
 
-class Decoder:
+class Decoder(Generic[A]):
     """Token ids in, logits out, over a paged KV cache. The loader fills the weights.
 
     `forward` and `compute_logits` are also called once with recorded tensors, which have no content: neither may branch
     on a tensor's content or number of rows.
     """
 
-    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory[A]) -> None:
         """
         Args:
             max_positions: see `PositionTables`.
@@ -267,8 +265,8 @@ class Decoder:
         self._residual = Residual(spec.residual_multiplier, factory.ops)
         last = spec.layers[-1]
         self._streams = None if last.altup is None else StreamEnds(last.altup, factory)
-        self.layers: list[DecoderLayer | AltUpLayer] = []
-        made: DecoderLayer | None = None
+        self.layers: list[DecoderLayer[A] | AltUpLayer[A]] = []
+        made: DecoderLayer[A] | None = None
         for layer in spec.layers:
             if layer.altup is not None:
                 self.layers.append(AltUpLayer(layer, layer.altup, factory, is_last=layer is last))
@@ -285,15 +283,15 @@ class Decoder:
 
     def forward(
         self,
-        token_ids: AnyArray,
-        positions: AnyArray,
+        token_ids: A,
+        positions: A,
         batches: Sequence[Batch],
-        caches: Sequence[AnyCache | None],
+        caches: Sequence[AnyCache[A] | None],
         adapters: AdapterRows | None = None,
         *,
         whole: bool = False,
-        images: ImagePoints | None = None,
-    ) -> tuple[AnyArray, ...]:
+        images: ImagePoints[A] | None = None,
+    ) -> tuple[A, ...]:
         """Run a step's tokens through the layers, and write the caches.
 
         Returns the inputs of the last layer's `feed_forward`; `compute_logits` computes the rest, for the needed rows
@@ -321,7 +319,8 @@ class Decoder:
         for index, (layer, batch, cache) in enumerate(layers):
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)
             if images is not None and index < self._num_taps:
-                assert stream.after is stream.total is None, "such layers add their output as it is"
+                plain = stream.after is None and stream.total is None
+                assert plain, "such layers add their output as it is"
                 images.place(stream.x, index + 1)
         layer, batch, cache = last
         mixed, residual = layer.mix_tokens(stream, step, batch, cache)
@@ -329,7 +328,7 @@ class Decoder:
         hidden = (mixed, residual, *inputs)
         return (self._finish(hidden, adapters),) if whole else hidden
 
-    def embed(self, token_ids: AnyArray, adapters: AdapterRows | None = None) -> AnyArray:
+    def embed(self, token_ids: A, adapters: AdapterRows | None = None) -> A:
         """`token_ids` [num_tokens] int64 -> the embeddings [num_tokens, hidden_size], scaled or normalized."""
         x, factor = self.embedding(token_ids), self.spec.embedding_multiplier
         if self._embedding_updates is not None and adapters is not None:
@@ -337,7 +336,7 @@ class Decoder:
         x = x if self._embedding_norm is None else self._embedding_norm(x)
         return x if factor == 1.0 else self._ops.activate(x, None, factor=factor)
 
-    def _finish(self, hidden: Iterable[AnyArray], adapters: AdapterRows | None) -> AnyArray:
+    def _finish(self, hidden: Iterable[A], adapters: AdapterRows | None) -> A:
         """The rest of the last layer and the final norm: [rows, hidden_size]."""
         stream = self.layers[-1].feed_forward(*hidden, adapters=adapters)
         if self._streams is not None:
@@ -345,9 +344,7 @@ class Decoder:
         normed, _ = self._residual.normed(stream, self.final_norm)
         return normed
 
-    def compute_logits(
-        self, hidden: Sequence[AnyArray], rows: AnyArray, adapters: AdapterRows | None = None
-    ) -> AnyArray:
+    def compute_logits(self, hidden: Sequence[A], rows: A, adapters: AdapterRows | None = None) -> A:
         """The logits [len(rows), vocab_size] float32 of some rows: the rest of the last layer, the final norm, the
         projection to the vocabulary, and `scale_logits`.
 
@@ -360,7 +357,7 @@ class Decoder:
         normed = wanted[0] if len(wanted) == 1 else self._finish(wanted, adapters)
         return self.scale_logits(self.output.logits(normed, adapters))
 
-    def scale_logits(self, logits: AnyArray) -> AnyArray:
+    def scale_logits(self, logits: A) -> A:
         """Apply the spec's logits divisor and soft cap to the output projection's logits, in place."""
         if self.spec.logits_divisor != 1.0:
             logits = self._ops.activate(logits, None, divisor=self.spec.logits_divisor)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.encoder_config import Pooling
+from penstock.kernels.array_types import A
 from penstock.layers.convolution import TokenConvolution
 from penstock.layers.disentangled import DistanceVectors
 from penstock.layers.embedding import Embedding
@@ -24,7 +25,6 @@ from penstock.models.stream import Residual, Stream
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 Rows = NDArray[np.float32]
@@ -32,13 +32,13 @@ Span = tuple[int, int]
 """The index of a text's first token, and of the token after its last."""
 
 
-class Encoder:
+class Encoder(Generic[A]):
     """Computes the hidden states of a step's texts, and their vectors. The loader fills the weights.
 
     `forward` is also called once with recorded tensors, which have no content: see `Decoder`.
     """
 
-    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, spec: ModelSpec, max_positions: int, factory: WeightFactory[A]) -> None:
         """
         Args:
             max_positions: see `PositionTables`.
@@ -65,9 +65,7 @@ class Encoder:
         self._final_norm = Norm(spec.final_norm, factory)
         self._head = [_head_part(part, ends, self.embedding, factory) for part in ends.head]
 
-    def forward(
-        self, token_ids: AnyArray, positions: AnyArray, token_types: AnyArray, batch: Batch, cache: AnyCache | None
-    ) -> AnyArray:
+    def forward(self, token_ids: A, positions: A, token_types: A, batch: Batch, cache: AnyCache[A] | None) -> A:
         """The hidden states [num_tokens, hidden_size] float32 of whole texts.
 
         The first three arguments are [num_tokens] int64; `positions` are rows of the position table, if the model has
@@ -93,7 +91,7 @@ class Encoder:
                 stream, beside = Stream(self._residual.normed(both, self._convolution_norm)[0]), None
         return wide(self._residual.normed(stream, self._final_norm)[0], self._ops)
 
-    def vectors(self, hidden: AnyArray, spans: Sequence[Span]) -> Rows:
+    def vectors(self, hidden: A, spans: Sequence[Span]) -> Rows:
         """The vectors [texts, vector_size] of the texts whose tokens are at `spans` of `hidden`, a result of `forward`.
 
         Reductions are computed text by text, because the order of numpy's sums may depend on the number of rows.
@@ -111,7 +109,7 @@ class Encoder:
         return re.compile("|".join(self.spec.names.ignored))
 
 
-def _table(spec: TableSpec | None, columns: int, factory: WeightFactory) -> AnyArray | None:
+def _table(spec: TableSpec | None, columns: int, factory: WeightFactory[A]) -> A | None:
     if spec is None:
         return None
     table = factory.tensor(f"{spec.name}.weight", spec.rows - spec.first, columns)
@@ -146,8 +144,8 @@ def _pooled(hidden: Rows, mode: Pooling) -> Rows:
 
 
 def _head_part(
-    part: HeadPart, ends: EncoderSpec, embedding: Embedding, factory: WeightFactory
-) -> Callable[[AnyArray], AnyArray]:
+    part: HeadPart, ends: EncoderSpec, embedding: Embedding[A], factory: WeightFactory[A]
+) -> Callable[[A], A]:
     if isinstance(part, NormSpec):
         return Norm(part, factory)
     if isinstance(part, TokenScoreSpec):

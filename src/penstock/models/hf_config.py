@@ -72,11 +72,12 @@ class HFConfig:
             self._sections.append((name, made))
         return made
 
-    def text(self, *towers: str) -> "HFConfig":
+    def text(self, *towers: str, defaults: Mapping[str, Any] | None = None) -> "HFConfig":
         """The config of a multimodal checkpoint's text model: `text_config`, or this config if that is absent.
 
         Args:
             towers: keys of the skipped parts of the model, such as vision towers.
+            defaults: settings that the class of the checkpoint gives a `text_config` without them.
         """
         values = self.find("text_config", dict)
         if values is None:
@@ -85,7 +86,7 @@ class HFConfig:
         self._read.update(towers)
         outer = {key: self._values[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if self.has(key)}
         self._read.update(outer)
-        text = self.section(_given(values) | outer, "text_config")
+        text = self.section({**(defaults or {}), **_given(values), **outer}, "text_config")
         text.ignore("quantization_config")  # read where it matters
         return text
 

@@ -11,8 +11,9 @@ embedding and output projection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
+from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
@@ -23,14 +24,13 @@ from penstock.models.stream import Residual, Stream
 if TYPE_CHECKING:
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-class MTPHead:
+class MTPHead(Generic[A]):
     """The multi-token prediction head; see the module's docstring. The loader fills the weights."""
 
-    def __init__(self, mtp: MTPSpec, target: Decoder, max_positions: int, factory: WeightFactory) -> None:
+    def __init__(self, mtp: MTPSpec, target: Decoder[A], max_positions: int, factory: WeightFactory[A]) -> None:
         """
         Args:
             target: the model, whose embedding and output projection the head shares.
@@ -49,9 +49,7 @@ class MTPHead:
         self.positions = PositionTables(self.spec, max_positions, factory)
         """Prepared for the step's positions before `mix_tokens`."""
 
-    def mix_tokens(
-        self, token_ids: AnyArray, positions: AnyArray, hidden: AnyArray, batch: Batch, cache: AnyCache | None
-    ) -> tuple[AnyArray, AnyArray]:
+    def mix_tokens(self, token_ids: A, positions: A, hidden: A, batch: Batch, cache: AnyCache[A] | None) -> tuple[A, A]:
         """Run the layer's mixer on the batch's tokens, and write its cache; returns the input of `finish`.
 
         Args:
@@ -69,12 +67,12 @@ class MTPHead:
         assert residual is not None, "the head's layer has a mixer"
         return mixed, residual
 
-    def finish(self, mixed: tuple[AnyArray, AnyArray], rows: AnyArray) -> AnyArray:
+    def finish(self, mixed: tuple[A, A], rows: A) -> A:
         """The head's hidden states [count, hidden_size], after its norm, of the rows [count] int64 (count >= 1)."""
         stream = self._layer.feed_forward(*(self._ops.gather(part, rows) for part in mixed))
         normed, _ = self._residual.normed(stream, self._norm)
         return normed
 
-    def logits(self, normed: AnyArray) -> AnyArray:
+    def logits(self, normed: A) -> A:
         """`normed`, the result of `finish` -> logits [count, vocab_size] float32."""
         return self._target.scale_logits(self._target.output.logits(normed))

@@ -36,7 +36,9 @@ from penstock.system.start import Start
 if TYPE_CHECKING:
     from penstock.checkpoint.gguf.file import GGUFFile
     from penstock.config.model_facts import TowerFacts
+    from penstock.kernels.array_types import A
     from penstock.kernels.ops import Ops
+    from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
     from penstock.models.encoder import Encoder
     from penstock.models.loading.loader import WeightFile
@@ -190,7 +192,7 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
 
 
 def _tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> "TowerFacts | None":
-    if spec.tower is None and spec.audio is None:
+    if spec.tower is None and spec.audio is None and spec.audio_encoder is None:
         return None
     from penstock.models.tower_facts import read_tower_facts  # here: few models have a tower
 
@@ -260,7 +262,7 @@ def _mtp_model(checkpoint: Checkpoint, target: ModelSpec, mtp: MTPSpec) -> Model
     return replace(head, quantization=read_gguf_scheme(checkpoint.gguf, matrices))
 
 
-def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Decoder) -> "MTPHead":
+def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops[A]", target: "Decoder[A]") -> "MTPHead[A]":
     """Load the multi-token prediction head of `target`; `settings` are the head's own.
 
     Raises:
@@ -280,7 +282,7 @@ def load_mtp(checkpoint: Checkpoint, settings: Settings, ops: "Ops", target: Dec
     return head
 
 
-def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> Decoder:
+def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops[A]", start: Start | None = None) -> "Decoder[A]":
     """Load a model with its weights, in the dtype and on the device of `settings`; it computes with `ops`.
 
     Args:
@@ -292,7 +294,7 @@ def load_model(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: St
     return _load(checkpoint, settings, ops, start or Start(), Decoder)
 
 
-def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops", start: Start | None = None) -> "Encoder":
+def load_encoder(checkpoint: Checkpoint, settings: Settings, ops: "Ops[A]", start: Start | None = None) -> "Encoder[A]":
     """Like `load_model`, for a model that embeds or scores."""
     from penstock.models.encoder import Encoder  # here: a decoder has no need of it
 
@@ -344,19 +346,22 @@ def _make_model(
 
 
 def _make_tower(
-    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory", lookup: "PackedLookup"
-) -> "Tower | AudioTower":
+    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory[A]", lookup: "PackedLookup"
+) -> "Tower[A] | AudioTower[A] | AudioEncoder[A]":
     """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
+    from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
     from penstock.models.tower import Tower
     from penstock.quantization.base import Unquantized, WeightFactory
 
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
-    tower: Tower | AudioTower
+    tower: Tower[A] | AudioTower[A] | AudioEncoder[A]
     if spec.audio is not None:
         tower = AudioTower(spec.audio, own)
+    elif spec.audio_encoder is not None:
+        tower = AudioEncoder(spec.audio_encoder, own)
     else:
         assert spec.tower is not None, "its facts were read"
         tower = Tower(spec.tower, read_image_input(checkpoint), own)
@@ -364,7 +369,7 @@ def _make_tower(
     return tower
 
 
-def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops", **options: Any) -> "WeightFactory":
+def _new_factory(spec: ModelSpec, settings: Settings, ops: "Ops[A]", **options: Any) -> "WeightFactory[A]":
     """A factory of the model's weights; see `WeightFactory` for the options."""
     from penstock.quantization.base import WeightFactory
     from penstock.quantization.methods import make_method

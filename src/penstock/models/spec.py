@@ -357,6 +357,73 @@ class AudioTowerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SpectrogramSpec:
+    """Three convolutions over mels and frames together, each of width 3 and stride 2 with a bias and GELU; then a
+    linear map of each frame's channels. They see one chunk at a time, which zeros fill.
+    """
+
+    convolutions: tuple[str, str, str]
+    channels: int
+    """Of each convolution."""
+    output: str
+    chunk: int
+    """Frames that are convolved at a time."""
+
+    @staticmethod
+    def reduced(size: int) -> int:
+        """Size of an axis after the convolutions."""
+        return -(-size // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class AudioEncoderSpec:
+    """An audio encoder, which turns a sound into features: vectors in place of the embeddings of its tokens.
+
+    log-mel frames -> convolutions + positions -> layers, each position sees all -> connector -> features
+    """
+
+    num_mels: int
+    num_positions: int
+    """Of the longest stretch of a sound that is encoded at a time, after the convolutions."""
+    hidden_size: int
+    convolutions: tuple[ConvolutionSpec, ...]
+    layers: tuple[LayerSpec, ...]
+    group: int
+    """Neighbouring positions that `connector` merges into one; positions at the end that make no group are left out."""
+    connector: tuple[ConnectorPart, ...]
+    positions: str | None = None
+    """Complete name of the vectors that are added to positions; None: they are sinusoids."""
+    window: int | None = None
+    """Positions that see each other: the convolutions end there, and places are counted anew; None: all do."""
+    margin: int = 0
+    """Frames after the sound that the convolutions see, but that have no positions."""
+    spectrogram: SpectrogramSpec | None = None
+    """Other convolutions, in place of `convolutions`; places are then counted anew with each chunk. None: there are
+    none."""
+
+    @property
+    def stride(self) -> int:
+        """Fewest frames of a position."""
+        if self.spectrogram is not None:
+            return self.spectrogram.chunk // self.num_places
+        return math.prod(convolution.stride for convolution in self.convolutions)
+
+    @property
+    def num_places(self) -> int:
+        """Distinct vectors that are added to positions."""
+        if self.spectrogram is not None:
+            return self.spectrogram.reduced(self.spectrogram.chunk)
+        return self.window or self.num_positions
+
+    def positions_of(self, num_frames: int) -> int:
+        """Number of positions of so many frames, the margin included."""
+        if self.spectrogram is not None:
+            chunks, rest = divmod(num_frames, self.spectrogram.chunk)
+            return chunks * self.num_places + self.spectrogram.reduced(rest)
+        return -(-(num_frames - self.margin) // self.stride)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder (embedding, layers, final norm, output projection), or an encoder."""
 
@@ -396,6 +463,8 @@ class ModelSpec:
     """The vision tower, if Penstock knows the checkpoint's."""
     audio: AudioTowerSpec | None = None
     """The audio tower of a model that transcribes."""
+    audio_encoder: AudioEncoderSpec | None = None
+    """The audio encoder of a model that takes sounds in prompts, if Penstock knows the checkpoint's."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
 

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
+from penstock.kernels.array_types import A
 from penstock.layers.norm import Norm
 
 if TYPE_CHECKING:
     from penstock.kernels.ops import Ops
-    from penstock.native.array import AnyArray
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Generic[A]):
     """The residual stream as an unfinished sum, total * (residual + after(x)), which is fused with the next norm.
 
     Without a residual, `x` is the stream itself.
     """
 
-    x: AnyArray
+    x: A
     """[num_tokens, hidden_size]"""
-    residual: AnyArray | None = None
-    after: Norm | None = None
+    residual: A | None = None
+    after: Norm[A] | None = None
     """None: no norm after the part."""
-    total: AnyArray | None = None
+    total: A | None = None
     """[1] float32; None: 1."""
 
 
-class Residual:
+class Residual(Generic[A]):
     """Adds the outputs of a model's parts to the residual stream, scaled by `residual_multiplier`."""
 
-    def __init__(self, factor: float, ops: Ops) -> None:
+    def __init__(self, factor: float, ops: Ops[A]) -> None:
         self._factor, self._ops = factor, ops
 
-    def normed(self, stream: Stream, norm: Norm | None) -> tuple[AnyArray, AnyArray]:
+    def normed(self, stream: Stream[A], norm: Norm[A] | None) -> tuple[A, A]:
         """Returns (norm(stream), stream), both [num_tokens, hidden_size]; may overwrite the stream's tensors."""
         if norm is None or stream.residual is None:
             total = self.added(stream)
             return (total if norm is None else norm(total)), total
         return norm.of_sum(stream.x, stream.residual, self._factor, after=stream.after, total=stream.total)
 
-    def added(self, stream: Stream) -> AnyArray:
+    def added(self, stream: Stream[A]) -> A:
         """The stream as one tensor [num_tokens, hidden_size]; may overwrite the stream's tensors."""
         if stream.residual is None:
             return stream.x

@@ -9,10 +9,11 @@ of operations.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
+from penstock.kernels.array_types import A
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.norm import Norm
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
     from penstock.config.image_input import ImageInput
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 
-class Tower:
+class Tower(Generic[A]):
     """A vision tower with its connector. The loader fills the weights."""
 
-    def __init__(self, spec: TowerSpec, pixels: ImageInput | None, factory: WeightFactory) -> None:
+    def __init__(self, spec: TowerSpec, pixels: ImageInput | None, factory: WeightFactory[A]) -> None:
         """
         Args:
             pixels: how 8-bit pixels become floats; None: in a build that only records sizes.
@@ -61,15 +61,15 @@ class Tower:
             _scale_layers(spec, spec.layer_scales, factory)
         self._residual = Residual(1.0, factory.ops)
         self._last_norm = None if spec.last_norm is None else Norm(spec.last_norm, factory)
-        self._connector = Connector(spec.connector, spec, factory)
-        self._taps = {index: Connector(parts, spec, factory) for index, parts in spec.taps}
+        self._connector = Connector(spec.connector, spec.merge**2, spec.hidden_size, factory)
+        self._taps = {index: Connector(parts, spec.merge**2, spec.hidden_size, factory) for index, parts in spec.taps}
 
     def grid(self, image: Image) -> PatchGrid:
         """The places of a picture's patches."""
         size = self.spec.patch.size
         return PatchGrid.of(image.height // size, image.width // size, self.spec.merge, self.spec.window)
 
-    def begin(self, image: Image, grid: PatchGrid) -> AnyArray:
+    def begin(self, image: Image, grid: PatchGrid) -> A:
         """The stream before the first layer, [patches, hidden_size]; with a class token it has one row more."""
         assert self._floats is not None
         extra, count = 0 if self._class is None else 1, len(grid.rows)
@@ -82,7 +82,7 @@ class Tower:
             x = self._ops.add_rows(places, x, 1.0)
         return x if self._first_norm is None else self._first_norm(x)
 
-    def angles(self, grid: PatchGrid) -> AnyArray | None:
+    def angles(self, grid: PatchGrid) -> A | None:
         """Cosines and sines at the places of the stream's rows, [rows, 2, dim / 2] float32; None: no rotary
         embedding."""
         found = _axial_angles(self.spec, grid)
@@ -93,9 +93,16 @@ class Tower:
         """Angles of a patch; 0: no rotary embedding."""
         return 0 if self.spec.rope is None else self.spec.rope.dim // 2
 
-    def layer(
-        self, index: int, x: AnyArray, angles: AnyArray | None, whole: Batch, windows: Batch, cache: AnyCache
-    ) -> AnyArray:
+    def most_windows(self, num_patches: int) -> int:
+        """Largest number of windows of so many patches; 0: there are none."""
+        return 0 if self.spec.window is None else num_patches // self.spec.merge**2
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Indices of the layers with taps."""
+        return tuple(index for index, _ in self.spec.taps)
+
+    def layer(self, index: int, x: A, angles: A | None, whole: Batch, windows: Batch, cache: AnyCache[A]) -> A:
         """The stream after a layer, in place of that before it.
 
         Also called once with recorded arrays: see `Decoder`.
@@ -109,15 +116,15 @@ class Tower:
         mixed, residual = layer.mix_tokens(Stream(x), StepInputs(x, known, {}), batch, cache)
         return self._residual.added(layer.feed_forward(mixed, residual))
 
-    def tap(self, index: int, x: AnyArray, grid: PatchGrid) -> AnyArray | None:
+    def tap(self, index: int, x: A, grid: PatchGrid) -> A | None:
         """The features of a tap on layer `index`, whose output is `x`; None: there is none."""
         tap = self._taps.get(index)
-        return None if tap is None else tap(x, grid)
+        return None if tap is None else tap(x, grid.restore)
 
-    def end(self, x: AnyArray, grid: PatchGrid) -> AnyArray:
+    def end(self, x: A, grid: PatchGrid) -> A:
         """The features [merged patches, size] in reading order, of the last layer's output."""
         x = x[: len(grid.rows)]  # without the class token
-        return self._connector(x if self._last_norm is None else self._last_norm(x), grid)
+        return self._connector(x if self._last_norm is None else self._last_norm(x), grid.restore)
 
 
 def _scale_layers(spec: TowerSpec, names: tuple[str, str], factory: WeightFactory) -> None:

@@ -5,12 +5,14 @@ from functools import lru_cache
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.image_input import read_image_input
+from penstock.checkpoint.sound_input import read_sound_input
 from penstock.config.model_facts import WINDOW_BLOCK, ActivationSizes, TowerFacts, blocks_of_window
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
+from penstock.models.audio_encoder import AudioEncoder
 from penstock.models.audio_tower import AudioTower
-from penstock.models.spec import AudioTowerSpec, LayerSpec, ModelSpec, TowerSpec
+from penstock.models.spec import AudioEncoderSpec, AudioTowerSpec, LayerSpec, ModelSpec, SpectrogramSpec, TowerSpec
 from penstock.models.tower import Tower
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,13 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     """The facts of the tower; None: the model takes text only, as it has no tower or no settings of its pictures."""
     if spec.audio is not None:
         return _audio_facts(spec.audio)
+    if spec.audio_encoder is not None:
+        try:
+            read_sound_input(checkpoint)
+        except CheckpointError as error:
+            logger.warning("this model takes text only: %s", error)
+            return None
+        return _encoder_facts(spec.audio_encoder, spec.hidden_size)
     tower = spec.tower
     if tower is None:
         return None
@@ -37,13 +46,12 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
     most = max(area // tower.patch.size**2, tower.merge**2)
     if tower.side is None and pixels.max_tokens:
         most = pixels.max_tokens * tower.merge**2
-    layer = sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower.layers[0]).matrices)
     activations = [part.activation_sizes for part in tower.layers[0].parts]
     hidden = tower.hidden_size
     return TowerFacts(
         num_layers=len(tower.layers),
         patch_pixels=tower.patch.size,
-        layer_elements=layer,
+        layer_elements=_layer_elements(tower),
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters + hidden * 3 * tower.patch.size**2,
         feature_elements=spec.hidden_size * (1 + len(tower.taps)),
@@ -61,11 +69,7 @@ def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | No
 
 
 def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
-    hidden, (layer, *_) = tower.hidden_size, tower.layers
-    activations = [part.activation_sizes for part in layer.parts]
-    begin = max(
-        3 * convolution.in_size * hidden // convolution.out_size for convolution in tower.convolutions
-    )  # at the first one's frames
+    hidden = tower.hidden_size
     places = blocks_of_window(tower.num_positions) * WINDOW_BLOCK
     keys = 2 * sum(reader.hidden_size for _, reader in tower.readers)
     features = -(-places * keys // tower.num_positions)
@@ -73,27 +77,68 @@ def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
         num_layers=len(tower.layers) + len(tower.readers),
         patch_pixels=tower.num_frames // tower.num_positions,
         patch_height=tower.num_mels,
-        layer_elements=sum(matrix.rows * matrix.columns for matrix in _layer_sizes(layer).matrices),
+        layer_elements=_layer_elements(tower),
         hidden_size=hidden,
         num_parameters=_sizes(tower).num_parameters,
         feature_elements=features,
         early_elements=features,  # a window has its place from the first layer on
-        activation_sizes=ActivationSizes(
-            3 * hidden + 2 * begin + sum(part.native for part in activations),
-            3 * hidden + 2 * begin + sum(part.reference for part in activations),
-            max(begin, *(part.widest for part in activations)),
-        ),
+        activation_sizes=_audio_activations(tower),
         max_tokens=tower.num_positions,
         max_patches=tower.num_positions,
         is_attended=True,
     )
 
 
+def _encoder_facts(encoder: AudioEncoderSpec, text_size: int) -> TowerFacts:
+    most = encoder.num_positions
+    frames = encoder.spectrogram.chunk * most // encoder.num_places if encoder.spectrogram is not None else 0
+    return TowerFacts(
+        num_layers=len(encoder.layers),
+        patch_pixels=encoder.stride,
+        patch_height=encoder.num_mels,
+        layer_elements=_layer_elements(encoder),
+        hidden_size=encoder.hidden_size,
+        num_parameters=_sizes(encoder).num_parameters,
+        feature_elements=text_size,
+        activation_sizes=_audio_activations(encoder),
+        max_tokens=most // encoder.group,
+        max_patches=max(most + -(-encoder.margin // encoder.stride), -(-frames // encoder.stride)),
+        is_audio=True,
+    )
+
+
+def _layer_elements(tower: TowerSpec | AudioTowerSpec | AudioEncoderSpec) -> int:
+    return sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower.layers[0]).matrices)
+
+
+def _audio_activations(tower: AudioTowerSpec | AudioEncoderSpec) -> ActivationSizes:
+    """Per position, in the convolutions or in a layer."""
+    hidden, activations = tower.hidden_size, [part.activation_sizes for part in tower.layers[0].parts]
+    if isinstance(tower, AudioEncoderSpec) and tower.spectrogram is not None:
+        begin = _spectrogram_elements(tower, tower.spectrogram) // tower.num_positions + 1
+    else:
+        begin = max(
+            3 * convolution.in_size * hidden // convolution.out_size for convolution in tower.convolutions
+        )  # at the first one's frames
+    return ActivationSizes(
+        3 * hidden + 2 * begin + sum(part.native for part in activations),
+        3 * hidden + 2 * begin + sum(part.reference for part in activations),
+        max(begin, *(part.widest for part in activations)),
+    )
+
+
+def _spectrogram_elements(encoder: AudioEncoderSpec, spec: SpectrogramSpec) -> int:
+    """Elements of the rows of neighbourhoods of a chunk, in the largest convolution, the second."""
+    return 9 * spec.channels * -(-spec.chunk // 4) * -(-encoder.num_mels // 4)
+
+
 @lru_cache(maxsize=4)
-def _sizes(tower: TowerSpec | AudioTowerSpec) -> WeightSizes:
+def _sizes(tower: TowerSpec | AudioTowerSpec | AudioEncoderSpec) -> WeightSizes:
     recorder = SizeRecorder()
     if isinstance(tower, AudioTowerSpec):
         AudioTower(tower, recorder)
+    elif isinstance(tower, AudioEncoderSpec):
+        AudioEncoder(tower, recorder)
     else:
         Tower(tower, None, recorder)
     return recorder.sizes

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from penstock.kernels.array_types import A
 from penstock.layers.encoder_head import wide
 from penstock.layers.norm import Norm
 from penstock.layers.spec import NormSpec
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.kernels.elementwise import RMSNormOp
     from penstock.kernels.linear.weight import Weight
     from penstock.kernels.memory import Store
-    from penstock.native.array import AnyArray
     from penstock.quantization.base import WeightFactory
 
 _VECTOR = 64
@@ -37,11 +37,11 @@ _VECTOR = 64
 
 
 @dataclass(slots=True)
-class _ConvertedRows:
+class _ConvertedRows(Generic[A]):
     """A checkpoint tensor whose rows are converted to those of a matrix."""
 
-    store: Store
-    target: Weight
+    store: Store[A]
+    target: Weight[A]
     shape: tuple[int, ...]
     convert: Callable[[NDArray[Any]], NDArray[Any]]
 
@@ -49,10 +49,10 @@ class _ConvertedRows:
         self.store(self.target, first, np.ascontiguousarray(self.convert(rows)))
 
 
-class PatchEmbedding:
+class PatchEmbedding(Generic[A]):
     """The linear map of patches, whose pixels are ordered by channel."""
 
-    def __init__(self, spec: PatchSpec, hidden_size: int, factory: WeightFactory) -> None:
+    def __init__(self, spec: PatchSpec, hidden_size: int, factory: WeightFactory[A]) -> None:
         size = spec.size
         self.columns = -(-3 * size**2 // _VECTOR) * _VECTOR
         shape: tuple[int, ...] = (hidden_size, 3, size, size)
@@ -70,7 +70,7 @@ class PatchEmbedding:
         self._bias = factory.bias((spec.name,), (hidden_size,), self._weight.bias_dtype) if spec.bias else None
         self._dtype = factory.dtype
 
-    def __call__(self, patches: AnyArray) -> AnyArray:
+    def __call__(self, patches: A) -> A:
         """[patches, columns] -> [patches, hidden_size]"""
         return self._weight.linear(patches, self._bias, self._dtype)
 
@@ -87,10 +87,10 @@ def _patch_rows(rows: NDArray[Any], spec: PatchSpec, columns: int) -> NDArray[An
     return made
 
 
-class Places:
+class Places(Generic[A]):
     """The learned vectors of patches' places."""
 
-    def __init__(self, spec: TowerSpec, factory: WeightFactory) -> None:
+    def __init__(self, spec: TowerSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops, self._constant = spec.positions, factory.ops, factory.constant
         self._dtype, self._table = factory.dtype, None
         if spec.positions is not None:
@@ -100,7 +100,7 @@ class Places:
             else:
                 self._table = factory.tensor(spec.positions.name, side**2 + extra, spec.hidden_size)
 
-    def of(self, grid: PatchGrid) -> AnyArray | None:
+    def of(self, grid: PatchGrid) -> A | None:
         """[patches, hidden_size], and one row more with a class token; None: there are none."""
         if self._spec is None or self._table is None:
             return None
@@ -120,7 +120,8 @@ class Places:
             total += rows * weights[:, tap, None]
         return self._constant(total, self._dtype)
 
-    def _rows(self, places: NDArray[np.int64]) -> AnyArray:
+    def _rows(self, places: NDArray[np.int64]) -> A:
+        assert self._table is not None
         return self._ops.gather(self._table, self._constant(np.ascontiguousarray(places)))
 
 
@@ -132,10 +133,10 @@ def _with_class(places: NDArray[np.int64], spec: PatchPositions) -> NDArray[np.i
     return np.append(places + is_first, 0 if is_first else spec.side**2)
 
 
-def _stacked_rows(name: str, count: int, rows: int, columns: int, factory: WeightFactory) -> AnyArray:
+def _stacked_rows(name: str, count: int, rows: int, columns: int, factory: WeightFactory[A]) -> A:
     """A checkpoint tensor [count, rows, columns] as one of [count * rows, columns]."""
 
-    def parameter(target: AnyArray) -> _TakenRows:
+    def parameter(target: A) -> _TakenRows:
         def load(first: int, stacked: NDArray[Any]) -> None:
             factory.ops.store(target, first * rows, stacked.reshape(-1, columns))
 
@@ -155,51 +156,60 @@ class _TakenRows:
         self.take(first, rows)
 
 
-class Connector:
+class Connector(Generic[A]):
     """The parts after a layer, or after the last: norms, merges and linear maps."""
 
-    def __init__(self, parts: Sequence[ConnectorPart], tower: TowerSpec, factory: WeightFactory) -> None:
-        self._parts = [_part(part, tower, factory) for part in parts]
+    def __init__(self, parts: Sequence[ConnectorPart], count: int, size: int, factory: WeightFactory[A]) -> None:
+        """
+        Args:
+            count: number of vectors that are merged into one.
+            size: the tower's hidden size.
+        """
+        self._parts = [_part(part, count, size, factory) for part in parts]
         self._ops, self._constant = factory.ops, factory.constant
 
-    def __call__(self, x: AnyArray, grid: PatchGrid) -> AnyArray:
-        """`x` [patches, hidden_size] -> [merged patches, size] in reading order."""
+    def __call__(self, x: A, restore: NDArray[np.int64] | None = None) -> A:
+        """`x` [patches, hidden_size] -> [merged patches, size] in reading order.
+
+        Args:
+            restore: as of `PatchGrid`.
+        """
         for part in self._parts:
             x = part(x)
-        return x if grid.restore is None else self._ops.gather(x, self._constant(grid.restore))
+        return x if restore is None else self._ops.gather(x, self._constant(restore))
 
 
-def _part(part: ConnectorPart, tower: TowerSpec, factory: WeightFactory) -> Callable[[AnyArray], AnyArray]:
+def _part(part: ConnectorPart, count: int, size: int, factory: WeightFactory[A]) -> Callable[[A], A]:
     if isinstance(part, NormSpec):
         return Norm(part, factory)
     if isinstance(part, ProjectionSpec):
-        return _Projection(part, tower.merge, factory)
+        return _Projection(part, count, factory)
     if isinstance(part, RootMeanSpec):
         ones = factory.constant(np.ones(part.size, np.float32))
         return partial(_normed, weight=ones, eps=part.eps, norm=factory.ops.rms_norm)
     if part.mean:
-        return _Mean(part, tower.merge, tower.hidden_size, factory)
-    return partial(_side_by_side, count=tower.merge**2)
+        return _Mean(part, count, size, factory)
+    return partial(_side_by_side, count=count)
 
 
-def _side_by_side(x: AnyArray, count: int) -> AnyArray:
+def _side_by_side(x: A, count: int) -> A:
     return x.view(-1, count * x.shape[1])
 
 
-def _normed(x: AnyArray, weight: AnyArray, eps: float, norm: RMSNormOp) -> AnyArray:
+def _normed(x: A, weight: A, eps: float, norm: RMSNormOp[A]) -> A:
     return norm(x, weight, eps)
 
 
-class _Mean:
-    """The mean of merged patches, times a factor, optionally standardised."""
+class _Mean(Generic[A]):
+    """The mean of merged vectors, times a factor, optionally standardised."""
 
-    def __init__(self, spec: MergeSpec, merge: int, size: int, factory: WeightFactory) -> None:
-        self._factor, self._count = np.float32(spec.factor), merge**2
+    def __init__(self, spec: MergeSpec, count: int, size: int, factory: WeightFactory[A]) -> None:
+        self._factor, self._count = np.float32(spec.factor), count
         self._ops, self._dtype, self._constant = factory.ops, factory.dtype, factory.constant
         names = (spec.bias, spec.scale)
         self._bias, self._scale = (None if name is None else factory.float32(name, size) for name in names)
 
-    def __call__(self, x: AnyArray) -> AnyArray:
+    def __call__(self, x: A) -> A:
         rows = self._ops.on_host(wide(x, self._ops))
         made = rows.reshape(-1, self._count, rows.shape[1]).mean(1, dtype=np.float32) * self._factor
         if self._bias is not None:
@@ -209,12 +219,12 @@ class _Mean:
         return self._constant(made, self._dtype)
 
 
-class _Projection:
+class _Projection(Generic[A]):
     """A linear map, whose matrix the checkpoint may order in its own way."""
 
-    def __init__(self, spec: ProjectionSpec, merge: int, factory: WeightFactory) -> None:
+    def __init__(self, spec: ProjectionSpec, count: int, factory: WeightFactory[A]) -> None:
         self._ops, self._dtype, self._activation = factory.ops, factory.dtype, spec.activation
-        self._weight: Weight
+        self._weight: Weight[A]
         if spec.layout == "usual":
             self._weight = factory.matrix(spec.name, spec.out_size, spec.in_size)
         elif spec.layout == "transposed":
@@ -222,16 +232,16 @@ class _Projection:
             factory.parameters[spec.name] = _transposed(spec, self._weight, factory.ops.store)
         else:
             self._weight = factory.derived(
-                spec.name, spec.out_size, spec.in_size, partial(_side_by_side_rows, spec, merge, factory.ops.store)
+                spec.name, spec.out_size, spec.in_size, partial(_side_by_side_rows, spec, count, factory.ops.store)
             )
         self._bias = factory.bias((spec.name,), (spec.out_size,), self._weight.bias_dtype) if spec.bias else None
 
-    def __call__(self, x: AnyArray) -> AnyArray:
+    def __call__(self, x: A) -> A:
         x = self._weight.linear(x, self._bias, self._dtype)
         return x if self._activation is None else self._ops.activate(x, self._activation)
 
 
-def _transposed(spec: ProjectionSpec, weight: Weight, store: Store) -> _TakenRows:
+def _transposed(spec: ProjectionSpec, weight: Weight[A], store: Store[A]) -> _TakenRows:
     gathered: list[NDArray[Any]] = []
 
     def load(first: int, rows: NDArray[Any]) -> None:
@@ -243,9 +253,9 @@ def _transposed(spec: ProjectionSpec, weight: Weight, store: Store) -> _TakenRow
     return _TakenRows((spec.in_size, spec.out_size), load)
 
 
-def _side_by_side_rows(spec: ProjectionSpec, merge: int, store: Store, weight: Weight) -> _ConvertedRows:
+def _side_by_side_rows(spec: ProjectionSpec, count: int, store: Store[A], weight: Weight[A]) -> _ConvertedRows[A]:
     def convert(rows: NDArray[Any]) -> NDArray[Any]:
-        by_patch: NDArray[Any] = rows.reshape(len(rows), -1, merge**2).swapaxes(1, 2)
+        by_patch: NDArray[Any] = rows.reshape(len(rows), -1, count).swapaxes(1, 2)
         return by_patch.reshape(len(rows), -1)
 
     return _ConvertedRows(store, weight, (spec.out_size, spec.in_size), convert)

@@ -17,10 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from penstock.errors import ConfigError
 from penstock.native.structs import Arguments
 
-AnyArray: TypeAlias = Any
-"""An array of the table of operations in use: an `Array`, or with the reference a tensor of torch."""
 AnyDtype: TypeAlias = Any
-"""A dtype of these arrays: of numpy, or of torch."""
+"""A dtype of the arrays of a table of operations: of numpy, or with the reference of torch."""
 _DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name, None) or name)
     for name in ("float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64")
@@ -113,7 +111,7 @@ class Array:
         assert self.is_contiguous()
         return Array(self.numpy().reshape(shape))
 
-    def __getitem__(self, rows: slice) -> Array:
+    def __getitem__(self, rows: slice | int) -> Array:
         return Array(self.numpy()[rows])
 
     if not TYPE_CHECKING:  # a family of one's own may compute in torch: then the reference computes all of it

@@ -119,6 +119,10 @@ class ChatFormat:
     """Whether the template renders tools, calls and results; if not, `described_tools` does."""
     takes_images: bool = False
     """Whether the model takes images beside text."""
+    takes_sounds: bool = False
+    """Whether the model takes sounds beside text."""
+    encoder_note: str = ""
+    """What errors about sounds say of the checkpoint's audio encoder."""
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A
 from penstock.kernels.linear.weight import LinearMap
 from penstock.quantization.rows import RowRun
 
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedRows:
+class AdaptedRows(Generic[A]):
     """The destination of an adapter's LoRA matrices for one checkpoint matrix."""
 
-    table: LoraTable
+    table: LoraTable[A]
     first: int
     """First row of the matrix in the table's weight."""
     runs: tuple[RowRun, ...]
     """The rows of the matrix that this rank has."""
-    weight: LinearMap
+    weight: LinearMap[A]
     """The weight, which has the table's rows."""
     order: tuple[RowRun, ...] = ()
     """How `WeightFactory.reorder_rows` reorders the checkpoint's rows before; (): it does not."""
@@ -39,15 +40,15 @@ class AdaptedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedHeads:
+class AdaptedHeads(Generic[A]):
     """The destination of an adapter's LoRA matrices for latent attention's `kv_b_proj`.
 
     Each head has the rows of its keys, then those of its values; the keys' part is used transposed.
     """
 
-    keys: tuple[LoraTable, ...]
+    keys: tuple[LoraTable[A], ...]
     """One for each of the rank's heads, like `values`."""
-    values: tuple[LoraTable, ...]
+    values: tuple[LoraTable[A], ...]
     heads: range
     """The rank's heads."""
     key_dim: int
@@ -56,9 +57,9 @@ class AdaptedHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedEmbedding:
+class AdaptedEmbedding(Generic[A]):
     """The destination of an adapter's LoRA matrices for an embedding."""
 
-    table: LookupTable
+    table: LookupTable[A]
     rows: int
     """Rows that are looked up; those after the checkpoint's are its first one."""

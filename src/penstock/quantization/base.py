@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import ACTIVATION_GROUP, FLOAT, WeightFormat
 from penstock.errors import CheckpointError
+from penstock.kernels.array_types import A
 from penstock.kernels.linear.joined import JoinedWeight
 from penstock.kernels.linear.weight import LinearMap, Packable, Packed, Weight, activation_of
 from penstock.quantization.adapted import AdaptedEmbedding, AdaptedHeads, AdaptedRows
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from penstock.kernels.lora import LookupTable, LoraTable
     from penstock.kernels.memory import ModelTensor
     from penstock.kernels.ops import Ops
-    from penstock.native.array import AnyArray, AnyDtype
+    from penstock.native.array import AnyDtype
 
 REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too large"
 
@@ -78,7 +79,7 @@ class Unquantized:
         return {f"{name}.weight": FloatRows(weight, first, count)}
 
 
-class WeightFactory:
+class WeightFactory(Generic[A]):
     """Allocates a model's weights for a quantization method, and records the checkpoint tensors that fill them.
 
     Names and sizes are those of the checkpoint; `ops` are the operations of the layers. Each rank gets its own shard of
@@ -88,7 +89,7 @@ class WeightFactory:
     def __init__(
         self,
         method: Method,
-        ops: Ops,
+        ops: Ops[A],
         dtype: AnyDtype,
         device: str,
         lookup: Callable[[str], Packed | None] = lambda name: None,
@@ -109,15 +110,15 @@ class WeightFactory:
         self.ranks = ops.collective.ranks
         self.parameters: dict[str, Parameter] = {}
         """All checkpoint tensors required so far, by name."""
-        self.made: dict[str, Weight | ModelTensor] = {}
+        self.made: dict[str, Weight[A] | ModelTensor[A]] = {}
         """All weights and tensors allocated so far, by a unique name."""
         self.filled: set[str] = set()
         """Names of parameters that were filled from the cache of packed weights."""
-        self.adapted: dict[str, AdaptedRows] = {}
+        self.adapted: dict[str, AdaptedRows[A]] = {}
         """All checkpoint matrices that adapters can target, by name."""
-        self.adapted_heads: dict[str, AdaptedHeads] = {}
+        self.adapted_heads: dict[str, AdaptedHeads[A]] = {}
         """Those that are used head by head, by name."""
-        self.adapted_embeddings: dict[str, AdaptedEmbedding] = {}
+        self.adapted_embeddings: dict[str, AdaptedEmbedding[A]] = {}
         """All embeddings that adapters can target, by name."""
         self._takes_adapters = takes_adapters
         self._method = method
@@ -125,7 +126,7 @@ class WeightFactory:
         self._above = ""
         self._precise_bits: int | None = None
 
-    def precise(self, *, least_bits: int = 0) -> WeightFactory:
+    def precise(self, *, least_bits: int = 0) -> WeightFactory[A]:
         """A copy of this factory that makes precise weights: activations are quantized to 15 bits (see `NewWeight`).
 
         For weights of fewer than `least_bits` bits, activations keep 8 bits, in groups of `ACTIVATION_GROUP` columns.
@@ -138,13 +139,13 @@ class WeightFactory:
     def _is_precise(self, format: WeightFormat) -> bool:
         return self._precise_bits is not None and format.bits >= self._precise_bits
 
-    def include(self, other: WeightFactory) -> None:
+    def include(self, other: WeightFactory[A]) -> None:
         """Take on what another factory has allocated, to be loaded with this one's."""
         self.parameters.update(other.parameters)
         self.made.update(other.made)
         self.filled |= other.filled
 
-    def at(self, name: str) -> WeightFactory:
+    def at(self, name: str) -> WeightFactory[A]:
         """A copy of this factory whose names have the prefix `name`."""
         below = copy.copy(self)
         below._above = f"{self._above}{name}."
@@ -160,7 +161,7 @@ class WeightFactory:
         activation: Activation | None = None,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
-    ) -> LinearMap:
+    ) -> LinearMap[A]:
         """Allocate the fused weight of several linear layers of the same input.
 
         Adjacent layers with the same format share one weight; weights of different formats are joined.
@@ -184,18 +185,18 @@ class WeightFactory:
             )
         if len(parts) == 1:
             return parts[0]
-        return JoinedWeight(parts, activation_of(activation, gated=gated))
+        return JoinedWeight(parts, activation_of(activation, gated=gated), self.ops.empty_rows)
 
     def lora(
         self,
         names: tuple[str, ...],
         sizes: tuple[int, ...],
         columns: int,
-        weight: LinearMap,
+        weight: LinearMap[A],
         *,
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
-    ) -> LoraTable | None:
+    ) -> LoraTable[A] | None:
         """Allocate the LoRA table of `weight`, which `linear` made with these arguments; None without adapters."""
         if not self._takes_adapters:
             return None
@@ -210,11 +211,11 @@ class WeightFactory:
         names: tuple[str, ...],
         sizes: tuple[int, ...],
         columns: int,
-        weights: Sequence[LinearMap],
+        weights: Sequence[LinearMap[A]],
         *,
         top_k: int,
         interleaved: bool = False,
-    ) -> Sequence[LoraTable] | None:
+    ) -> Sequence[LoraTable[A]] | None:
         """Allocate the LoRA tables of a mixture's weights, one for each expert; None without adapters.
 
         Args:
@@ -231,13 +232,15 @@ class WeightFactory:
             self._adapt(maps, table, weight)
         return tables
 
-    def _adapt(self, maps: Sequence[MapRows], table: LoraTable, weight: LinearMap) -> None:
+    def _adapt(self, maps: Sequence[MapRows], table: LoraTable[A], weight: LinearMap[A]) -> None:
         first = 0
         for rows in maps:
             self.adapted[rows.name] = AdaptedRows(table, first, rows.runs, weight)
             first += rows.kept
 
-    def head_lora(self, name: str, num_heads: int, key_dim: int, value_dim: int, columns: int) -> AdaptedHeads | None:
+    def head_lora(
+        self, name: str, num_heads: int, key_dim: int, value_dim: int, columns: int
+    ) -> AdaptedHeads[A] | None:
         """Allocate the LoRA tables of a matrix [num_heads * (key_dim + value_dim), columns]; None without adapters."""
         if not self._takes_adapters:
             return None
@@ -248,7 +251,7 @@ class WeightFactory:
         self.adapted_heads[f"{self._above}{name}"] = adapted
         return adapted
 
-    def lookup_table(self, name: str, rows: int, columns: int, num_ids: int | None = None) -> LookupTable | None:
+    def lookup_table(self, name: str, rows: int, columns: int, num_ids: int | None = None) -> LookupTable[A] | None:
         """Allocate the table of the LoRA updates of an embedding [rows, columns]; None without adapters.
 
         `num_ids`: see `AdaptedEmbedding.rows`; None: `rows`.
@@ -315,12 +318,12 @@ class WeightFactory:
         for key in keys:
             self.parameters[key] = ScaledRows(self.parameters[key], scaled)
 
-    def matrix(self, name: str, rows: int, columns: int) -> Weight:
+    def matrix(self, name: str, rows: int, columns: int) -> Weight[A]:
         """Allocate the weight of a single linear layer; it also supports row lookup, as an embedding."""
         (rows_of,) = self._named((name,), (rows,))
         return self._new_weight([rows_of], columns, self._method.format_of(rows_of.name), gated=False)
 
-    def weight_of(self, name: str, rows: int, columns: int) -> Weight:
+    def weight_of(self, name: str, rows: int, columns: int) -> Weight[A]:
         """Allocate a weight that is derived from the checkpoint's matrix `name`; the caller fills it with `load_into`.
 
         Its format is the one that the matrix is quantized to on loading; floating point if the checkpoint itself is
@@ -331,7 +334,7 @@ class WeightFactory:
             rows, columns, format, gated=False, dtype=self.dtype, stored=self._stored, device=self.device
         )
 
-    def derived(self, name: str, rows: int, columns: int, make: Callable[[Weight], Parameter]) -> Weight:
+    def derived(self, name: str, rows: int, columns: int, make: Callable[[Weight[A]], Parameter]) -> Weight[A]:
         """As `weight_of`, of the only weight that is derived from the matrix, filled on a cache hit.
 
         Args:
@@ -349,8 +352,8 @@ class WeightFactory:
         return weight
 
     def derived_tensor(
-        self, name: str, shape: tuple[int, ...], make: Callable[[AnyArray], Parameter], dtype: AnyDtype | None = None
-    ) -> AnyArray:
+        self, name: str, shape: tuple[int, ...], make: Callable[[A], Parameter], dtype: AnyDtype | None = None
+    ) -> A:
         """Allocate a tensor that is derived from the checkpoint tensor `name`, filled on a cache hit.
 
         Args:
@@ -373,7 +376,7 @@ class WeightFactory:
             raise CheckpointError(f"{full} is quantized, which is not supported for this matrix")
         self.parameters[f"{full}.weight"] = parameter
 
-    def load_into(self, weight: Weight, rows: NDArray[Any]) -> None:
+    def load_into(self, weight: Weight[A], rows: NDArray[Any]) -> None:
         """Fill a weight from `weight_of` with floating-point `rows` [rows, columns], quantizing them if needed.
 
         Raises:
@@ -406,7 +409,7 @@ class WeightFactory:
         pieces: tuple[tuple[Piece, ...], ...] | None = None,
         whole: bool = False,
         biased: tuple[bool, ...] | None = None,
-    ) -> AnyArray:
+    ) -> A:
         """Allocate the concatenated biases of linear layers, filled on a cache hit; names and sizes as in `linear`.
 
         Args:
@@ -421,11 +424,11 @@ class WeightFactory:
         self._fill_bias(maps, made, biased)
         return made
 
-    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: AnyArray) -> None:
+    def fill_bias(self, names: tuple[str, ...], sizes: tuple[int, ...], bias: A) -> None:
         """Load the biases of these linear layers into `bias`, concatenated."""
         self._fill_bias(self._named(names, sizes), bias)
 
-    def _fill_bias(self, maps: Sequence[MapRows], bias: AnyArray, biased: tuple[bool, ...] | None = None) -> None:
+    def _fill_bias(self, maps: Sequence[MapRows], bias: A, biased: tuple[bool, ...] | None = None) -> None:
         first = 0
         for rows, has_bias in zip(maps, biased or (True,) * len(maps), strict=True):
             if has_bias:
@@ -433,7 +436,7 @@ class WeightFactory:
                 self.parameters[f"{rows.name}.bias"] = self._of_rows(target, rows)
             first += rows.kept
 
-    def embedding(self, name: str, rows: int, columns: int) -> Callable[[AnyArray], AnyArray]:
+    def embedding(self, name: str, rows: int, columns: int) -> Callable[[A], A]:
         """Allocate an embedding table; returns its lookup: row_ids [n] int64 -> [n, columns].
 
         The ids index this rank's rows.
@@ -451,7 +454,7 @@ class WeightFactory:
         offset: float = 0.0,
         factor: float = 1.0,
         pieces: tuple[Piece, ...] | None = None,
-    ) -> AnyArray:
+    ) -> A:
         """Allocate the checkpoint tensor `name`, filled on a cache hit.
 
         Args:
@@ -465,11 +468,11 @@ class WeightFactory:
         self.parameters[rows.name] = self._of_rows(TensorParameter(self.ops.store, made, offset, factor), rows)
         return made
 
-    def norm(self, name: str, size: int, offset: float = 0.0) -> AnyArray:
+    def norm(self, name: str, size: int, offset: float = 0.0) -> A:
         """Allocate the weight of a norm: in float32 if it has an offset, which would lose low bits in 16 bits."""
         return self.tensor(f"{name}.weight", size, dtype=self._float32 if offset else None, offset=offset)
 
-    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> AnyArray:
+    def float32(self, name: str, *pieces: Piece | int, factor: float = 1.0) -> A:
         """Allocate a 1-D tensor in float32, whatever the model's dtype, for values that act over many tokens.
 
         Args:
@@ -485,7 +488,7 @@ class WeightFactory:
         pieces: tuple[Piece, ...],
         kernel: int,
         factors: tuple[float, ...] | None = None,
-    ) -> AnyArray:
+    ) -> A:
         """Allocate the weights [kernel, channels] float32 of a depthwise convolution; `pieces` shard the channels.
 
         Args:
@@ -512,15 +515,15 @@ class WeightFactory:
             first += part.kept
         return made
 
-    def empty(self, *shape: int, dtype: AnyDtype | None = None) -> AnyArray:
+    def empty(self, *shape: int, dtype: AnyDtype | None = None) -> A:
         """Allocate a tensor on the factory's device that no checkpoint tensor fills; `dtype` defaults to its dtype."""
         return self.ops.new_tensor(shape, dtype or self.dtype, self.device).tensor
 
-    def constant(self, values: NDArray[Any], dtype: AnyDtype | None = None) -> AnyArray:
+    def constant(self, values: NDArray[Any], dtype: AnyDtype | None = None) -> A:
         """A tensor with these values on the factory's device; `dtype` defaults to theirs."""
         return self.ops.constant(values, dtype, self.device)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype, *parameters: str) -> AnyArray:
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: AnyDtype, *parameters: str) -> A:
         """Allocate a tensor, filled on a cache hit.
 
         Args:
@@ -541,7 +544,7 @@ class WeightFactory:
         *,
         gated: bool,
         activation: Activation | None = None,
-    ) -> Weight:
+    ) -> Weight[A]:
         """Allocate the weight of fused layers, filled on a cache hit."""
         if self._precise_bits is not None and format.x_group > ACTIVATION_GROUP:
             format = replace(format, x_group=ACTIVATION_GROUP)

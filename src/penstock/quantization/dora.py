@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.config.weight_formats import FLOAT
+from penstock.kernels.array_types import A
 from penstock.kernels.linear.joined import weight_of_row
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ def dora_factors(
     scale: float,
     a: NDArray[Any],
     b: NDArray[Any],
-    target: AdaptedRows,
-    ops: Ops,
+    target: AdaptedRows[A],
+    ops: Ops[A],
     device: str,
 ) -> NDArray[np.float32]:
     """magnitude / |W + scale * B A| of each row: an adapter's output is factor * (W x + scale * B (A x)).

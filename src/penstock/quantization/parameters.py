@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.weight_formats import WeightFormat
+from penstock.kernels.array_types import A
 from penstock.kernels.linear.quantized import Quantized, dequantize
 from penstock.quantization.rows import Fillable, Parameter
 
 if TYPE_CHECKING:
     from penstock.kernels.memory import Store
-    from penstock.native.array import AnyArray
 
 
-class TensorParameter:
+class TensorParameter(Generic[A]):
     """A tensor that is converted to the target's dtype, optionally scaled by `factor` and shifted by `offset`."""
 
-    def __init__(self, store: Store, target: AnyArray, offset: float = 0.0, factor: float = 1.0) -> None:
+    def __init__(self, store: Store[A], target: A, offset: float = 0.0, factor: float = 1.0) -> None:
         self.shape: tuple[int, ...] = tuple(target.shape)
         self._store, self._target, self._offset, self._factor = store, target, offset, factor
 
@@ -30,10 +30,10 @@ class TensorParameter:
         self._store(self._target, first, rows)
 
 
-class TapsParameter:
+class TapsParameter(Generic[A]):
     """The weights of a depthwise convolution: [channels, 1, kernel] in the checkpoint, [kernel, channels] here."""
 
-    def __init__(self, store: Store, target: AnyArray, factors: NDArray[np.float32] | None = None) -> None:
+    def __init__(self, store: Store[A], target: A, factors: NDArray[np.float32] | None = None) -> None:
         """`target` [kernel, channels], `factors` [channels] on its values."""
         kernel, channels = target.shape
         self.shape: tuple[int, ...] = (channels, 1, kernel)

@@ -123,7 +123,7 @@ class Layerwise:
         self.hidden = self._compute(layer)
         self.index += 1
 
-    def _layer(self) -> tuple[DecoderLayer, list[NamedRows]]:
+    def _layer(self) -> tuple[DecoderLayer[Tensor], list[NamedRows]]:
         factory = self._factory()
         layer = DecoderLayer(self._spec.layers[self.index], self._spec.residual_multiplier, factory)
         self._load(factory)
@@ -134,7 +134,7 @@ class Layerwise:
                 matrices.append(NamedRows(name.removesuffix(".weight"), rows.weight, rows.first, rows.shape[0]))
         return layer, matrices
 
-    def _compute(self, layer: DecoderLayer) -> list[Tensor]:
+    def _compute(self, layer: DecoderLayer[Tensor]) -> list[Tensor]:
         made: list[Tensor] = []
         residual = Residual(self._spec.residual_multiplier, self._ops)
         for first in range(0, len(self.hidden), BATCH_TEXTS):
@@ -145,7 +145,7 @@ class Layerwise:
             made += torch.split(residual.added(layer.feed_forward(*mixed)), self._length)
         return made
 
-    def _batch(self, count: int) -> tuple[Batch, LayerCache, Tensor]:
+    def _batch(self, count: int) -> tuple[Batch, LayerCache[Tensor], Tensor]:
         """`count` texts from their beginning, and an empty cache for the next layer."""
         kept = self._spec.layers[self.index].facts.cache
         assert isinstance(kept, KVSpec), "of models with other layers than attention nothing is quantized here"
@@ -173,7 +173,7 @@ class Layerwise:
         batch = build_batch(plan, tables, _BLOCK_SIZE, self._ops, _CPU)
         return batch, self._ops.new_caches([shape]).layers[0], batch.tensor("positions")
 
-    def _factory(self) -> WeightFactory:
+    def _factory(self) -> WeightFactory[Tensor]:
         return WeightFactory(Unquantized(), self._ops, torch.float32, _CPU)
 
     def _load(self, factory: WeightFactory) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,15 @@ from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptedMap, ExpertsPart
 from penstock.checkpoint.adapters.folder import AdapterFiles, read_adapter
 from penstock.errors import AdapterError, CheckpointError
+from penstock.kernels.array_types import A
 from penstock.kernels.lora import MAX_SLOTS, LookupTable, LoraMap, LoraTable
 from penstock.kernels.lora.rows import NO_ADAPTER, IntArray
 from penstock.kernels.ops import Ops
-from penstock.native.array import AnyArray, dtype_of
+from penstock.native.array import dtype_of
 from penstock.quantization.adapted import AdaptedEmbedding, AdaptedHeads, AdaptedRows
 from penstock.quantization.dora import dora_factors
 
-_Table = LoraTable | LookupTable
+_Table = LoraTable[A] | LookupTable[A]
 
 
 class _Tensors(Protocol):
@@ -27,31 +28,31 @@ class _Tensors(Protocol):
     def read(self, name: str) -> NDArray[Any]: ...
 
 
-_Weights = list[tuple[_Table, list[LoraMap]]]
+_Weights = list[tuple[_Table[A], list[LoraMap[A]]]]
 """An adapter's weights, per table."""
 
 
-class AdaptedModel(Protocol):
+class AdaptedModel(Protocol[A]):
     """A model with the tables of its maps; see `Decoder`."""
 
     @property
-    def adapted(self) -> Mapping[str, AdaptedRows]: ...
+    def adapted(self) -> Mapping[str, AdaptedRows[A]]: ...
 
     @property
-    def adapted_heads(self) -> Mapping[str, AdaptedHeads]: ...
+    def adapted_heads(self) -> Mapping[str, AdaptedHeads[A]]: ...
 
     @property
-    def adapted_embeddings(self) -> Mapping[str, AdaptedEmbedding]: ...
+    def adapted_embeddings(self) -> Mapping[str, AdaptedEmbedding[A]]: ...
 
 
-class LoadedAdapters:
+class LoadedAdapters(Generic[A]):
     """Adapters by the digest of their files."""
 
     def __init__(
         self,
-        model: AdaptedModel,
+        model: AdaptedModel[A],
         adaptable: Adaptable,
-        ops: Ops,
+        ops: Ops[A],
         dtype: str,
         device: str,
         base_tensor: Callable[[str], NDArray[Any] | None],
@@ -63,10 +64,10 @@ class LoadedAdapters:
         """
         self._model, self._adaptable, self._base_tensor = model, adaptable, base_tensor
         self._ops, self._dtype, self._device = ops, dtype, device
-        self._ready: dict[str, _Weights] = {}
+        self._ready: dict[str, _Weights[A]] = {}
         """Loaded but not yet in the tables, which only the step thread may modify."""
         self._lock = threading.Lock()
-        self._slots: dict[str, tuple[int, _Weights]] = {}
+        self._slots: dict[str, tuple[int, _Weights[A]]] = {}
         self._free = list(range(MAX_SLOTS))[::-1]
 
     def load(self, adapter: Adapter) -> None:
@@ -116,8 +117,8 @@ class LoadedAdapters:
             self._slots[adapter.digest] = slot, weights
         return self._slots[adapter.digest][0]
 
-    def _read(self, files: AdapterFiles) -> _Weights:
-        by_table: dict[int, tuple[_Table, list[LoraMap]]] = {}
+    def _read(self, files: AdapterFiles) -> _Weights[A]:
+        by_table: dict[int, tuple[_Table[A], list[LoraMap[A]]]] = {}
         try:
             tensors = files.weights()
             for stored, matrix in files.copies:
@@ -132,7 +133,7 @@ class LoadedAdapters:
             maps.sort(key=lambda part: part.first)
         return list(by_table.values())
 
-    def _maps(self, adapted: AdaptedMap, tensors: _Tensors) -> Iterator[tuple[_Table, LoraMap]]:
+    def _maps(self, adapted: AdaptedMap, tensors: _Tensors) -> Iterator[tuple[_Table[A], LoraMap[A]]]:
         """The parts of an adapter's term, each with its table."""
         # copied: a mapped file must not become shorter
         a, b = (np.copy(tensors.read(name)) for name in adapted.stored_names)
@@ -149,8 +150,8 @@ class LoadedAdapters:
             yield from self._expert_maps(adapted, adapted.part, a, b)
 
     def _linear_map(
-        self, adapted: AdaptedMap, target: AdaptedRows, a: NDArray[Any], b: NDArray[Any], tensors: _Tensors
-    ) -> tuple[LoraTable, LoraMap]:
+        self, adapted: AdaptedMap, target: AdaptedRows[A], a: NDArray[Any], b: NDArray[Any], tensors: _Tensors
+    ) -> tuple[LoraTable[A], LoraMap[A]]:
         own = target.own_rows(b)
         factors = None
         if adapted.has_magnitude:
@@ -163,8 +164,8 @@ class LoadedAdapters:
         return target.table, LoraMap(target.first, len(own), adapted.scale, of_a, of_b, factors)
 
     def _head_maps(
-        self, adapted: AdaptedMap, target: AdaptedHeads, a: NDArray[Any], b: NDArray[Any]
-    ) -> Iterator[tuple[LoraTable, LoraMap]]:
+        self, adapted: AdaptedMap, target: AdaptedHeads[A], a: NDArray[Any], b: NDArray[Any]
+    ) -> Iterator[tuple[LoraTable[A], LoraMap[A]]]:
         """The maps of each head's key part, transposed as its weight is, and of its value part."""
         columns, value_dim = a.shape[1], target.value_dim
         shared = self._constant(adapted, a)
@@ -176,7 +177,7 @@ class LoadedAdapters:
 
     def _expert_maps(
         self, adapted: AdaptedMap, part: ExpertsPart, a: NDArray[Any], b: NDArray[Any]
-    ) -> Iterator[tuple[LoraTable, LoraMap]]:
+    ) -> Iterator[tuple[LoraTable[A], LoraMap[A]]]:
         """The maps of each expert: A is stored as [experts * rank, columns], B as [rows, rank * experts]."""
         experts = self._adaptable.experts[adapted.matrix]
         a_of = a.reshape(experts.count, adapted.rank, -1)
@@ -196,7 +197,7 @@ class LoadedAdapters:
                 of_rows = self._constant(adapted, own.T)
                 yield target.table, LoraMap(target.first, len(own), adapted.scale, shared, of_rows)
 
-    def _constant(self, adapted: AdaptedMap, values: NDArray[Any]) -> AnyArray:
+    def _constant(self, adapted: AdaptedMap, values: NDArray[Any]) -> A:
         """A copy of A or B, or of a part of it, on the device in the model's dtype."""
         with np.errstate(all="ignore"):  # numbers that are infinite in the dtype
             converted = np.ascontiguousarray(values.astype(dtype_of(self._dtype)))

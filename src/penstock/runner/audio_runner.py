@@ -11,6 +11,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 
@@ -18,29 +19,29 @@ from penstock.config.image_settings import largest_image_bytes
 from penstock.config.model_facts import BYTES_OF, WINDOW_BLOCK, KVSpec, blocks_of_window
 from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, IntArray
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
 from penstock.models.audio_tower import AudioTower
-from penstock.native.array import AnyArray
 
 
 @dataclass(slots=True)
-class _Encoding:
+class _Encoding(Generic[A]):
     """A window whose keys are not complete."""
 
-    x: AnyArray
+    x: A
     """[positions, hidden_size]: the stream after `layers` layers."""
     slot: Batch
     """Where its keys go."""
     layers: int = 0
 
 
-class AudioRunner:
+class AudioRunner(Generic[A]):
     """Holds the keys of audio windows, and the streams of those that are being encoded, by digest."""
 
-    def __init__(self, tower: AudioTower, ops: Ops, settings: Settings) -> None:
+    def __init__(self, tower: AudioTower[A], ops: Ops[A], settings: Settings) -> None:
         assert settings.tower is not None
         self._tower, self._ops, self._device = tower, ops, settings.device
         spec = tower.spec
@@ -55,7 +56,7 @@ class AudioRunner:
         """Of each text layer that attends to windows."""
         self._free = list(reversed(range(num_slots)))
         self._slots: dict[bytes, int] = {}
-        self._encodings: dict[bytes, _Encoding] = {}
+        self._encodings: dict[bytes, _Encoding[A]] = {}
 
     def _shape(self, kept: KVSpec, num_slots: int, settings: Settings) -> CacheShape:
         return CacheShape(

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from numpy.typing import NDArray
 
@@ -12,6 +12,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
 from penstock.errors import DeviceLostError
+from penstock.kernels.array_types import A
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.kernels.ops import Ops
 from penstock.kernels.tables import make_ops
@@ -20,14 +21,14 @@ from penstock.models.loading.stored_head import stored_tensor
 from penstock.models.registry import load_model
 from penstock.models.sizes import adaptable
 from penstock.native import set_num_threads
-from penstock.native.array import AnyArray
-from penstock.runner.forward import KVCache, make_forward
+from penstock.runner.forward import Forward, KVCache, make_forward
 from penstock.runner.hidden_states import HiddenStates
 from penstock.runner.torch_device import empty_device_cache, is_device_lost
 from penstock.sampling.sampler import Sampler, token_logprobs
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
+    from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
     from penstock.models.tower import Tower
     from penstock.runner.audio_runner import AudioRunner
@@ -53,7 +54,7 @@ class BlockTables:
         return [[tables[slot] for slot in slots] for tables in self._tables]
 
 
-class DeviceRunner:
+class DeviceRunner(Generic[A]):
     """Holds the weights and the KV cache, and executes one step at a time.
 
     Raises:
@@ -62,7 +63,7 @@ class DeviceRunner:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, settings: Settings, ops: Ops | None = None, start: Start | None = None
+        self, checkpoint: Checkpoint, settings: Settings, ops: Ops[A] | None = None, start: Start | None = None
     ) -> None:
         """
         Args:
@@ -72,7 +73,7 @@ class DeviceRunner:
         start = start or Start()
         self._device = settings.device
         self._max_rows = settings.max_num_seqs
-        self._ops = ops or make_ops(
+        self._ops: Ops[A] = ops or make_ops(
             self._device, gap=settings.gap, widened_weights=settings.widened_weights, allocator=start.allocator
         )
         set_num_threads(settings.threads)  # torch's, too, if the operations are torch's
@@ -95,14 +96,14 @@ class DeviceRunner:
             self._cache = KVCache.of_model(self._model.spec, settings, self._ops)
             self.hidden = self._hidden_states(settings)
             """None if not needed."""
-            self.images: ImageRunner | None = None
-            """None: the model takes no images."""
-            self._audio: AudioRunner | None = None
+            self.images: ImageRunner[A] | None = None
+            """None: the model takes neither images nor sounds in prompts."""
+            self._audio: AudioRunner[A] | None = None
             if self._model.tower is not None:
                 self.images, self._audio = self._run_tower(self._model.tower, settings)
             if self._audio is not None:
                 self._cache.attend_to(self._audio, self._model.spec)
-            self._forward = make_forward(
+            self._forward: Forward[A] = make_forward(
                 self._model,
                 self._cache,
                 self._ops,
@@ -116,16 +117,16 @@ class DeviceRunner:
             )
 
     def _run_tower(
-        self, tower: "Tower | AudioTower", settings: Settings
-    ) -> "tuple[ImageRunner | None, AudioRunner | None]":
-        """The runner of the model's tower: that of images, or that of sounds."""
-        from penstock.models.tower import Tower  # here: few models have a tower
+        self, tower: "Tower[A] | AudioEncoder[A] | AudioTower[A]", settings: Settings
+    ) -> "tuple[ImageRunner[A] | None, AudioRunner[A] | None]":
+        """The runner of the model's tower: that of features in prompts, or that of windows of audio."""
+        from penstock.models.audio_tower import AudioTower  # here: few models have a tower
         from penstock.runner.audio_runner import AudioRunner
         from penstock.runner.image_runner import ImageRunner
 
-        if isinstance(tower, Tower):
-            return ImageRunner(tower, self._ops, settings), None
-        return None, AudioRunner(tower, self._ops, settings)
+        if isinstance(tower, AudioTower):
+            return None, AudioRunner(tower, self._ops, settings)
+        return ImageRunner(tower, self._ops, settings), None
 
     def _base_tensor(self, checkpoint: Checkpoint, matrix: str) -> NDArray[Any] | None:
         """The weight of the embedding or the output projection `matrix`, as the checkpoint stores it."""
@@ -134,7 +135,7 @@ class DeviceRunner:
         name = f"{spec.names.embedding if is_tied else matrix}.weight"
         return None if checkpoint.gguf is not None else stored_tensor(checkpoint.path, spec.names, name)
 
-    def _hidden_states(self, settings: Settings) -> HiddenStates | None:
+    def _hidden_states(self, settings: Settings) -> HiddenStates[A] | None:
         if settings.speculation is None or not settings.speculation.mtp:
             return None
         memory, dtype = settings.memory, settings.dtype
@@ -142,11 +143,11 @@ class DeviceRunner:
         return HiddenStates(self._ops, memory.num_blocks, memory.block_size, num_own, size, dtype, self._device)
 
     @property
-    def model(self) -> Decoder:
+    def model(self) -> Decoder[A]:
         return self._model
 
     @property
-    def ops(self) -> Ops:
+    def ops(self) -> Ops[A]:
         """The operations it computes with."""
         return self._ops
 
@@ -173,8 +174,9 @@ class DeviceRunner:
             with self._ops.inference():
                 broken = self._encode(plan.forward)
                 logits = self._compute(plan.forward)
-                samples = logits is not None and len(plan.samples) > 0
-                result = self._sampler.sample(logits, plan.samples) if samples else StepResult([])
+                result = StepResult([])
+                if logits is not None and len(plan.samples):
+                    result = self._sampler.sample(logits, plan.samples)
                 if logits is not None and len(plan.prompt_logprobs):
                     result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
         except Exception as error:
@@ -192,7 +194,7 @@ class DeviceRunner:
             return []
         return encoder.encode(forward)
 
-    def _compute(self, forward: ForwardPlan) -> AnyArray | None:
+    def _compute(self, forward: ForwardPlan) -> A | None:
         """The step's logits; None if it only updates tables and copies blocks."""
         self._block_tables.update(forward.new_blocks)
         if forward.block_copies:

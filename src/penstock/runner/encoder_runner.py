@@ -23,7 +23,7 @@ from penstock.models.encoder import Encoder, Span
 from penstock.models.registry import load_encoder
 from penstock.models.spec import TableSpec
 from penstock.native import Library, set_num_threads
-from penstock.native.array import INT64, AnyArray, CannotRecordError
+from penstock.native.array import INT64, Array, CannotRecordError
 from penstock.native.program import Program, memory_of
 from penstock.runner.torch_device import empty_device_cache
 from penstock.system.start import Start
@@ -164,7 +164,7 @@ def _spans(plan: EncoderPlan, padding: int | None) -> list[Span]:
 class _Recorded:
     """The forward pass as native calls, recorded once."""
 
-    def __init__(self, model: Encoder, cache: AnyCache | None, library: Library, max_tokens: int) -> None:
+    def __init__(self, model: Encoder[Array], cache: AnyCache[Array] | None, library: Library, max_tokens: int) -> None:
         """
         Raises:
             CannotRecordError: the model uses an operation that the library lacks.
@@ -173,7 +173,7 @@ class _Recorded:
         self._token_ids, self._positions, self._types = (self._program.array((), INT64) for _ in range(3))
         self._hidden = memory_of(model.forward(self._token_ids, self._positions, self._types, self._batch, cache))
 
-    def run(self, batch: Batch, positions: Numbers, types: Numbers) -> AnyArray:
+    def run(self, batch: Batch, positions: Numbers, types: Numbers) -> Array:
         """The hidden states [num_tokens, hidden_size] float32; the next call overwrites them."""
         count = batch.num_tokens
         self._token_ids.fill(batch.token_ids, count)

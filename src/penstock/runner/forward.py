@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from penstock.config.memory import LayerGroup
 from penstock.config.model_facts import CacheSpec, KVSpec, SharedKV, StateSpec, head_bytes
 from penstock.config.settings import Settings
 from penstock.core.plan import BlockCopy, ForwardPlan
+from penstock.kernels.array_types import A, A_co
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.batch import NO_BRANCH, Batch, RecordedBatch
 from penstock.kernels.block_bytes import BlockBytes
@@ -24,7 +25,7 @@ from penstock.layers.cross_attention import CrossAttentionSpec
 from penstock.models.decoder import Decoder
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
-from penstock.native.array import INT64, AnyArray, CannotRecordError
+from penstock.native.array import INT64, Array, CannotRecordError
 from penstock.native.program import Program, memory_of
 from penstock.native.structs import Segment
 from penstock.runner.hidden_states import HiddenStates
@@ -41,13 +42,13 @@ _CPU_GATHER_BYTES = 2 * 2**20
 T = TypeVar("T")
 
 
-class KVCache:
+class KVCache(Generic[A]):
     """The paged caches of all layers; layers of a cache group share block tables and a pool.
 
     On a CPU, a block takes memory when a step first uses it, so a start waits for none.
     """
 
-    def __init__(self, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops) -> None:
+    def __init__(self, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops[A]) -> None:
         """
         Args:
             kept: what each layer caches; None: nothing.
@@ -55,11 +56,11 @@ class KVCache:
         self.block_size = settings.memory.block_size
         self.groups = settings.memory.groups
         self._caches = [_new_caches(group, kept, settings, ops) for group in self.groups]
-        self.layers: list[AnyCache | None] = [None] * len(kept)
+        self.layers: list[AnyCache[A] | None] = [None] * len(kept)
         """One per layer; None: the layer caches nothing."""
         self._group_of = [0] * len(kept)
         for index, group in enumerate(self.groups):
-            caches: Sequence[AnyCache] = self._caches[index].layers
+            caches: Sequence[AnyCache[A]] = self._caches[index].layers
             for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
         for layer, cache_spec in enumerate(kept):
@@ -70,12 +71,12 @@ class KVCache:
                 )
 
     @classmethod
-    def of_model(cls, spec: ModelSpec, settings: Settings, ops: Ops) -> "KVCache":
+    def of_model(cls, spec: ModelSpec, settings: Settings, ops: Ops[A]) -> "KVCache[A]":
         """The caches of a rank's shard of a model."""
         own = spec.shard(settings.tensor_parallel_size)
         return cls([layer.facts.cache for layer in own.layers], settings, ops)
 
-    def attend_to(self, audio: AudioRunner, spec: ModelSpec) -> None:
+    def attend_to(self, audio: AudioRunner[A], spec: ModelSpec) -> None:
         """Let the layers that attend to audio windows read their caches; their batch follows those of the groups."""
         readers = [index for index, mixer in enumerate(spec.mixers) if isinstance(mixer, CrossAttentionSpec)]
         for layer, cache in zip(readers, audio.caches, strict=True):
@@ -109,8 +110,8 @@ class KVCache:
 
 
 def _new_caches(
-    group: LayerGroup, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops
-) -> LayerCaches | StateCaches:
+    group: LayerGroup, kept: Sequence[CacheSpec | None], settings: Settings, ops: Ops[A]
+) -> LayerCaches[A] | StateCaches[A]:
     """The caches of a group's layers, which hold either keys and values, or states of one shape."""
     of_group = [kept[layer] for layer in group.layers]
     if isinstance(of_group[0], StateSpec):
@@ -171,10 +172,10 @@ def build_batches(
     return batches if audio is None else [*batches, audio.batch(plan)]
 
 
-class Forward(Protocol):
+class Forward(Protocol[A_co]):
     """A model over its cache."""
 
-    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> A_co:
         """Compute a step's tokens and store their keys and values; returns the `logits` of the sampled rows.
 
         `block_tables`: per cache group, those of the plan's sequences.
@@ -182,7 +183,7 @@ class Forward(Protocol):
         """
         ...
 
-    def logits(self, rows: list[int]) -> AnyArray:
+    def logits(self, rows: list[int]) -> A_co:
         """Logits of rows of the last step, in any order and with repetitions: [len(rows), vocab_size] float32.
 
         The next call may overwrite the result.
@@ -217,28 +218,28 @@ class PassAdapters:
             self.in_head.assign(None if self._row_slots is None else self._row_slots[rows])
 
 
-class EagerForward:
+class EagerForward(Generic[A]):
     """Runs the model's code in each step. See `Forward` for the methods."""
 
     def __init__(
         self,
-        model: Decoder,
-        cache: KVCache,
-        ops: Ops,
+        model: Decoder[A],
+        cache: KVCache[A],
+        ops: Ops[A],
         device: str,
-        kept: HiddenStates | None = None,
-        loaded: LoadedAdapters | None = None,
-        images: ImageRunner | None = None,
-        audio: AudioRunner | None = None,
+        kept: HiddenStates[A] | None = None,
+        loaded: LoadedAdapters[A] | None = None,
+        images: ImageRunner[A] | None = None,
+        audio: AudioRunner[A] | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._device = model, cache, ops, device
         self._audio = audio
         self._kept, self._adapters = kept, PassAdapters(loaded)
         self._stand_in = None if model.spec.tower is None else model.spec.tower.stand_in
         self._images = None if images is None else EagerImages(images, ops, device, has_axes=has_axes(model.spec))
-        self._hidden: Sequence[AnyArray] = ()
+        self._hidden: Sequence[A] = ()
 
-    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> A:
         batches = build_batches(plan, block_tables, self._cache, self._ops, self._device, self._audio)
         self._cache.back([batch.pool_blocks for batch in batches])
         self._model.positions.prepare(batches[0].positions)
@@ -262,10 +263,10 @@ class EagerForward:
             self._ops.scatter(self._hidden[0], self._on_device(batches[0].column("slots")), self._kept.rows)
         return self.logits(plan.sampled_rows)
 
-    def _on_device(self, column: IntArray) -> AnyArray:
+    def _on_device(self, column: IntArray) -> A:
         return self._ops.constant(column, self._ops.dtype("int64"), self._device)
 
-    def logits(self, rows: list[int]) -> AnyArray:
+    def logits(self, rows: list[int]) -> A:
         self._adapters.begin_logits(rows)
         row_ids = self._ops.from_host(np.array(rows, np.int64), self._hidden[0])
         return self._model.compute_logits(self._hidden, row_ids, self._adapters.in_head)
@@ -313,16 +314,16 @@ class RecordedForward:
 
     def __init__(
         self,
-        model: Decoder,
-        cache: KVCache,
-        ops: Ops,
+        model: Decoder[Array],
+        cache: KVCache[Array],
+        ops: Ops[Array],
         library: Library,
         max_tokens: int,
         max_rows: int,
-        kept: HiddenStates | None = None,
-        loaded: LoadedAdapters | None = None,
-        images: ImageRunner | None = None,
-        audio: AudioRunner | None = None,
+        kept: HiddenStates[Array] | None = None,
+        loaded: LoadedAdapters[Array] | None = None,
+        images: ImageRunner[Array] | None = None,
+        audio: AudioRunner[Array] | None = None,
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._audio = audio
@@ -349,7 +350,7 @@ class RecordedForward:
         self._rows = self._head.array((), INT64)
         self._logits = memory_of(model.compute_logits(self._hidden, self._rows, self._adapters.in_head))
 
-    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> AnyArray:
+    def run(self, plan: ForwardPlan, block_tables: "list[list[array[int]]]") -> Array:
         batches = build_batches(plan, block_tables, self._cache, self._ops, "cpu", self._audio)
         self._cache.back([batch.pool_blocks for batch in batches])
         batch = batches[0]
@@ -372,7 +373,7 @@ class RecordedForward:
         self._library.run(layers)
         return self.logits(plan.sampled_rows)
 
-    def logits(self, rows: list[int]) -> AnyArray:
+    def logits(self, rows: list[int]) -> Array:
         if self._holds(rows):
             return self._run_head(rows)
         self._adapters.begin_logits(rows)
@@ -382,7 +383,7 @@ class RecordedForward:
     def _holds(self, rows: list[int]) -> bool:
         return 0 < len(rows) <= self._max_rows
 
-    def _run_head(self, rows: list[int], *before: Segment) -> AnyArray:
+    def _run_head(self, rows: list[int], *before: Segment) -> Array:
         self._rows.fill(rows, len(rows))
         self._adapters.begin_logits(rows)
         self._library.run(*before, self._head.segment(len(rows)))

@@ -5,20 +5,22 @@
 
 from array import array
 from collections.abc import Sequence
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A
 from penstock.kernels.ops import Ops
 from penstock.native.array import dtype_of
 
 
-class HiddenStates:
+class HiddenStates(Generic[A]):
     """They start as zeros, and are not stored to or loaded from files: only drafts depend on them."""
 
     def __init__(
         self,
-        ops: Ops,
+        ops: Ops[A],
         num_blocks: int,
         block_size: int,
         num_own: int,

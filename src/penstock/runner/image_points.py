@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.plan import ForwardPlan, ImageRows
+from penstock.kernels.array_types import A
 from penstock.kernels.lora.rows import IntArray
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import PositionTables
 from penstock.models.spec import ModelSpec
 from penstock.native import Library
-from penstock.native.array import INT64, AnyArray, Array
+from penstock.native.array import INT64, Array
 from penstock.native.program import Program
 
 if TYPE_CHECKING:
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 Positions = NDArray[np.int64]
 
 
-class EagerImages:
+class EagerImages(Generic[A]):
     """Puts a step's features in place when the model's code gets there."""
 
-    def __init__(self, images: ImageRunner, ops: Ops, device: str, *, has_axes: bool) -> None:
+    def __init__(self, images: ImageRunner[A], ops: Ops[A], device: str, *, has_axes: bool) -> None:
         """
         Args:
             has_axes: whether the model's rotary embedding has several axes.
         """
         self._images, self._ops, self._device, self._has_axes = images, ops, device, has_axes
         self._rows: list[ImageRows] = []
-        self.positions: AnyArray | None = None
+        self.positions: A | None = None
 
-    def begin_step(self, plan: ForwardPlan, plain: IntArray, tables: PositionTables) -> None:
+    def begin_step(self, plan: ForwardPlan, plain: IntArray, tables: PositionTables[A]) -> None:
         """Set the step's rows and positions."""
         self._rows = plan.image_rows
         if self._has_axes:
@@ -42,14 +43,14 @@ class EagerImages:
             tables.prepare(positions)
             self.positions = self._ops.constant(positions, None, self._device)
 
-    def place(self, x: AnyArray, depth: int) -> None:
+    def place(self, x: A, depth: int) -> None:
         self._images.place(x, depth, self._rows)
 
 
 class RecordedImages:
     """Notes where a recorded pass would put features, and runs a step's calls from one such place to the next."""
 
-    def __init__(self, images: ImageRunner, program: Program, *, has_axes: bool) -> None:
+    def __init__(self, images: ImageRunner[Array], program: Program, *, has_axes: bool) -> None:
         """
         Args:
             has_axes: as of `EagerImages`.
@@ -62,7 +63,7 @@ class RecordedImages:
         assert depth == len(self._points)
         self._points.append((self._program.num_calls, x.memory))
 
-    def begin_step(self, plan: ForwardPlan, plain: IntArray, tables: PositionTables) -> None:
+    def begin_step(self, plan: ForwardPlan, plain: IntArray, tables: PositionTables[Array]) -> None:
         """Set the step's positions."""
         if self.positions is not None:
             positions = positions_by_axis(plan, plain)

@@ -1,4 +1,4 @@
-"""Computes the features of images, some layers of the vision tower a step, and puts them into rows of a step.
+"""Computes the features of images or sounds, some layers of their tower a step, and puts them into rows of a step.
 
 Between steps only an image's stream is kept, the output of its last layer so far. As in `encoder_runner.py`, one cache
 has the keys and values of one layer: each layer overwrites those of the layer before.
@@ -9,50 +9,53 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 import numpy as np
 
 from penstock.config.model_facts import KVSpec
 from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows
+from penstock.kernels.array_types import A
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.layers.encoder_head import wide
+from penstock.models.audio_encoder import AudioEncoder
 from penstock.models.patches import PatchGrid
 from penstock.models.tower import Tower
 from penstock.native import Library
-from penstock.native.array import AnyArray, Array, CannotRecordError, dtype_of
+from penstock.native.array import Array, CannotRecordError, dtype_of
 from penstock.native.program import Program, memory_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Encoding:
+class _Encoding(Generic[A]):
     """An image whose features are not ready."""
 
     grid: PatchGrid
-    x: AnyArray
+    x: A
     """[patches, hidden_size]: the stream after `layers` layers."""
-    angles: AnyArray | None
+    angles: A | None
     layers: int = 0
-    taps: list[AnyArray] = field(default_factory=list)
+    taps: list[A] = field(default_factory=list)
 
 
-class ImageRunner:
+class ImageRunner(Generic[A]):
     """Holds the features of images, and the streams of those that are being encoded, by digest."""
 
-    def __init__(self, tower: Tower, ops: Ops, settings: Settings) -> None:
+    def __init__(self, tower: Tower[A] | AudioEncoder[A], ops: Ops[A], settings: Settings) -> None:
         assert settings.tower is not None
         self._tower, self._ops, self._device = tower, ops, settings.device
         self._block_size = settings.memory.block_size
         most = settings.tower.max_patches
-        blocks = -(-most // self._block_size) + (0 if tower.spec.window is None else most // tower.spec.merge**2)
+        blocks = -(-most // self._block_size) + tower.most_windows(most)
         self._cache = ops.new_caches([self._cache_shape(settings, blocks)]).layers[0]
-        self._encodings: dict[bytes, _Encoding] = {}
-        self._features: dict[bytes, tuple[AnyArray, ...]] = {}
+        self._encodings: dict[bytes, _Encoding[A]] = {}
+        self._features: dict[bytes, tuple[A, ...]] = {}
         self._recorded = None if ops.library is None else self._record(ops.library, settings, most)
 
     def _cache_shape(self, settings: Settings, num_blocks: int) -> CacheShape:
@@ -72,11 +75,11 @@ class ImageRunner:
         try:
             return _RecordedLayers(self._tower, self._cache, library, max_patches, settings.dtype)
         except CannotRecordError as error:
-            log.warning("the vision tower runs eagerly, more slowly, as no recorded step has %s", error)
+            log.warning("the tower runs eagerly, more slowly, as no recorded step has %s", error)
             return None
 
     @property
-    def tower(self) -> Tower:
+    def tower(self) -> Tower[A] | AudioEncoder[A]:
         return self._tower
 
     def encode(self, plan: ForwardPlan) -> list[bytes]:
@@ -103,10 +106,10 @@ class ImageRunner:
         self._features[part.digest] = features
         return all(bool(np.isfinite(self._ops.on_host(wide(vectors, self._ops))).all()) for vectors in features)
 
-    def _run_layers(self, encoding: _Encoding, last: int) -> None:
+    def _run_layers(self, encoding: _Encoding[A], last: int) -> None:
         tower, grid = self._tower, encoding.grid
         whole, windows = self._lay_out((encoding.x.shape[0],)), self._lay_out(grid.windows)
-        tapped = [index + 1 for index, _ in tower.spec.taps if encoding.layers <= index < last]
+        tapped = [index + 1 for index in tower.taps if encoding.layers <= index < last]
         for end in sorted({*tapped, last}):
             if self._recorded is not None:
                 self._recorded.run(encoding, end, whole, windows)
@@ -126,7 +129,7 @@ class ImageRunner:
         memory, blocks = self._ops.lay_out(lengths, starts, tables, ids, self._block_size)
         return Batch(memory, len(lengths), len(ids), blocks, self._device)
 
-    def place(self, x: AnyArray, depth: int, image_rows: Sequence[ImageRows]) -> None:
+    def place(self, x: A, depth: int, image_rows: Sequence[ImageRows]) -> None:
         """Replace these rows of `x` [any, hidden_size] by features (depth 0), or add the features of a tap to them."""
         ops = self._ops
         for image in image_rows:
@@ -140,7 +143,9 @@ class ImageRunner:
 class _RecordedLayers:
     """The tower's layers as native calls, recorded once; a part of them runs from any layer to any other."""
 
-    def __init__(self, tower: Tower, cache: AnyCache, library: Library, max_patches: int, dtype: str) -> None:
+    def __init__(
+        self, tower: Tower | AudioEncoder, cache: AnyCache, library: Library, max_patches: int, dtype: str
+    ) -> None:
         """
         Raises:
             CannotRecordError: the tower uses an operation that the library lacks.

@@ -5,17 +5,18 @@ Both read the hidden states before the step's tokens from the rows of `HiddenSta
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.kernels.array_types import A, A_co
 from penstock.kernels.batch import Batch, RecordedBatch
 from penstock.kernels.cache import AnyCache
 from penstock.kernels.ops import Ops
 from penstock.models.mtp import MTPHead
 from penstock.native import Library
-from penstock.native.array import INT64, AnyArray, CannotRecordError
+from penstock.native.array import INT64, Array, CannotRecordError
 from penstock.native.program import Program, memory_of
 from penstock.runner.hidden_states import HiddenStates
 
@@ -24,10 +25,10 @@ log = logging.getLogger(__name__)
 Rows = NDArray[np.int64]
 
 
-class MTPForward(Protocol):
+class MTPForward(Protocol[A_co]):
     """A head over its cache."""
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> A_co | None:
         """Compute a step's tokens, and store their keys and values, and the hidden states of the sampled tokens.
 
         Returns the logits [len(sampled), vocab_size] float32 of the tokens `sampled`; None if there are none. The next
@@ -57,13 +58,13 @@ def make_mtp_forward(
     return EagerMTP(head, cache, hidden, ops)
 
 
-class EagerMTP:
+class EagerMTP(Generic[A]):
     """Runs the head's code in each step. See `MTPForward`."""
 
-    def __init__(self, head: MTPHead, cache: AnyCache | None, hidden: HiddenStates, ops: Ops) -> None:
+    def __init__(self, head: MTPHead[A], cache: AnyCache[A] | None, hidden: HiddenStates[A], ops: Ops[A]) -> None:
         self._head, self._cache, self._hidden, self._ops = head, cache, hidden, ops
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> A | None:
         head, ops, table = self._head, self._ops, self._hidden.rows
         head.positions.prepare(batch.positions)
         hidden = ops.gather(table, ops.from_host(before, table))
@@ -87,10 +88,10 @@ class RecordedMTP:
 
     def __init__(
         self,
-        head: MTPHead,
-        cache: AnyCache | None,
-        hidden: HiddenStates,
-        ops: Ops,
+        head: MTPHead[Array],
+        cache: AnyCache[Array] | None,
+        hidden: HiddenStates[Array],
+        ops: Ops[Array],
         library: Library,
         max_tokens: int,
         max_rows: int,
@@ -106,7 +107,7 @@ class RecordedMTP:
         ops.scatter(normed, self._own, hidden.rows)
         self._logits = memory_of(head.logits(normed))
 
-    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> AnyArray | None:
+    def run(self, batch: Batch, before: Rows, sampled: Sequence[int]) -> Array | None:
         self._head.positions.prepare(batch.positions)
         self._token_ids.fill(batch.token_ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +13,11 @@ from penstock.config.settings import Settings
 from penstock.core.draft_model import OWN_HIDDEN
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
 from penstock.errors import DeviceLostError
+from penstock.kernels.array_types import A
 from penstock.models.registry import load_mtp
-from penstock.native.array import AnyArray
 from penstock.runner.device_runner import BlockTables, DeviceRunner
 from penstock.runner.forward import KVCache, build_batch
-from penstock.runner.mtp_forward import make_mtp_forward
+from penstock.runner.mtp_forward import MTPForward, make_mtp_forward
 from penstock.runner.torch_device import is_device_lost
 from penstock.sampling.sampler import Sampler
 
@@ -36,7 +37,7 @@ def _alone(step: MTPStep) -> None:
     """Do nothing: there are no other ranks."""
 
 
-class MTPRunner:
+class MTPRunner(Generic[A]):
     """Holds the head's weights and its KV cache, and executes one step at a time. See `MTPSteps` for the methods.
 
     Raises:
@@ -47,7 +48,7 @@ class MTPRunner:
 
     def __init__(
         self,
-        target: DeviceRunner,
+        target: DeviceRunner[A],
         checkpoint: Checkpoint,
         settings: Settings,
         share: Callable[[MTPStep], None] = _alone,
@@ -64,7 +65,7 @@ class MTPRunner:
         with self._ops.inference():
             self._head = load_mtp(checkpoint, settings, self._ops, target.model)
             self._cache = KVCache.of_model(self._head.spec, settings, self._ops)
-            self._forward = make_mtp_forward(
+            self._forward: MTPForward[A] = make_mtp_forward(
                 self._head,
                 self._cache.layers[0],
                 self._hidden,
@@ -97,7 +98,7 @@ class MTPRunner:
         with self._ops.inference():
             self._compute(step)
 
-    def _compute(self, step: MTPStep) -> AnyArray | None:
+    def _compute(self, step: MTPStep) -> A | None:
         """The step's logits; None: nothing is sampled."""
         forward = step.forward
         assert len(step.hidden) == len(forward.token_ids)

@@ -229,7 +229,7 @@ def _facts(checkpoint: Checkpoint, config: Any, model: nn.Module, layers: Sequen
 class PagedAttention:
     """Computes a layer's attention over its paged cache."""
 
-    def __init__(self, cache: LayerCache, layer: LayerAttention) -> None:
+    def __init__(self, cache: LayerCache[Tensor], layer: LayerAttention) -> None:
         self._cache, self._layer = cache, layer
         self.batch: Batch | None = None
         """The step's."""

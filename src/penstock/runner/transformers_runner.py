@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from penstock.kernels.recurrent.states import StateCache
 from penstock.kernels.reference_ops import reference_ops
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.core.plan import ForwardPlan
     from penstock.kernels.ops import Ops
-    from penstock.native.array import AnyArray
     from penstock.system.start import Start
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,14 @@ logger = logging.getLogger(__name__)
 class TransformersForward:
     """Runs a model of `transformers` in each step. See `Forward` for the methods."""
 
-    def __init__(self, model: Any, attention: Sequence[PagedAttention], cache: KVCache, ops: Ops, device: str) -> None:
+    def __init__(
+        self, model: Any, attention: Sequence[PagedAttention], cache: KVCache[Tensor], ops: Ops[Tensor], device: str
+    ) -> None:
         self._model, self._attention, self._cache, self._ops, self._device = model, attention, cache, ops, device
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._inputs: dict[str, AnyArray] = {}
+        self._inputs: dict[str, Tensor] = {}
 
-    def run(self, plan: ForwardPlan, block_tables: list[list[array[int]]]) -> AnyArray:
+    def run(self, plan: ForwardPlan, block_tables: list[list[array[int]]]) -> Tensor:
         batches = [
             build_batch(plan, tables, self._cache.block_size, self._ops, self._device, group)
             for group, tables in enumerate(block_tables)
@@ -54,15 +56,15 @@ class TransformersForward:
         self._inputs = {"input_ids": ids, "position_ids": positions}
         return self.logits(plan.sampled_rows)
 
-    def logits(self, rows: list[int]) -> AnyArray:
+    def logits(self, rows: list[int]) -> Tensor:
         """Computes the step again where more rows are asked for than `run` knew of: it writes the same keys."""
         wanted = self._ops.constant(np.array(rows, np.int64), None, self._device)
         chosen = {"logits_to_keep": wanted} if self._picks_rows else {}
-        found = self._model(**self._inputs, use_cache=False, **chosen).logits[0]
+        found: Tensor = self._model(**self._inputs, use_cache=False, **chosen).logits[0]
         return (found if self._picks_rows else found[wanted]).float().contiguous()
 
 
-class TransformersRunner(DeviceRunner):
+class TransformersRunner(DeviceRunner[Tensor]):
     """A `DeviceRunner` whose model is of `transformers`: without adapters, images and hidden states.
 
     Raises:

@@ -25,15 +25,16 @@ The four penalties read the counts that `SlotStates` keeps, and change a row in 
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.api.request import TokenLogprob
 from penstock.core.plan import Ending, SampleBatch, StepResult
+from penstock.kernels.array_types import A
 from penstock.kernels.ops import Ops
 from penstock.kernels.sampling import SCALE, Controls
-from penstock.native.array import AnyArray
 from penstock.sampling.random import uniforms
 from penstock.sampling.state import BatchState, SlotStates
 from penstock.sampling.transcripts import forbidden
@@ -43,7 +44,7 @@ Floats = NDArray[np.float32]
 
 
 @contextmanager
-def processed(ops: Ops, logits: AnyArray, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
+def processed(ops: Ops[A], logits: A, batch: SampleBatch, states: SlotStates, state: BatchState) -> Iterator[None]:
     """Process `logits` [num_samples, vocab] float32 in place, and undo it at the end.
 
     Rows without log-probabilities may stay changed. NaN and plus infinity stay so, unless they are masked.
@@ -76,10 +77,10 @@ def may_rule_out_all(batch: SampleBatch, row: int) -> bool:
     return bool(ruled_out) or (batch.mask is not None and row in batch.mask.rows)
 
 
-class _Edits:
+class _Edits(Generic[A]):
     """Reversible changes of single logits."""
 
-    def __init__(self, ops: Ops, logits: AnyArray) -> None:
+    def __init__(self, ops: Ops[A], logits: A) -> None:
         self.logits, self._ops = logits, ops
         self.to_undo: list[Callable[[], object]] = []
 
@@ -110,7 +111,7 @@ def _bias(edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
         edits.change(indices, lambda before: before + amounts)
 
 
-def _penalize(ops: Ops, edits: _Edits, batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
+def _penalize(ops: Ops[A], edits: _Edits[A], batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
     rows, penalties = state.penalized, state.penalties
     if penalties[:, 3].any():
         penalties = penalties.copy()
@@ -132,7 +133,7 @@ def _ban(edits: _Edits, batch: SampleBatch, state: BatchState) -> None:
         edits.change(np.unique(np.concatenate(indices)), lambda before: np.where(before < np.inf, no_chance, before))
 
 
-def _mask(ops: Ops, logits: AnyArray, batch: SampleBatch, rows: list[int]) -> None:
+def _mask(ops: Ops[A], logits: A, batch: SampleBatch, rows: list[int]) -> None:
     if rows:
         bits = [_bits(batch.sequences[row].params.allowed_token_ids or (), logits.shape[-1]) for row in rows]
         ops.apply_bitmask(logits, np.array(rows, np.int64), np.stack(bits))
@@ -140,7 +141,7 @@ def _mask(ops: Ops, logits: AnyArray, batch: SampleBatch, rows: list[int]) -> No
         ops.apply_bitmask(logits, np.array(batch.mask.rows, np.int64), batch.mask.result())
 
 
-def _follow_rules(ops: Ops, edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
+def _follow_rules(ops: Ops[A], edits: _Edits[A], batch: SampleBatch, rows: list[int]) -> None:
     for row in rows:
         sequence, first = batch.sequences[row], row * edits.vocab
         rules = sequence.params.transcript
@@ -199,7 +200,7 @@ def _completing(batch: SampleBatch, row: int) -> Integers:
     return np.concatenate((singles, np.array(ends, np.int64))) if ends else singles
 
 
-def token_logprobs(ops: Ops, logits: AnyArray, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
+def token_logprobs(ops: Ops[A], logits: A, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprob]:
     """Log-probabilities of one token per row and of the row's most likely tokens; NaN if logits are not finite.
 
     Args:
@@ -220,15 +221,15 @@ def token_logprobs(ops: Ops, logits: AnyArray, token_ids: Sequence[int], counts:
     ]
 
 
-class Sampler:
+class Sampler(Generic[A]):
     """Samples tokens, and keeps the sampling state of each slot."""
 
-    def __init__(self, ops: Ops, num_slots: int) -> None:
+    def __init__(self, ops: Ops[A], num_slots: int) -> None:
         """`ops`: operations on the logits' device."""
         self._ops = ops
         self._states = SlotStates(num_slots)
 
-    def sample(self, logits: AnyArray, batch: SampleBatch) -> StepResult:
+    def sample(self, logits: A, batch: SampleBatch) -> StepResult:
         """Choose a token for each row.
 
         Args:
@@ -254,13 +255,13 @@ class Sampler:
             result.logprobs = _logprobs(self._ops, logits, tokens, state.logprobs)
         return result
 
-    def _is_ruled_out(self, logits: AnyArray, row: int) -> bool:
+    def _is_ruled_out(self, logits: A, row: int) -> bool:
         """Whether all logits of a row are -inf."""
         vocab = logits.shape[-1]
         return bool((self._ops.take(logits, np.arange(row * vocab, (row + 1) * vocab)) == -np.inf).all())
 
 
-def _choose(ops: Ops, logits: AnyArray, batch: SampleBatch, state: BatchState) -> Integers:
+def _choose(ops: Ops[A], logits: A, batch: SampleBatch, state: BatchState) -> Integers:
     """The chosen tokens [num_samples]; -1 if no token can be chosen."""
     if state.is_greedy:
         return ops.argmax(logits)
@@ -269,7 +270,7 @@ def _choose(ops: Ops, logits: AnyArray, batch: SampleBatch, state: BatchState) -
     return ops.sample(logits, Controls(temperature, top_k, top_p, min_p, typical_p, uniform))
 
 
-def _logprobs(ops: Ops, logits: AnyArray, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
+def _logprobs(ops: Ops[A], logits: A, tokens: list[int], asked: list[tuple[int, int]]) -> list[TokenLogprob | None]:
     """Log-probabilities per row; None for rows that did not request them or got no token."""
     logprobs: list[TokenLogprob | None] = [None] * len(tokens)
     asking = [(row, count) for row, count in asked if tokens[row] >= 0]

@@ -131,7 +131,9 @@ def _serving(
 
 
 def _takes(engine: AsyncEngine) -> Takes:
-    return "audio" if engine.sounds is not None else "text" if engine.images is None else "images"
+    if engine.sounds is not None or engine.takes_sounds:
+        return "audio"
+    return "images" if engine.takes_images else "text"
 
 
 def _check_prefix(app: FastAPI, prefix: str) -> None:

@@ -40,7 +40,7 @@ class CallLimitsConfig:
     max_body_bytes: int | None = option(
         None,
         "maximum size of an HTTP body; default: 4194304; 20971520 of a model that takes images, "
-        "28311552 of one that transcribes",
+        "28311552 of one that takes audio",
     )
     max_held_body_bytes: int = option(
         536_870_912, "maximum total size of the bodies of all open calls; bodies below 64 KiB do not count"

@@ -77,7 +77,7 @@ async def prepare(
     tools = conversation.tools
     if conversation.ignored:
         call.ignore(*conversation.ignored)
-    messages, sources = take_images(messages) if known.takes_images else (messages, [])
+    messages, sources = take_images(messages) if known.takes_images or known.takes_sounds else (messages, [])
     if sources:
         prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
     else:

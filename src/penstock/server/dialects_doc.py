@@ -60,9 +60,9 @@ penstock.server.dialects_doc > docs/dialects.md`.
   `reasoning`, `reasoning_details` or `thinking_blocks`, and goes to the field that the chat template reads. A call
   whose arguments are not a JSON object is given to the template as `{"INVALID_JSON": "..."}`, and without arguments
   as `{}`.
-- **Images** are read if the model takes them ([images.md](images.md)). In earlier turns and in results of tools, what
-  the model cannot read becomes a placeholder: `[image omitted: this model reads text]`. In what the user asks now it is
-  refused.
+- **Images** and **sounds** are read if the model takes them ([images.md](images.md), [sounds.md](sounds.md)). In
+  earlier turns and in results of tools, what the model cannot read becomes a placeholder: `[image omitted: this model
+  reads text]`. In what the user asks now it is refused.
 - `model` may be left out: it is then the served one. `--served-model-name a,b` gives it several names.
 - `max_tokens` is a maximum: if it exceeds what the prompt leaves of the context, the answer ends with the context
   (`length`). `--refuse-long-max-tokens` refuses it instead, in words by which Claude Code lowers it by itself. A

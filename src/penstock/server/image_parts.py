@@ -1,4 +1,4 @@
-"""Images and other parts that are no text, in the bodies of all dialects."""
+"""Images, sounds and other parts that are no text, in the bodies of all dialects."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,8 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat
 from penstock.text.content import ImageSource
 
+SOUNDS = ("input_audio", "audio_url", "audio")
+"""Types of parts with sounds."""
 _DETAILS = (None, "auto", "low", "high", "original")
 
 
@@ -44,7 +46,35 @@ def image_in_source(source: Any, field: str) -> ImageSource:
     return ImageSource(f"{field}.source", content, is_url=kind == "url")
 
 
+def sound_in(given: Any, field: str) -> ImageSource:
+    """OpenAI's sound: an object with base64 `data`. Its `format` has no effect, as the file tells it.
+
+    Raises:
+        InvalidRequestError: it has no data.
+    """
+    data = given.get("data") if isinstance(given, Mapping) else None
+    if not isinstance(data, str) or not data:
+        raise InvalidRequestError(f'{field}: a sound needs {{"data": base64, "format": "wav"}}', field)
+    return ImageSource(field, data, is_url=data[:5].lower() == "data:", is_sound=True)
+
+
+def sound_at_url(given: Any, field: str) -> ImageSource:
+    """vLLM's sound: a data URL, or an object with `url`.
+
+    Raises:
+        InvalidRequestError: it has no URL.
+    """
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str) or not url:
+        raise InvalidRequestError(f"{field}: a sound needs audio_url, as data:audio/wav;base64,...", field)
+    return ImageSource(field, url, is_url=True, is_sound=True)
+
+
 def not_supported(kind: str, field: str, known: ChatFormat) -> InvalidRequestError:
     """The error for a part that the model cannot read."""
-    takes = "this model takes text and images" if known.takes_images else "this checkpoint takes text only"
+    takes = "this checkpoint takes text only"
+    if known.takes_images or known.takes_sounds:
+        takes = f"this model takes text and {'images' if known.takes_images else 'sounds'}"
+    if kind in SOUNDS:
+        takes += known.encoder_note
     return InvalidRequestError(f"{field}: {kind} is not supported here: {takes}", field)

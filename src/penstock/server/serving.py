@@ -76,7 +76,12 @@ class Serving:
         """The format of the model's answers."""
         tokenizer = self.engine.tokenizer
         known = format_of("" if tokenizer is None else tokenizer.chat_template_source)
-        return known if self.engine.images is None else replace(known, takes_images=True)
+        return replace(
+            known,
+            takes_images=self.engine.takes_images,
+            takes_sounds=self.engine.takes_sounds,
+            encoder_note=self.engine.info.encoder_note,
+        )
 
 
 def unknown_model(name: str, names: Sequence[str], also: str = "") -> ModelNotFoundError:

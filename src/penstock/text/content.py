@@ -1,8 +1,8 @@
-"""Content of a message: text, or parts of text and images in their order.
+"""Content of a message: text, or parts of text, images and sounds in their order.
 
     [{"type": "image", "source": ImageSource(...)}, {"type": "text", "text": "What is it?"}]
 
-`take_images` moves the sources out, and leaves `{"type": "image"}`, which chat templates render.
+`take_images` moves the sources out, and leaves `{"type": "image"}` or `{"type": "audio"}`, which chat templates render.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ Content: TypeAlias = str | list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """An image as a caller sent it."""
+    """An image, or a sound, as a caller sent it."""
 
     field: str
     """The field that holds it, for errors."""
@@ -25,6 +25,17 @@ class ImageSource:
     """Whether few tokens suffice (`detail: low`)."""
     is_own: bool = False
     """Whether it comes from this process: then its file may have any size."""
+    is_sound: bool = False
+
+    @property
+    def what(self) -> str:
+        """Its name in messages."""
+        return "sound" if self.is_sound else "image"
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The part of a content that chat templates render."""
+        return {"type": "audio" if self.is_sound else "image"}
 
 
 def content_of(parts: Iterable[str | ImageSource], separator: str) -> Content:
@@ -34,7 +45,7 @@ def content_of(parts: Iterable[str | ImageSource], separator: str) -> Content:
     if len(texts) == len(listed):
         return separator.join(texts)
     return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "source": part}
+        {"type": "text", "text": part} if isinstance(part, str) else {**part.part, "source": part}
         for part in listed
         if part
     ]
@@ -59,14 +70,14 @@ def text_of(content: Content) -> str:
 
 
 def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[ImageSource]]:
-    """Messages with `{"type": "image"}` in place of each image, and the images in their order."""
+    """Messages with `ImageSource.part` in place of each image or sound, and these in their order."""
     sources: list[ImageSource] = []
     made = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any("source" in part for part in content):
             sources += (part["source"] for part in content if "source" in part)
-            content = [{"type": "image"} if "source" in part else part for part in content]
+            content = [part["source"].part if "source" in part else part for part in content]
             message = {**message, "content": content}
         made.append(message)
     return made, sources
@@ -79,7 +90,7 @@ def images_after_tools(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any
     images: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool" and not isinstance(message["content"], str):
-            images += (part for part in message["content"] if part["type"] == "image")
+            images += (part for part in message["content"] if part["type"] != "text")
             message = {**message, "content": text_of(message["content"])}
         elif message["role"] != "tool" and images:
             if message["role"] == "user":

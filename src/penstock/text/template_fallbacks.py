@@ -25,10 +25,10 @@ def fallbacks(messages: Messages) -> Iterator[Messages]:
 
 
 def _is_content(content: Any) -> bool:
-    """Whether it is text, or parts of text and images."""
+    """Whether it is text, or parts of text, images and sounds."""
     if not isinstance(content, list):
         return isinstance(content, str)
-    return all(isinstance(part, dict) and part.get("type") in ("text", "image") for part in content)
+    return all(isinstance(part, dict) and part.get("type") in ("text", "image", "audio") for part in content)
 
 
 def _text_in_reasoning(messages: Messages) -> Messages:

@@ -461,8 +461,19 @@ def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
         if not sources:
             of_processor = read_json(folder / name) or {}
             sources = _listed_templates(folder, of_processor.get("chat_template"), name)
+    if not sources:
+        sources = _known_template(folder)
     _check_templates(sources, folder)
     return sources
+
+
+def _known_template(folder: Path) -> dict[str, str]:
+    """The template of a family whose checkpoints have none; empty otherwise."""
+    from penstock.text.known_templates import KNOWN_TEMPLATES  # here: few checkpoints need it
+
+    kind = (read_json(folder / "config.json") or {}).get("model_type")
+    known = KNOWN_TEMPLATES.get(kind) if isinstance(kind, str) else None
+    return {} if known is None else {"default": known}
 
 
 def _check_templates(sources: Mapping[str, str], path: Path) -> None:

@@ -70,8 +70,8 @@ def with_images(entry, *images):
     return replace(entry, record=replace(entry.record, request=replace(entry.record.request, images=images)))
 
 
-def test_an_image_is_on_disk_once_comes_back_with_its_request_and_goes_with_the_last_that_has_it(tmp_path):
-    path, picture, other = tmp_path / "journal", make_image(1), make_image(2)
+def test_an_image_or_a_sound_is_on_disk_once_comes_back_with_its_request_and_goes_with_the_last_that_has_it(tmp_path):
+    path, picture, other = tmp_path / "journal", replace(make_image(1), is_sound=True), make_image(2)
 
     async def work():
         journal = Journal(path, kept_seconds=0.0)

@@ -1,4 +1,4 @@
-"""Transcription: from sound files to segments of text.
+"""Transcription: from sound files to segments of text. And sounds in prompts: `prompts`, `windows`.
 
     file ──reader──> worker: decode, mix, resample, features ──transcription──> windows ──engine──> segments
 

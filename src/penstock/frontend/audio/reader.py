@@ -10,8 +10,9 @@ from penstock.config.audio_input import HOP, SAMPLE_RATE, AudioInput
 from penstock.config.engine_config import AudioConfig
 from penstock.errors import InvalidRequestError
 from penstock.frontend.audio.features import log_mel
+from penstock.frontend.audio.limits import CPU_SECONDS
 from penstock.frontend.audio.transcription import Sound
-from penstock.frontend.audio.worker import CPU_SECONDS, TOO_LARGE
+from penstock.frontend.audio.windows import TOO_LARGE
 from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, pack, unpack
 from penstock.frontend.decoders import NUM_WORKERS, DecoderKind, Decoders
 from penstock.frontend.large_work import LargeWork

@@ -190,7 +190,7 @@ class Transcription:
         features[:, : part.shape[1]] = part
         pixels = features.tobytes()
         digest = hashlib.sha256(_SIZE.pack(mels, frames) + pixels).digest()
-        return Image(0, self._context, 1, self._about.num_positions, mels, frames, digest, pixels)
+        return Image(0, self._context, 1, self._about.num_positions, mels, frames, digest, pixels, is_sound=True)
 
     def answer(self, answers: Sequence[CompletionOutput]) -> list[Segment]:
         """Take the answers to `next`; returns the segments that they add."""

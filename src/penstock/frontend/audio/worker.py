@@ -4,24 +4,25 @@ Run as `python -m penstock.frontend.audio.worker` by `penstock.frontend.audio.re
 worker of images.
 """
 
+from typing import Any
+
 import numpy as np
 
+from penstock.config.sound_input import SoundInput
 from penstock.frontend.audio.features import log_mel
+from penstock.frontend.audio.limits import CPU_SECONDS, MEMORY_BYTES
 from penstock.frontend.audio.sounds import SoundError, read_sound
-from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, REFUSED, pack, unpack
+from penstock.frontend.audio.windows import TOO_LARGE, windows_of
+from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, REFUSED, from_base64, pack, unpack
 from penstock.system.worker_channel import Channel, limit_memory
-
-MEMORY_BYTES = 3 * 2**30
-"""Maximum address space: an hour takes 230 MB as samples, 120 MB as features of 80 mels, and both several times."""
-CPU_SECONDS = 120.0
-"""Maximum CPU seconds for one sound."""
-TOO_LARGE = "the audio has samples that are too large: they must be from -1 to 1"
 
 
 def answer(frame: bytes) -> bytes:
     """The answer frame for one sound."""
     try:
         header, content = unpack(memoryview(frame))
+        if "sound_input" in header:
+            return _of_prompt(header, bytes(content))
         samples = read_sound(bytes(content), header["max_seconds"])
         features = log_mel(samples, header["num_mels"], header["num_frames"])
         if not np.isfinite(features).all():
@@ -31,6 +32,20 @@ def answer(frame: bytes) -> bytes:
         return REFUSED + str(error).encode()
     except MemoryError:
         return NO_MEMORY
+
+
+def _of_prompt(header: dict[str, Any], content: bytes) -> bytes:
+    """The answer frame for a sound in a prompt, in the form of an image's."""
+    try:
+        content = from_base64(content) if header["is_base64"] else content
+    except ValueError as error:
+        raise SoundError(f"the sound is not valid base64 ({error})") from None
+    settings = header["sound_input"]
+    windows = windows_of(read_sound(content, header["max_seconds"]), SoundInput(**settings))
+    about = {"rows": 0, "columns": 0, "sizes": windows.sizes}
+    if not header["wants_pixels"]:
+        return DECODED + pack(about, b"")
+    return DECODED + pack({**about, "digests": windows.digests}, b"".join(windows.features))
 
 
 def main() -> None:

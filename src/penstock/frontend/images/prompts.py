@@ -1,15 +1,16 @@
-"""Prompts with images: reads the images, renders the conversation, and puts their tokens in place."""
+"""Prompts with images or sounds: reads these, renders the conversation, and puts their tokens in place."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from penstock.config.engine_config import ImageConfig
-from penstock.config.image_input import ImageInput
+from penstock.config.engine_config import AudioConfig, ImageConfig
+from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError
 from penstock.frontend.decoders import NUM_WORKERS
-from penstock.frontend.images.reader import ImageReader, Picture
+from penstock.frontend.images.placeholders import Placeholders
+from penstock.frontend.images.reader import ImageReader, MediaReader, Picture
 from penstock.frontend.images.tokens import ImageTokens
 from penstock.frontend.images.urls import ImageURLs
 from penstock.frontend.input_processor import ImagePrompt
@@ -22,35 +23,67 @@ Message = dict[str, Any]
 _MAX_WAITING_BYTES = 64 * 2**20
 
 
-def check_number(sources: Sequence[ImageSource], limits: ImageConfig) -> None:
-    """
+@dataclass(frozen=True, slots=True)
+class Media:
+    """What a model takes beside text: images, or sounds."""
+
+    tokens: Placeholders
+    reader: MediaReader
+    option: str
+    """The option with the next."""
+    most: int
+    """Of one request."""
+    note: str = ""
+    """What errors about others say in the end."""
+
+    def check(self, sources: Sequence[ImageSource]) -> None:
+        """
+        Raises:
+            InvalidRequestError: there are more than a request may have, or others than the model takes.
+        """
+        what = self.tokens.what
+        other = next((source for source in sources if source.what != what), None)
+        if other is not None:
+            raise InvalidRequestError(
+                f"{other.field}: this model takes text and {what}s, not {other.what}s{self.note}", other.field
+            )
+        if len(sources) > self.most:
+            field = sources[self.most].field
+            raise InvalidRequestError(
+                f"{field}: the request has {len(sources)} {what}s; at most {self.most} are taken ({self.option})", field
+            )
+
+
+def media_of(info: EngineInfo, tokenizer: Tokenizer | None, images: ImageConfig, sounds: AudioConfig) -> Media | None:
+    """What a model takes beside text; None: nothing.
+
     Raises:
-        InvalidRequestError: there are more images than a request may have.
+        CheckpointError: a token that the checkpoint's config names is missing.
     """
-    if len(sources) > limits.max_images:
-        field = sources[limits.max_images].field
-        raise InvalidRequestError(
-            f"{field}: the request has {len(sources)} images; at most {limits.max_images} are taken (max_images)", field
-        )
+    if tokenizer is None:
+        return None
+    if info.image_input is not None:
+        reader = ImageReader(info.image_input, images)
+        tokens = ImageTokens(info.image_input, tokenizer)
+        return Media(tokens, reader, "max_images", images.max_images, info.encoder_note)
+    if info.sound_input is not None:
+        from penstock.frontend.audio.prompts import PromptSoundReader, SoundTokens  # here: few models hear
+
+        heard = PromptSoundReader(info.sound_input, sounds, images)
+        return Media(SoundTokens(info.sound_input, tokenizer), heard, "max_sounds", sounds.max_sounds)
+    return None
 
 
 class ImagePrompts:
-    """Prompts with images for one model; it reads without blocking the event loop."""
+    """Prompts with images or sounds for one model; it reads without blocking the event loop."""
 
-    def __init__(
-        self, image_input: ImageInput, tokenizer: Tokenizer, limits: ImageConfig, urls: ImageURLs | None = None
-    ) -> None:
+    def __init__(self, media: Media, urls: ImageURLs) -> None:
         """
         Args:
-            urls: None: no image is fetched.
-
-        Raises:
-            CheckpointError: a token that the checkpoint's config names is missing.
+            urls: from which images may be fetched.
         """
-        self.tokens = ImageTokens(image_input, tokenizer)
-        self._limits = limits
-        self._reader = ImageReader(image_input, limits)
-        self._urls = urls or ImageURLs((), limits.max_image_bytes)
+        self.tokens = media.tokens
+        self._media, self._urls = media, urls
         self._work = LargeWork(_MAX_WAITING_BYTES, num_threads=NUM_WORKERS)
 
     async def read(
@@ -71,7 +104,7 @@ class ImagePrompts:
         Raises:
             InvalidRequestError: there are too many, or one is refused.
         """
-        check_number(sources, self._limits)
+        self._media.check(sources)
 
         async def read(source: ImageSource) -> Picture:
             picture = await self._read(source, tenant, namespace, wants_pixels=wants_pixels)
@@ -86,10 +119,11 @@ class ImagePrompts:
                 task.cancel()
 
     async def _read(self, source: ImageSource, tenant: str, namespace: str, *, wants_pixels: bool) -> Picture:
-        if source.is_url and isinstance(source.data, str) and source.data[:5].lower() != "data:":
+        is_fetched = source.is_url and not source.is_sound
+        if is_fetched and isinstance(source.data, str) and source.data[:5].lower() != "data:":
             source = replace(source, data=await self._urls.fetch(source.data, source.field), is_url=False)
         return await self._work.run(
-            len(source.data), lambda: self._reader.read(source, namespace, wants_pixels=wants_pixels), tenant
+            len(source.data), lambda: self._media.reader.read(source, namespace, wants_pixels=wants_pixels), tenant
         )
 
     async def bare_prompt(
@@ -113,7 +147,7 @@ class ImagePrompts:
         """The text of a conversation's prompt, with one placeholder for each image.
 
         Args:
-            messages: with `{"type": "image"}` for each image.
+            messages: with `ImageSource.part` for each image.
             render: renders messages with the chat template.
 
         Raises:
@@ -128,22 +162,21 @@ class ImagePrompts:
 
     def close(self) -> None:
         """Kill the processes that decode."""
-        self._reader.close()
+        self._media.reader.close()
         self._work.close()
 
 
 class OfflineImages:
     """As `ImagePrompts`, for callers that wait."""
 
-    def __init__(self, image_input: ImageInput, tokenizer: Tokenizer, limits: ImageConfig) -> None:
-        self.tokens = ImageTokens(image_input, tokenizer)
-        self._limits = limits
-        self._reader = ImageReader(image_input, limits)
+    def __init__(self, media: Media) -> None:
+        self.tokens = media.tokens
+        self._media = media
 
     def read(self, sources: Sequence[ImageSource]) -> list[Picture]:
         """Read images. Raises as `ImagePrompts.read`."""
-        check_number(sources, self._limits)
-        return [self._reader.read(source) for source in sources]
+        self._media.check(sources)
+        return [self._media.reader.read(source) for source in sources]
 
     def render(self, messages: Sequence[Message], num_images: int, render: Callable[[list[Message]], str]) -> str:
         """The text of a conversation's prompt. See `ImagePrompts.render`."""
@@ -156,4 +189,4 @@ class OfflineImages:
 
     def close(self) -> None:
         """Kill the processes that decode."""
-        self._reader.close()
+        self._media.reader.close()

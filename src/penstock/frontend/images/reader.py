@@ -1,15 +1,15 @@
-"""Reads images in worker processes, and keeps the latest.
+"""Reads images and sounds in worker processes, and keeps the latest.
 
-    source ──digest──> cache, or a process of `penstock.frontend.images.worker` ──> Picture
+    source ──digest──> cache, or a process of `penstock.frontend.images.worker` (sounds: `...audio.worker`) ──> Picture
 
-Images are strangers' bytes, so processes decode them (`Decoders`). Conversations repeat their images in each turn:
+They are strangers' bytes, so processes decode them (`Decoders`). Conversations repeat their images in each turn:
 those come from the cache.
 """
 
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,10 +39,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image, resized and cut for the model."""
+    """An image, resized and cut for the model; or the features of a sound."""
 
     parts: tuple[Part, ...]
-    """Tiles row by row, then the whole picture; without tiles, the whole picture alone."""
+    """Tiles row by row, then the whole picture; without tiles, the whole picture alone. Of a sound, its windows, whose
+    height and width are those of their features."""
     rows: int = 0
     """Rows of tiles."""
     columns: int = 0
@@ -52,21 +53,40 @@ class Picture:
         return sum(len(part.pixels) for part in self.parts)
 
 
-class ImageReader:
-    """Reads images for one model. Its methods block, and may be called from any thread."""
+@dataclass(frozen=True, slots=True)
+class ReadingLimits:
+    """Limits of what is read, and of what is kept of it."""
 
-    def __init__(self, image_input: ImageInput, limits: ImageConfig) -> None:
-        self._image_input = asdict(image_input)
-        self._limits = limits
-        self._workers = Decoders(_DECODER)
-        self._kept = _KeptPictures(limits.image_cache_bytes)
+    option: str
+    """The option with the next."""
+    max_bytes: int
+    """Of one file."""
+    cache_bytes: int
+    """Memory for the latest that were read."""
+    memory_bytes: int
+    """Memory of the decoding process."""
+    element_bytes: int
+    """Of one pixel, or one feature of a frame."""
+
+
+class MediaReader:
+    """Reads images, or sounds, for one model. Its methods block, and may be called from any thread."""
+
+    def __init__(self, kind: DecoderKind, header: Mapping[str, Any], limits: ReadingLimits) -> None:
+        """
+        Args:
+            header: what the decoding process is told, beside the source.
+        """
+        self._header, self._limits = header, limits
+        self._workers = Decoders(kind)
+        self._kept = _KeptPictures(limits.cache_bytes)
 
     def read(self, source: ImageSource, namespace: str = "", *, wants_pixels: bool = True) -> Picture:
-        """Decode, resize and cut an image.
+        """Decode, resize and cut an image; or decode a sound, compute its features, and cut these.
 
         Args:
             namespace: images are shared within it only.
-            wants_pixels: False reads its header only: the picture has sizes and no pixels.
+            wants_pixels: False asks for sizes alone: of an image, the header is read.
 
         Raises:
             InvalidRequestError: it is too large, damaged, or in a format that is not read.
@@ -77,13 +97,13 @@ class ImageReader:
         picture = self._kept.find(key)
         if picture is None:
             header = {
-                "image_input": self._image_input,
+                **self._header,
                 "is_base64": is_base64,
                 "is_low": source.is_low,
-                "max_pixels": self._limits.max_image_pixels,
                 "wants_pixels": wants_pixels,
             }
-            picture = _picture(self._workers.ask(pack(header, content), source.field), source.field)
+            answer = self._workers.ask(pack(header, content), source.field)
+            picture = _picture(answer, source, self._limits)
             if wants_pixels:
                 self._kept.add(key, picture)
         return picture
@@ -93,18 +113,19 @@ class ImageReader:
         data, is_base64 = source.data, isinstance(source.data, str)
         if source.is_url:
             assert isinstance(data, str)
-            data = _of_data_url(data, source.field)
+            data = _of_data_url(data, source)
         if isinstance(data, str):
             try:
                 data = data.encode("ascii")
             except UnicodeEncodeError:
                 raise InvalidRequestError(
-                    f"{source.field}: the image is not base64: it has other characters", source.field
+                    f"{source.field}: the {source.what} is not base64: it has other characters", source.field
                 ) from None
-        most = self._limits.max_image_bytes  # decoded: base64 is a third longer, and padded
+        most = self._limits.max_bytes  # decoded: base64 is a third longer, and padded
         if len(data) > (most * 4 // 3 + 4 if is_base64 else most) and not source.is_own:
             raise InvalidRequestError(
-                f"{source.field}: the image has more than {most} bytes (max_image_bytes): send a smaller one",
+                f"{source.field}: the {source.what} has more than {most} bytes ({self._limits.option}): send a smaller "
+                "one",
                 source.field,
             )
         return data, is_base64
@@ -114,39 +135,57 @@ class ImageReader:
         self._workers.close()
 
 
-def _of_data_url(url: str, field: str) -> str:
+class ImageReader(MediaReader):
+    """Reads images for one model."""
+
+    def __init__(self, image_input: ImageInput, limits: ImageConfig) -> None:
+        header = {"image_input": asdict(image_input), "max_pixels": limits.max_image_pixels}
+        super().__init__(
+            _DECODER,
+            header,
+            ReadingLimits("max_image_bytes", limits.max_image_bytes, limits.image_cache_bytes, MEMORY_BYTES, 3),
+        )
+
+
+def _of_data_url(url: str, source: ImageSource) -> str:
     """The base64 content of a data URL."""
+    field, what = source.field, source.what
+    kind_of_media = source.part["type"]
     comma = url.find(",", 0, _LONGEST_HEAD)
     kind, *parameters = url[: max(comma, 0)].lower().removeprefix("data:").split(";")
     if comma < 0 or not url[:5].lower() == "data:":
-        raise InvalidRequestError(f"{field}: the image's URL must begin with data:image/...;base64,", field)
+        raise InvalidRequestError(f"{field}: the {what}'s URL must begin with data:{kind_of_media}/...;base64,", field)
     if "base64" not in parameters:
-        raise InvalidRequestError(f"{field}: the image's data URL must say ;base64 before its comma", field)
-    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise InvalidRequestError(f"{field}: {kind} is not supported; images and text are", field)
+        raise InvalidRequestError(f"{field}: the {what}'s data URL must say ;base64 before its comma", field)
+    if kind and not kind.startswith(f"{kind_of_media}/") and kind != "application/octet-stream":
+        raise InvalidRequestError(f"{field}: {kind} is not supported; {what}s and text are", field)
     return url[comma + 1 :]
 
 
-def _picture(answer: bytes, field: str) -> Picture:
+def _picture(answer: bytes, source: ImageSource, limits: ReadingLimits) -> Picture:
     """
     Raises:
         InvalidRequestError: the process refused the image.
     """
-    view = memoryview(answer)
+    view, field = memoryview(answer), source.field
     if answer[:1] == NO_MEMORY:
-        raise InvalidRequestError(f"{field}: decoding the image takes more than {MEMORY_BYTES >> 20} MiB", field)
+        most = limits.memory_bytes >> 20
+        raise InvalidRequestError(f"{field}: decoding the {source.what} takes more than {most} MiB", field)
     if answer[:1] != DECODED:
         raise InvalidRequestError(f"{field}: {bytes(view[1:]).decode(errors='replace')}", field)
     about, pixels = unpack(view[1:])
-    return Picture(tuple(_parts(about["sizes"], about.get("digests"), pixels)), about["rows"], about["columns"])
+    parts = _parts(about["sizes"], about.get("digests"), pixels, limits.element_bytes)
+    return Picture(tuple(parts), about["rows"], about["columns"])
 
 
-def _parts(sizes: Sequence[Sequence[int]], digests: Sequence[str] | None, pixels: memoryview) -> list[Part]:
+def _parts(
+    sizes: Sequence[Sequence[int]], digests: Sequence[str] | None, pixels: memoryview, element_bytes: int
+) -> list[Part]:
     if digests is None:
         return [Part(height, width) for height, width in sizes]
     parts, start = [], 0
     for (height, width), digest in zip(sizes, digests, strict=True):
-        end = start + 3 * height * width
+        end = start + element_bytes * height * width
         parts.append(Part(height, width, bytes.fromhex(digest), bytes(pixels[start:end])))
         start = end
     assert start == len(pixels), "the pixels are not those of the sizes"

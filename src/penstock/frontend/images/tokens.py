@@ -1,20 +1,13 @@
-"""The tokens that stand for an image in a prompt, as the checkpoint's processor writes them.
-
-rendered text ──with_markers──> text with one placeholder an image ──tokenizer──> ids ──place──> ids, images
-"""
+"""The tokens that stand for an image in a prompt, as the checkpoint's processor writes them."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.api.request import Image
 from penstock.config.image_input import ImageInput
-from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.errors import CheckpointError
+from penstock.frontend.images.placeholders import Expansion, Placeholders
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.images.sizes import grid_of
-from penstock.frontend.input_processor import ImagePrompt
-from penstock.text.content import ImageSource
 from penstock.text.tokenizer import Tokenizer
 
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
@@ -28,15 +21,7 @@ _MARKERS = {"llama4": _LLAMA4_WHOLE}
 """Texts that chat templates write for an image, of processors whose checkpoints do not name their ids."""
 
 
-@dataclass(slots=True)
-class _Expansion:
-    """Tokens of one image, and the beginnings of its parts among them."""
-
-    token_ids: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-
-
-class ImageTokens:
+class ImageTokens(Placeholders):
     """The tokens of images for one model."""
 
     def __init__(self, image_input: ImageInput, tokenizer: Tokenizer) -> None:
@@ -44,12 +29,10 @@ class ImageTokens:
         Raises:
             CheckpointError: the tokenizer lacks a token that the checkpoint's config names.
         """
+        super().__init__(image_input.placeholder, tokenizer)
         self._image_input = image_input
-        self._tokenizer = tokenizer
-        self._placeholder = self._text(image_input.placeholder)
         marker = self._placeholder if image_input.marker is None else self._text(image_input.marker)
         self.marker = _MARKERS.get(image_input.processor, marker)
-        """The text that the chat template writes for an image."""
         begin, end = ("".join(map(self._text, ids)) for ids in (image_input.begin, image_input.end))
         self._in_text = f"{image_input.around}{begin}{self._placeholder}{end}{image_input.around}"
         self.piece_ids = functools.lru_cache(maxsize=1024)(self._encode)
@@ -60,91 +43,6 @@ class ImageTokens:
         has_frame = self._tokenizer.special_token(_VISION_START) is not None
         framed = has_frame and self._image_input.processor == "qwen2_vl"
         return f"{_VISION_START}{self.marker}{_VISION_END}" if framed else self.marker
-
-    def check_not_spelled(self, content: Any, param: str) -> None:
-        """Refuse texts that spell a placeholder, as its token could not be told from an image's.
-
-        Raises:
-            InvalidRequestError: one does.
-        """
-        waiting = [content]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, str):
-                for spelled in {self.marker, self._placeholder}:
-                    if spelled in value:
-                        raise InvalidRequestError(
-                            f"{param}: a text has {spelled!r}, which stands for an image in this model's prompts: "
-                            "beside images, leave it out",
-                            param,
-                        )
-            elif isinstance(value, (Mapping, list, tuple)):
-                waiting.extend(value.values() if isinstance(value, Mapping) else value)
-
-    def num_markers(self, text: str) -> int:
-        return text.count(self.marker)
-
-    def check_rendered(self, text: str, num_images: int) -> None:
-        """
-        Raises:
-            InvalidRequestError: a rendered conversation has another number of images.
-        """
-        found = self.num_markers(text)
-        if found != num_images:
-            raise InvalidRequestError(
-                f"messages: the model's chat template makes {found} placeholders of {num_images} images: put images in "
-                f"the user's messages, and leave {self.marker!r} out of texts",
-                "messages",
-            )
-
-    def with_placeholders(self, text: str) -> str:
-        """A rendered prompt with what the processor puts around each image, and one placeholder an image."""
-        return text if self._in_text == self.marker else text.replace(self.marker, self._in_text)
-
-    def bare_prompt(self, parts: Sequence[str | ImageSource], param: str) -> str:
-        """A prompt without a chat template, with a marker for each image.
-
-        Raises:
-            InvalidRequestError: a text spells a placeholder.
-        """
-        self.check_not_spelled([part for part in parts if isinstance(part, str)], param)
-        return "".join(part if isinstance(part, str) else self.bare_marker for part in parts)
-
-    def expand_spans(
-        self, spans: Sequence[tuple[int, int, int]], pictures: Sequence[Picture]
-    ) -> list[tuple[int, int, int]]:
-        """Tokens with their positions in a text; those of an image have that of its placeholder."""
-        made, left = [], iter(pictures)
-        for token, first, stop in spans:
-            if token == self._image_input.placeholder:
-                made += [(image_token, first, stop) for image_token in self._expanded(next(left)).token_ids]
-            else:
-                made.append((token, first, stop))
-        return made
-
-    def place(self, token_ids: Sequence[int], pictures: Sequence[Picture], param: str) -> ImagePrompt:
-        """Expand the n-th placeholder to the tokens of the n-th picture.
-
-        Raises:
-            InvalidRequestError: there are more or fewer placeholders than pictures.
-        """
-        found, made, images = 0, list[int](), list[Image]()
-        for token in token_ids:
-            if token != self._image_input.placeholder:
-                made.append(token)
-                continue
-            if found < len(pictures):
-                picture = pictures[found]
-                expansion = self._expanded(picture)
-                for part, start in zip(picture.parts, expansion.starts, strict=True):
-                    images.append(self._image(part, len(made) + start))
-                made += expansion.token_ids
-            found += 1
-        if found != len(pictures):
-            raise InvalidRequestError(
-                f"{param}: the prompt has {found} placeholders {self._placeholder!r} for {len(pictures)} images", param
-            )
-        return ImagePrompt(made, tuple(images))
 
     def _image(self, part: Part, start: int) -> Image:
         rows, columns = grid_of((part.height, part.width), self._image_input)
@@ -160,8 +58,8 @@ class ImageTokens:
             pixels=part.pixels,
         )
 
-    def _expanded(self, picture: Picture) -> _Expansion:
-        made = _Expansion()
+    def _expanded(self, picture: Picture) -> Expansion:
+        made = Expansion()
         add = {
             "idefics3": self._add_tiles,
             "internvl": self._add_intern_tiles,
@@ -182,7 +80,7 @@ class ImageTokens:
             made.token_ids += [self._image_input.placeholder] * (rows * columns)
         return made
 
-    def _add_tiles(self, made: _Expansion, picture: Picture) -> None:
+    def _add_tiles(self, made: Expansion, picture: Picture) -> None:
         """Tiles row by row, each with its place, and the whole picture; line breaks end rows."""
         for index, part in enumerate(picture.parts):
             row, column = divmod(index, picture.columns) if picture.rows else (0, 0)
@@ -195,12 +93,12 @@ class ImageTokens:
             self._add_part(made, part)
         made.token_ids += self.piece_ids(_AROUND_TILES)
 
-    def _add_part(self, made: _Expansion, part: Part) -> None:
+    def _add_part(self, made: Expansion, part: Part) -> None:
         made.starts.append(len(made.token_ids))
         rows, columns = grid_of((part.height, part.width), self._image_input)
         made.token_ids += [self._image_input.placeholder] * (rows * columns)
 
-    def _add_intern_tiles(self, made: _Expansion, picture: Picture) -> None:
+    def _add_intern_tiles(self, made: Expansion, picture: Picture) -> None:
         """Tiles and the whole picture, one after another."""
         first, last = map(self._id, _INTERN_FRAME)
         made.token_ids.append(first)
@@ -208,7 +106,7 @@ class ImageTokens:
             self._add_part(made, part)
         made.token_ids.append(last)
 
-    def _add_lfm2_tiles(self, made: _Expansion, picture: Picture) -> None:
+    def _add_lfm2_tiles(self, made: Expansion, picture: Picture) -> None:
         """Tiles row by row, each after its place, and the whole picture; a picture without tiles has no place."""
         first, last = map(self._id, _LFM2_FRAME)
         made.token_ids.append(first)
@@ -221,7 +119,7 @@ class ImageTokens:
             self._add_part(made, part)
         made.token_ids.append(last)
 
-    def _add_llama4_tiles(self, made: _Expansion, picture: Picture) -> None:
+    def _add_llama4_tiles(self, made: Expansion, picture: Picture) -> None:
         """Tiles row by row, each before a separator, and the whole picture after its token."""
         first, last = map(self._id, _LLAMA4_FRAME)
         made.token_ids.append(first)
@@ -241,9 +139,3 @@ class ImageTokens:
         if token is None:
             raise CheckpointError(f"the tokenizer has no token {text!r}, which images of this model need")
         return token
-
-    def _text(self, token: int) -> str:
-        text = self._tokenizer.backend.id_to_token(token)
-        if text is None:
-            raise CheckpointError(f"the tokenizer has no token {token}, which stands for images in config.json")
-        return text

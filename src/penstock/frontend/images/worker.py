@@ -4,20 +4,17 @@ Run as `python -m penstock.frontend.images.worker` by `penstock.frontend.images.
 strangers' bytes: a crash ends this process alone, and kernel limits bound its CPU time and memory.
 """
 
-import base64
-import binascii
 import hashlib
 import struct
 
 from penstock.config.image_input import ImageInput
-from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, REFUSED, pack, unpack
+from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, REFUSED, from_base64, pack, unpack
 from penstock.frontend.images.limits import CPU_SECONDS, MEMORY_BYTES
 from penstock.frontend.images.pictures import PictureError, cut, decode, open_picture
 from penstock.frontend.images.sizes import layout_of
 from penstock.system.worker_channel import Channel, limit_memory
 
 _SIZE = struct.Struct("<II")
-_SPACE = b" \t\r\n"
 
 
 def answer(frame: bytes) -> bytes:
@@ -45,8 +42,8 @@ def answer(frame: bytes) -> bytes:
 
 def _from_base64(text: bytes) -> bytes:
     try:
-        return base64.b64decode(text.translate(None, _SPACE), validate=True)
-    except (binascii.Error, ValueError) as error:
+        return from_base64(text)
+    except ValueError as error:
         raise PictureError(f"the image is not valid base64 ({error})") from None
 
 

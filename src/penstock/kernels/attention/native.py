@@ -54,7 +54,7 @@ class PackedCache:
     def rope_and_cache(
         self,
         qkv: Array,
-        options: RopeOptions,
+        options: RopeOptions[Array],
         angles: Array | None,
         batch: Batch,
         *,
@@ -82,7 +82,7 @@ class PackedCache:
         call(self._library, qkv, arguments)
         return qkv
 
-    def attend(self, query: Array, options: AttentionOptions, batch: Batch) -> Array:
+    def attend(self, query: Array, options: AttentionOptions[Array], batch: Batch) -> Array:
         """See `LayerCache`.
 
         Raises:
@@ -127,7 +127,7 @@ class AttentionKernels:
     def __init__(self, library: Library, allocator: Allocator) -> None:
         self._library, self._allocator = library, allocator
 
-    def new_caches(self, shapes: Sequence[CacheShape]) -> LayerCaches:
+    def new_caches(self, shapes: Sequence[CacheShape]) -> LayerCaches[Array]:
         """Allocate zeroed caches.
 
         All layers share one allocation, ordered by block and then by layer, so that the used part, from block 0 on, is

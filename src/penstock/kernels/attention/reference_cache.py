@@ -50,7 +50,7 @@ class ReferenceCache:
     def rope_and_cache(
         self,
         qkv: Tensor,
-        options: RopeOptions,
+        options: RopeOptions[Tensor],
         angles: Tensor | None,
         batch: Batch,
         *,
@@ -81,7 +81,7 @@ class ReferenceCache:
             store_kv(stored[0], stored[-1], self, batch.tensor("slots"))
         return qkv
 
-    def attend(self, query: Tensor, options: AttentionOptions, batch: Batch) -> Tensor:
+    def attend(self, query: Tensor, options: AttentionOptions[Tensor], batch: Batch) -> Tensor:
         stored = reference.Stored(self.key, self.value, self.key_scales, self.value_scales)
         seen = reference.Seen(options.window, options.chunk, options.bidirectional)
         plan = batch.derived(reference.plan_attention, self.key.shape[1], self.gather_limit, seen)
@@ -99,14 +99,14 @@ class ReferenceCache:
         return [tensor for tensor in tensors if tensor is not None]
 
 
-def _normalize(parts: Sequence[Tensor], norms: HeadNorms) -> None:
+def _normalize(parts: Sequence[Tensor], norms: HeadNorms[Tensor]) -> None:
     """Normalize the queries, and the keys if the layer has its own, in place."""
     for part, weight in zip(parts, (norms.query, norms.key), strict=False):
         if weight is not None:
             part.copy_(rms_norm(part, weight, norms.eps))
 
 
-def new_caches(shapes: Sequence[CacheShape], allocator: Allocator) -> LayerCaches:
+def new_caches(shapes: Sequence[CacheShape], allocator: Allocator) -> LayerCaches[Tensor]:
     """Allocate zeroed caches of plain tensors."""
     layers = tuple(ReferenceCache(shape, allocator) for shape in shapes)
     blocks = GatheredBytes([tensor for layer in layers for tensor in layer.tensors()])

@@ -9,7 +9,7 @@ from penstock.kernels.batch import Batch
 from penstock.kernels.disentangled import DisentangledOptions
 
 
-def disentangled_attention(qkv: Tensor, options: DisentangledOptions, batch: Batch) -> Tensor:
+def disentangled_attention(qkv: Tensor, options: DisentangledOptions[Tensor], batch: Batch) -> Tensor:
     """See `Ops.disentangled_attention`."""
     parts = qkv.float().view(len(qkv), 3, options.num_heads, -1)
     out = torch.empty(len(qkv), *parts.shape[2:], dtype=qkv.dtype, device=qkv.device)

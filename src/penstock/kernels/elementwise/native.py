@@ -304,7 +304,7 @@ class NormKernels:
         factor: float,
         *,
         bias: Array | None = None,
-        after: NormWeight | None = None,
+        after: NormWeight[Array] | None = None,
         total: Array | None = None,
     ) -> tuple[Array, Array]:
         """See `AddRMSNormOp`; overwrites `x` and `residual` with the results."""

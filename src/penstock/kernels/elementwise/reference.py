@@ -194,7 +194,7 @@ def add_rms_norm(
     factor: float,
     *,
     bias: Tensor | None = None,
-    after: NormWeight | None = None,
+    after: NormWeight[Tensor] | None = None,
     total: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `AddRMSNormOp`."""
@@ -202,6 +202,6 @@ def add_rms_norm(
     return rms_norm(stream, weight, eps, bias=bias), stream
 
 
-def _sum(x: Tensor, residual: Tensor, factor: float, after: NormWeight | None, total: Tensor | None) -> Tensor:
+def _sum(x: Tensor, residual: Tensor, factor: float, after: NormWeight[Tensor] | None, total: Tensor | None) -> Tensor:
     stream = torch.add(residual, x if after is None else rms_norm(x, after.weight, after.eps), alpha=factor)
     return stream if total is None else stream.mul_(total.to(stream.dtype))

@@ -27,8 +27,8 @@ class PackedExperts:
     def __init__(
         self,
         library: Library,
-        gate_up: Sequence[LinearMap],
-        down: Sequence[Weight],
+        gate_up: Sequence[LinearMap[Array]],
+        down: Sequence[Weight[Array]],
         gate_up_bias: Array | None,
         down_bias: Array | None,
         collective: SharedMemoryCollective | Alone,
@@ -54,7 +54,7 @@ class PackedExperts:
         shared_gate: Array | None,
         *,
         scale_x: bool = False,
-        updates: ExpertUpdates | None = None,
+        updates: ExpertUpdates[Array] | None = None,
     ) -> Array:
         assert x.is_contiguous()
         shared_place = None
@@ -91,21 +91,21 @@ class PackedExperts:
         return out
 
 
-def _slots_of(tables: Sequence[LoraTable]) -> int:
+def _slots_of(tables: Sequence[LoraTable[Array]]) -> int:
     """The address of the library's structs of the experts' tables, which they share."""
     (first, *_) = tables
     assert isinstance(first, NativeLora)
     return first.slots.handle
 
 
-def _activation_of(gate_up: LinearMap) -> Activation | None:
+def _activation_of(gate_up: LinearMap[Array]) -> Activation | None:
     if isinstance(gate_up, JoinedWeight):
         return gate_up.gate
     assert isinstance(gate_up, PackedWeight)
     return gate_up.activation
 
 
-def _gate_and_up(gate_up: LinearMap) -> tuple[LinearMap | None, LinearMap]:
+def _gate_and_up(gate_up: LinearMap[Array]) -> tuple[LinearMap[Array] | None, LinearMap[Array]]:
     """The gate's weight, None if it is fused with that of `up`, and the other weight."""
     if not isinstance(gate_up, JoinedWeight):
         return None, gate_up
@@ -113,7 +113,7 @@ def _gate_and_up(gate_up: LinearMap) -> tuple[LinearMap | None, LinearMap]:
     return gate, up
 
 
-def _alike(maps: Sequence[LinearMap]) -> bool:
+def _alike(maps: Sequence[LinearMap[Array]]) -> bool:
     """Whether all experts have the same formats."""
     kept = set()
     for each in maps:
@@ -122,11 +122,11 @@ def _alike(maps: Sequence[LinearMap]) -> bool:
     return len(kept) == 1
 
 
-def _handles(weights: Sequence[LinearMap | None]) -> "ctypes.Array[ctypes.c_void_p]":
+def _handles(weights: Sequence[LinearMap[Array] | None]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(weights))(*map(_handle, weights))
 
 
-def _handle(weight: LinearMap | None) -> int | None:
+def _handle(weight: LinearMap[Array] | None) -> int | None:
     assert weight is None or isinstance(weight, PackedWeight)
     return None if weight is None else weight.handle
 
@@ -154,7 +154,7 @@ class _TensorExperts:
         shared_gate: Array | None,
         *,
         scale_x: bool = False,
-        updates: ExpertUpdates | None = None,
+        updates: ExpertUpdates[Array] | None = None,
     ) -> Array:
         from penstock.kernels.arrays import array_of, tensor_of
 
@@ -166,8 +166,8 @@ class _TensorExperts:
 
 def _experts_over_nodes(
     gate_up: list[LinearMap], down: list[Weight], biases: tuple[Array | None, Array | None], collective: Collective
-) -> Experts:
-    """Experts whose ranks torch connects: the reference's, with native weights."""
+) -> Experts[Array]:
+    """Experts whose ranks torch connects: the reference's, with native weights, which take tensors, too."""
     from penstock.kernels.arrays import tensor_of
     from penstock.kernels.experts.reference import ReferenceExperts
 
@@ -178,12 +178,16 @@ def _experts_over_nodes(
 class MixtureKernels:
     """See `penstock.kernels.ops.Ops` for the methods."""
 
-    def __init__(self, library: Library, collective: Collective) -> None:
+    def __init__(self, library: Library, collective: Collective[Array]) -> None:
         self._library, self._collective = library, collective
 
     def new_experts(
-        self, gate_up: list[LinearMap], down: list[Weight], gate_up_bias: Array | None, down_bias: Array | None
-    ) -> Experts:
+        self,
+        gate_up: list[LinearMap[Array]],
+        down: list[Weight[Array]],
+        gate_up_bias: Array | None,
+        down_bias: Array | None,
+    ) -> Experts[Array]:
         if not isinstance(self._collective, SharedMemoryCollective | Alone):  # the kernel supports no other
             return _experts_over_nodes(gate_up, down, (gate_up_bias, down_bias), self._collective)
         return PackedExperts(self._library, gate_up, down, gate_up_bias, down_bias, self._collective)

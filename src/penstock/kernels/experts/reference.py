@@ -68,11 +68,11 @@ class ReferenceExperts:
 
     def __init__(
         self,
-        gate_up: list[LinearMap],
-        down: list[Weight],
+        gate_up: list[LinearMap[Tensor]],
+        down: list[Weight[Tensor]],
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
-        collective: Collective,
+        collective: Collective[Tensor],
     ) -> None:
         self._gate_up, self._down, self._biases = gate_up, down, (gate_up_bias, down_bias)
         self._collective = collective
@@ -90,7 +90,7 @@ class ReferenceExperts:
         shared_gate: Tensor | None,
         *,
         scale_x: bool = False,
-        updates: ExpertUpdates | None = None,
+        updates: ExpertUpdates[Tensor] | None = None,
     ) -> Tensor:
         tokens, top_k = ids.shape
         outs = torch.empty(tokens, top_k, self._down[0].rows, device=x.device)
@@ -107,14 +107,14 @@ class ReferenceExperts:
             total += shared.float() if shared_gate is None else shared_gate.sigmoid() * shared.float()
         return total.to(x.dtype)
 
-    def _expert(self, expert: int, x: Tensor, updates: ExpertUpdates | None, tokens: Tensor) -> Tensor:
+    def _expert(self, expert: int, x: Tensor, updates: ExpertUpdates[Tensor] | None, tokens: Tensor) -> Tensor:
         """[rows, columns] -> [rows, rows of down] float32, of these tokens."""
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in self._biases)
         rows = None if updates is None or updates.rows.is_empty else AdapterRows()
         if rows is not None and updates is not None:
             rows.assign(updates.rows.row_slots[tokens.cpu().numpy().astype(np.int64)])
 
-        def update(x: Tensor, tables: Sequence[LoraTable]) -> LoraUpdate | None:
+        def update(x: Tensor, tables: Sequence[LoraTable[Tensor]]) -> LoraUpdate[Tensor] | None:
             return None if rows is None or rows.is_empty else tables[expert].update(x, rows)
 
         of_first = None if updates is None else update(x, updates.gate_up)

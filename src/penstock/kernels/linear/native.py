@@ -163,7 +163,7 @@ class PackedWeight:
         call(self._library, row_ids, arguments)
         return out
 
-    def linear(self, x: Array, bias: Array | None, dtype: AnyDtype, update: LoraUpdate | None = None) -> Array:
+    def linear(self, x: Array, bias: Array | None, dtype: AnyDtype, update: LoraUpdate[Array] | None = None) -> Array:
         out = empty_rows(x, (self.rows // 2 if self.gated else self.rows,), dtype)
         self.linear_into(out, 0, x, bias, update=update)
         return out
@@ -177,7 +177,7 @@ class PackedWeight:
         *,
         column: int = 0,
         after_gate: Activation | None = None,
-        update: LoraUpdate | None = None,
+        update: LoraUpdate[Array] | None = None,
     ) -> None:
         self._memory()
         arguments = LinearArgs(

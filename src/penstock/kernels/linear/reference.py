@@ -80,7 +80,9 @@ class ReferenceWeight:
             return self._values.index_select(0, row_ids).to(self._dtype)
         return self._dequantized(row_ids).to(self._dtype)
 
-    def linear(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate | None = None) -> Tensor:
+    def linear(
+        self, x: Tensor, bias: Tensor | None, dtype: torch.dtype, update: LoraUpdate[Tensor] | None = None
+    ) -> Tensor:
         out = self._products(x, bias)
         if update is not None:
             columns = slice(update.first, update.first + self.rows)
@@ -117,7 +119,7 @@ class ReferenceWeight:
         *,
         column: int = 0,
         after_gate: Activation | None = None,
-        update: LoraUpdate | None = None,
+        update: LoraUpdate[Tensor] | None = None,
     ) -> None:
         made = self.linear(x[:, column : column + self.columns], bias, x.dtype, update)
         place = out[:, first : first + made.shape[1]]

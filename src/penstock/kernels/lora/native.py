@@ -26,7 +26,9 @@ class Slots:
         self.handle = self._memory.ctypes.data
         """Address of the first."""
 
-    def put(self, slot: int, table: int, maps: Sequence[LoraMap], structs: Sequence[MapStruct], rows: int) -> None:
+    def put(
+        self, slot: int, table: int, maps: Sequence[LoraMap[Array]], structs: Sequence[MapStruct], rows: int
+    ) -> None:
         """Fill the struct of a table's slot with `structs` of these maps, which cover `rows` rows."""
         assert (slot, table) not in self._held
         array, factors = (MapStruct * len(structs))(*structs), _factors(maps, rows)
@@ -46,7 +48,7 @@ class Slots:
         return LoraMaps.from_address(self.handle + place)
 
 
-def _factors(maps: Sequence[LoraMap], rows: int) -> NDArray[np.float32] | None:
+def _factors(maps: Sequence[LoraMap[Array]], rows: int) -> NDArray[np.float32] | None:
     """The factors of all rows of a table; None: all are 1."""
     if all(lora_map.factors is None for lora_map in maps):
         return None
@@ -71,11 +73,11 @@ class NativeLora:
         self._rows, self._columns, self._dtype = rows, columns, dtype_name(dtype)
         self.slots, self._table = slots or Slots(), table
 
-    def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
+    def put(self, slot: int, maps: Sequence[LoraMap[Array]]) -> None:
         if maps:
             self.slots.put(slot, self._table, maps, list(self._structs(maps)), self._rows)
 
-    def _structs(self, maps: Sequence[LoraMap]) -> Iterator[MapStruct]:
+    def _structs(self, maps: Sequence[LoraMap[Array]]) -> Iterator[MapStruct]:
         """Yield maps that cover all rows: maps of LoRA rank 0 fill the gaps."""
         first = first_rank = 0
         for lora in maps:
@@ -95,7 +97,7 @@ class NativeLora:
     def clear(self, slot: int) -> None:
         self.slots.clear(slot, self._table)
 
-    def update(self, x: Array, rows: AdapterRows, *, column: int = 0) -> LoraUpdate | None:
+    def update(self, x: Array, rows: AdapterRows, *, column: int = 0) -> LoraUpdate[Array] | None:
         assert dtype_name(x.dtype) == self._dtype
         added = empty_rows(x, (self._rows,), dtype_of("float32"))
         arguments = LoraArgs(
@@ -119,7 +121,7 @@ class NativeLookup:
         self._library, self._columns, self._dtype = library, columns, dtype_name(dtype)
         self._slots = Slots()
 
-    def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
+    def put(self, slot: int, maps: Sequence[LoraMap[Array]]) -> None:
         (lora_map,) = maps
         rank = lora_map.a.shape[1]
         assert lora_map.b.shape == (rank, self._columns)

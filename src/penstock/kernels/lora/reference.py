@@ -12,9 +12,9 @@ from penstock.kernels.lora.rows import AdapterRows
 
 class _Slots:
     def __init__(self) -> None:
-        self._slots: dict[int, Sequence[LoraMap]] = {}
+        self._slots: dict[int, Sequence[LoraMap[Tensor]]] = {}
 
-    def put(self, slot: int, maps: Sequence[LoraMap]) -> None:
+    def put(self, slot: int, maps: Sequence[LoraMap[Tensor]]) -> None:
         assert slot not in self._slots
         self._slots[slot] = maps
 
@@ -29,7 +29,7 @@ class ReferenceLora(_Slots):
         super().__init__()
         self._rows, self._columns, self._device = rows, columns, device
 
-    def update(self, x: Tensor, rows: AdapterRows, *, column: int = 0) -> LoraUpdate | None:
+    def update(self, x: Tensor, rows: AdapterRows, *, column: int = 0) -> LoraUpdate[Tensor] | None:
         if rows.is_empty:
             return None
         x = x[:, column : column + self._columns]

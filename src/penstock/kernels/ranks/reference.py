@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -11,9 +12,12 @@ from penstock.config.ranks import Ranks
 from penstock.errors import DeviceLostError
 from penstock.kernels.arrays import array_of, tensor_of
 from penstock.native import LOST_WORDS
-from penstock.native.array import AnyArray, Array
+from penstock.native.array import Array
 
 _CLOSED = re.compile("(?i)connection (was )?(closed|reset)|broken pipe|timed out")
+
+
+ArrayT = TypeVar("ArrayT", Array, Tensor)
 
 
 class DistributedCollective:
@@ -25,7 +29,7 @@ class DistributedCollective:
         self._group = group
         self.ranks = Ranks(distributed.get_rank(group), distributed.get_world_size(group))
 
-    def columns(self, x: AnyArray, total: int, *, first_only: bool = False) -> AnyArray:
+    def columns(self, x: ArrayT, total: int, *, first_only: bool = False) -> ArrayT:
         if isinstance(x, Array):
             return Array(array_of(self.columns(tensor_of(x.numpy()), total)))
         size = self.ranks.size
@@ -34,7 +38,7 @@ class DistributedCollective:
         padded[:, : x.shape[1]] = x
         return torch.cat([part[:, :width] for part, width in zip(self._gather(padded), widths, strict=True)], 1)
 
-    def rows(self, x: AnyArray, owned: AnyArray, total: int) -> AnyArray:
+    def rows(self, x: ArrayT, owned: ArrayT, total: int) -> ArrayT:
         if isinstance(x, Array):
             return Array(array_of(self.rows(tensor_of(x.numpy()), tensor_of(owned.numpy()), total)))
         ends = [Ranks(rank, self.ranks.size).own(total).stop for rank in range(self.ranks.size)]

@@ -24,12 +24,14 @@ class RecurrentKernels:
     def __init__(self, library: Library, allocator: Allocator) -> None:
         self._library, self._allocator = library, allocator
 
-    def new_states(self, shape: StateShape, copy_rows: CopyRows) -> StateCaches:
+    def new_states(self, shape: StateShape, copy_rows: CopyRows[Array]) -> StateCaches[Array]:
         """Allocate the states in one piece; the operating system zeroes pages on first touch."""
         pool = self._allocator.zeros(4 * shape.elements).view(np.float32)
         return states_in(pool, shape, copy_rows, Array)
 
-    def causal_conv(self, x: Array, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch) -> Array:
+    def causal_conv(
+        self, x: Array, columns: ConvColumns, weight: ConvWeight[Array], state: StatePart[Array], batch: Batch
+    ) -> Array:
         kernel, channels = weight.taps.shape
         if kernel > _MOST_TAPS:
             raise NoNativeKernelError(f"a causal convolution over {kernel} tokens")
@@ -60,8 +62,8 @@ class RecurrentKernels:
         projected: Array,
         first_gate: int,
         shape: DeltaShape,
-        gates: Gates,
-        state: StatePart,
+        gates: Gates[Array],
+        state: StatePart[Array],
         batch: Batch,
     ) -> Array:
         if max(shape.key_dim, shape.value_dim) > _MOST_ROWS:
@@ -95,9 +97,9 @@ class RecurrentKernels:
         projected: Array,
         first_step: int,
         shape: ScanShape,
-        gates: Gates,
+        gates: Gates[Array],
         skip: Array,
-        state: StatePart,
+        state: StatePart[Array],
         batch: Batch,
     ) -> Array:
         if max(shape.state_size, shape.head_dim) > _MOST_ROWS:
@@ -132,9 +134,9 @@ class RecurrentKernels:
         steps: Array,
         projected: Array,
         first_input: int,
-        gates: Gates,
+        gates: Gates[Array],
         skip: Array,
-        state: StatePart,
+        state: StatePart[Array],
         batch: Batch,
     ) -> Array:
         channels, size = gates.log_decay.shape
@@ -185,7 +187,7 @@ class RecurrentKernels:
         return x
 
 
-def _state(part: StatePart) -> structs.StatePart:
+def _state(part: StatePart[Array]) -> structs.StatePart:
     memory = part.memory
     assert memory[:1].is_contiguous()
     return structs.StatePart(memory.data_ptr(), memory.stride(0), part.block_size)

@@ -18,7 +18,7 @@ from penstock.kernels.recurrent.states import CopyRows, StateCaches, StatePart, 
 from penstock.system.allocator import Allocator
 
 
-def new_states(shape: StateShape, allocator: Allocator, copy_rows: CopyRows) -> StateCaches:
+def new_states(shape: StateShape, allocator: Allocator, copy_rows: CopyRows[Tensor]) -> StateCaches[Tensor]:
     """Allocate the states in one piece; on a CPU the operating system zeroes pages on first touch."""
     if torch.device(shape.device).type == "cpu":
         pool = torch.from_numpy(allocator.zeros(4 * shape.elements)).view(torch.float32)
@@ -72,11 +72,13 @@ def _stretches(table: list[int], start: int, length: int, block_size: int) -> It
             yield table[index], (index + 1) * block_size
 
 
-def _before(state: StatePart, run: Run) -> Tensor:
+def _before(state: StatePart[Tensor], run: Run) -> Tensor:
     return torch.zeros_like(state.memory[0]) if run.source is None else state.memory[run.source].clone()
 
 
-def causal_conv(x: Tensor, columns: ConvColumns, weight: ConvWeight, state: StatePart, batch: Batch) -> Tensor:
+def causal_conv(
+    x: Tensor, columns: ConvColumns, weight: ConvWeight[Tensor], state: StatePart[Tensor], batch: Batch
+) -> Tensor:
     """See `CausalConv`."""
     taps = weight.taps
 
@@ -107,8 +109,8 @@ def gated_delta_rule(
     projected: Tensor,
     first_gate: int,
     shape: DeltaShape,
-    gates: Gates,
-    state: StatePart,
+    gates: Gates[Tensor],
+    state: StatePart[Tensor],
     batch: Batch,
 ) -> Tensor:
     """See `GatedDeltaRule`."""
@@ -144,9 +146,9 @@ def state_space_scan(
     projected: Tensor,
     first_step: int,
     shape: ScanShape,
-    gates: Gates,
+    gates: Gates[Tensor],
     skip: Tensor,
-    state: StatePart,
+    state: StatePart[Tensor],
     batch: Batch,
 ) -> Tensor:
     """See `StateSpaceScan`."""
@@ -174,9 +176,9 @@ def selective_scan(
     steps: Tensor,
     projected: Tensor,
     first_input: int,
-    gates: Gates,
+    gates: Gates[Tensor],
     skip: Tensor,
-    state: StatePart,
+    state: StatePart[Tensor],
     batch: Batch,
 ) -> Tensor:
     """See `SelectiveScan`."""
@@ -231,7 +233,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def _log_decay(step: Tensor, gates: Gates) -> Tensor:
+def _log_decay(step: Tensor, gates: Gates[Tensor]) -> Tensor:
     log_decay: Tensor = gates.log_decay
     return -log_decay.exp() * step
 

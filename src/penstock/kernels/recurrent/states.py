@@ -16,7 +16,6 @@ from typing import Any, Generic
 
 from penstock.config.state_layout import part_elements
 from penstock.kernels.array_types import A
-from penstock.native.array import AnyArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +45,14 @@ class StatePart(Generic[A]):
     block_size: int
 
 
-CopyRows = Callable[[AnyArray, Sequence[tuple[int, int]]], None]
+CopyRows = Callable[[A, Sequence[tuple[int, int]]], None]
 """See `penstock.kernels.ops.Ops.copy_rows`."""
 
 
-class StateCache:
+class StateCache(Generic[A]):
     """The states of one layer."""
 
-    def __init__(self, parts: tuple[StatePart, ...], copy_rows: CopyRows) -> None:
+    def __init__(self, parts: tuple[StatePart[A], ...], copy_rows: CopyRows[A]) -> None:
         self.parts, self._copy_rows = parts, copy_rows
 
     @property
@@ -68,22 +67,22 @@ class StateCache:
 
 
 @dataclass(frozen=True, slots=True)
-class StateCaches:
+class StateCaches(Generic[A]):
     """The states of all layers of a cache group."""
 
-    layers: tuple[StateCache, ...]
+    layers: tuple[StateCache[A], ...]
     back: Callable[[int], None]
     """Backs the first `num_blocks` blocks of all layers with physical memory."""
 
 
-def states_in(pool: Any, shape: StateShape, copy_rows: CopyRows, array_over: Callable[[Any], AnyArray]) -> StateCaches:
+def states_in(pool: Any, shape: StateShape, copy_rows: CopyRows[A], array_over: Callable[[Any], A]) -> StateCaches[A]:
     """The states in a pool of `shape.elements` zeros, of numpy or torch; `array_over` makes the array of a part."""
     blocks = pool.reshape(shape.num_blocks, shape.num_layers, -1)
     layers = (StateCache(_parts(blocks[:, layer], shape, array_over), copy_rows) for layer in range(shape.num_layers))
     return StateCaches(tuple(layers), lambda num_blocks: None)
 
 
-def _parts(blocks: Any, shape: StateShape, array_over: Callable[[Any], AnyArray]) -> tuple[StatePart, ...]:
+def _parts(blocks: Any, shape: StateShape, array_over: Callable[[Any], A]) -> tuple[StatePart[A], ...]:
     """The parts of a layer's states in its slice [num_blocks, elements] of the pool."""
     parts, first = [], 0
     for part in shape.parts:

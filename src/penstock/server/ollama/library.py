@@ -205,7 +205,7 @@ def _capabilities(serving: Serving) -> list[str]:
     able = {
         "completion": True,
         "tools": has_template,
-        "vision": engine.images is not None,
+        "vision": engine.takes_images,
         "insert": tokenizer is not None and infill_marks(tokenizer) is not None,
         "thinking": has_template and serving.chat_format.reasons,
     }

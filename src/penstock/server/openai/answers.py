@@ -36,6 +36,7 @@ from penstock.server.streams import COMMENT, DONE, Frame, encode, event
 from penstock.text.tokenizer import Tokenizer
 
 _CACHED, _IMAGES = attrgetter("num_cached_tokens"), attrgetter("num_image_tokens")
+_SOUNDS = attrgetter("num_audio_tokens")
 _SLOT = "text"
 """Stands for the text in an event that is encoded once; the last thing of its kind in it."""
 
@@ -70,6 +71,8 @@ def token_details(outputs: Sequence[RequestOutput]) -> TokenDetails:
     details: TokenDetails = {"cached_tokens": sum(map(_CACHED, outputs))}
     if image_tokens := sum(map(_IMAGES, outputs)):
         details["image_tokens"] = image_tokens
+    if audio_tokens := sum(map(_SOUNDS, outputs)):
+        details["audio_tokens"] = audio_tokens
     return details
 
 

@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
 from penstock.server.body import check_text, renamed_params
-from penstock.server.image_parts import image_at_url, not_supported
+from penstock.server.image_parts import SOUNDS, image_at_url, not_supported, sound_at_url, sound_in
 from penstock.server.openai.answers import StreamUsage
 from penstock.server.openai.schema import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from penstock.server.openai.tools_schema import CalledFunction, ToolChoice, ToolDefinition
@@ -291,12 +291,11 @@ def _content(
     """
     if isinstance(content, str):
         return check_text(content, field)
-    takes_images = known.takes_images and role in ("user", "tool")
     made: list[str | ImageSource] = []
     for index, part in enumerate(content):
-        if takes_images and part.type in _IMAGES:
-            at = f"{field}[{index}].{part.type}"
-            made.append(image_at_url(part.image_url, part.detail, at))
+        source = _source(part, f"{field}[{index}].{part.type}", known) if role in ("user", "tool") else None
+        if source is not None:
+            made.append(source)
             continue
         text = part.text if part.text is not None else part.refusal
         if text is None:
@@ -308,6 +307,15 @@ def _content(
             text = placeholder(part.type)
         made.append(check_text(text, field))
     return content_of(made, "\n")
+
+
+def _source(part: ContentPart, field: str, known: ChatFormat) -> ImageSource | None:
+    """A part's image or sound; None: it has none that the model takes."""
+    if known.takes_images and part.type in _IMAGES:
+        return image_at_url(part.image_url, part.detail, field)
+    if known.takes_sounds and part.type in SOUNDS:
+        return sound_in(part.input_audio, field) if part.audio_url is None else sound_at_url(part.audio_url, field)
+    return None
 
 
 def _template_variables(body: ChatBody, known: ChatFormat) -> tuple[dict[str, Any], tuple[str, ...]]:

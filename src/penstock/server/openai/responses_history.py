@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat
 from penstock.parsers.history import REASONING, placeholder
 from penstock.server.body import check_text
-from penstock.server.image_parts import image_at_url, not_supported
+from penstock.server.image_parts import image_at_url, not_supported, sound_in
 from penstock.server.openai.responses_items_schema import (
     AdditionalToolsItem,
     CustomCallItem,
@@ -151,6 +151,9 @@ class _Turns:
             at = f"{field}[{index}]"
             if self._known.takes_images and role == "user" and part.type == "input_image" and part.image_url:
                 made.append(image_at_url(part.image_url, part.detail, at))
+                continue
+            if self._known.takes_sounds and role == "user" and part.type == "input_audio":
+                made.append(sound_in(part.input_audio, at))
                 continue
             text = part.text if part.text is not None else part.refusal
             if text is None and not with_placeholders:

@@ -9,12 +9,13 @@ from penstock.server.openai.responses_tools_schema import Tool
 
 
 class Part(HistoryItem):
-    """A part of a message, of reasoning or of a result: text, and images if the model takes them."""
+    """A part of a message, of reasoning or of a result: text, and images or sounds if the model takes them."""
 
     type: str = "input_text"
     text: str | None = None
     image_url: Any = Field(None, description="A data URL.")
     detail: Any = None
+    input_audio: Any = Field(None, description="A sound: an object with `data`, in base64, and `format`.")
     refusal: str | None = None
 
 

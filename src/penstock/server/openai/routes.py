@@ -93,7 +93,8 @@ def _capabilities(engine: AsyncEngine) -> list[str]:
         return ["embedding" if encoder.task == "embed" else "rerank"]
     if engine.info.audio_input is not None:
         return ["transcription"]
-    return ["completion"] if engine.images is None else ["completion", "vision"]
+    able = {"completion": True, "vision": engine.takes_images, "audio": engine.takes_sounds}
+    return [name for name, is_able in able.items() if is_able]
 
 
 @router.post("/chat/completions", response_class=Response, responses=answers_or_errors(ChatCompletion))

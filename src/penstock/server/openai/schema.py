@@ -144,12 +144,14 @@ class GenerationBody(FormatBody):
 
 
 class ContentPart(HistoryItem):
-    """A part of a message's content: text, and images if the model takes them."""
+    """A part of a message's content: text, and images or sounds if the model takes them."""
 
     type: str = "text"
     text: str | None = None
     image_url: Any = Field(None, description="A data URL, or an object with `url` and `detail`.")
     detail: Any = None
+    input_audio: Any = Field(None, description="A sound: an object with `data`, in base64, and `format`.")
+    audio_url: Any = Field(None, description="As in vLLM: a data URL, or an object with it as `url`.")
     refusal: str | None = None
 
 
@@ -299,6 +301,8 @@ class TokenDetails(TypedDict):
     cached_tokens: int
     image_tokens: NotRequired[int]
     """Of a prompt with images."""
+    audio_tokens: NotRequired[int]
+    """Of a prompt with sounds."""
 
 
 class CompletionDetails(TypedDict):
@@ -438,8 +442,8 @@ class ModelCard(TypedDict):
     parent: str | None
     """As in vLLM: the base model of an adapter."""
     capabilities: list[str]
-    """As in Ollama: `completion`, `embedding` or `rerank`, and `vision` if it takes images; none until the model is
-    loaded for the first time."""
+    """As in Ollama: `completion`, `embedding` or `rerank`, and `vision` or `audio` if it takes images or sounds; none
+    until the model is loaded for the first time."""
     status: "ModelStatus"
 
 

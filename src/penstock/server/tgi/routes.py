@@ -104,7 +104,7 @@ async def invocations(body: Invocation, call: CallOf) -> Response:
 async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
     """Tokenise a text; returns tokens with their positions."""
     text = check_text(body.inputs, "inputs")
-    parts = await call.off_loop_if_large(lambda: split_images(text, call.engine.images is not None))
+    parts = await call.off_loop_if_large(lambda: split_images(text, call.engine.takes_images))
     pictures = await call.read_images([part for part in parts if not isinstance(part, str)], wants_pixels=False)
     if pictures:
         assert call.engine.images is not None
@@ -182,7 +182,7 @@ async def info(call: CallOf) -> Info:
 async def _prompt(call: Call, inputs: str) -> ImagePrompt:
     """The prompt of inputs, with the images in them."""
     prompts = call.engine.prompts
-    parts = await call.off_loop_if_large(lambda: split_images(inputs, call.engine.images is not None))
+    parts = await call.off_loop_if_large(lambda: split_images(inputs, call.engine.takes_images))
     with call.connected():
         if len(parts) == 1:
             return ImagePrompt(await prompts.encode(inputs, call.tenant))

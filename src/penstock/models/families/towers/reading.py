@@ -9,34 +9,40 @@ from penstock.layers.attention import AttentionSpec
 from penstock.layers.mlp import PlainActivation
 from penstock.layers.spec import FeedForwardSpec, NormSpec
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import LayerSpec, ModelSpec, SubLayer, TowerSpec
+from penstock.models.spec import AudioEncoderSpec, LayerSpec, ModelSpec, SubLayer, TowerSpec
 
 _MOST_MERGED = 64
 ActivationT = TypeVar("ActivationT", bound=PlainActivation)
+SpecT = TypeVar("SpecT", TowerSpec, AudioEncoderSpec)
 
 
 def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> TowerSpec | None:
-    """The tower that `read` makes of `vision_config`; None: there is none, or `read` refuses a setting of it.
+    """The tower that `read` makes of `vision_config`. See `read_section`."""
+    return read_section(config, "vision_config", "vision tower", read)
+
+
+def read_section(config: HFConfig, key: str, what: str, read: Callable[[HFConfig], SpecT]) -> SpecT | None:
+    """What `read` makes of the section `key`; None: there is none, or `read` refuses a setting of it.
 
     The text model is served in any case; the refusal is logged when the model is loaded.
 
     Raises:
         CheckpointError: `read` refuses a setting of a vision file that the user named.
     """
-    values = config.find("vision_config", dict)
+    values = config.find(key, dict)
     if values is None:
         return None
-    vision = config.section(values)
+    section = config.section(values)
     try:
-        tower = read(vision)
+        made = read(section)
     except CheckpointError as error:
         if config.names_vision_file:
             raise
-        config.note(f"this model takes text only, as its vision tower is not supported: {error}")
+        config.note(f"this model takes text only, as its {what} is not supported: {error}")
         return None
-    vision.ignore("is_encoder_decoder", "vocab_size")  # of the class that writes it
-    config.include("vision_config", vision)
-    return tower
+    section.ignore("is_encoder_decoder", "vocab_size")  # of the class that writes it
+    config.include(key, section)
+    return made
 
 
 def read_activation(config: HFConfig, known: Mapping[str, ActivationT], default: str) -> ActivationT:

@@ -1,0 +1,59 @@
+"""Sounds for `penstock.frontend.images.prompts`: how they are read, and the tokens that stand for them."""
+
+from dataclasses import asdict
+
+from penstock.api.request import Image
+from penstock.config.engine_config import AudioConfig, ImageConfig
+from penstock.config.sound_input import SoundInput
+from penstock.frontend.audio.limits import CPU_SECONDS, MEMORY_BYTES
+from penstock.frontend.decoders import DecoderKind
+from penstock.frontend.images.placeholders import Expansion, Placeholders
+from penstock.frontend.images.reader import MediaReader, Part, Picture, ReadingLimits
+from penstock.text.tokenizer import Tokenizer
+
+_DECODER = DecoderKind("penstock.frontend.audio.worker", "sound", CPU_SECONDS)
+_FLOAT_BYTES = 4
+
+
+class PromptSoundReader(MediaReader):
+    """Reads sounds of prompts for one model."""
+
+    def __init__(self, about: SoundInput, limits: AudioConfig, images: ImageConfig) -> None:
+        header = {"sound_input": asdict(about), "max_seconds": limits.max_audio_seconds}
+        most, cache = limits.max_audio_bytes, images.image_cache_bytes
+        super().__init__(_DECODER, header, ReadingLimits("max_audio_bytes", most, cache, MEMORY_BYTES, _FLOAT_BYTES))
+
+
+class SoundTokens(Placeholders):
+    """The tokens of sounds for one model: placeholders alone, as the chat template writes what is around them."""
+
+    what = "sound"
+
+    def __init__(self, about: SoundInput, tokenizer: Tokenizer) -> None:
+        """
+        Raises:
+            CheckpointError: the tokenizer lacks the placeholder.
+        """
+        super().__init__(about.placeholder, tokenizer)
+        self._about = about
+
+    def _expanded(self, picture: Picture) -> Expansion:
+        made = Expansion()
+        for part in picture.parts:
+            made.starts.append(len(made.token_ids))
+            made.token_ids += [self._id_of_placeholder] * self._about.num_tokens(part.width)
+        return made
+
+    def _image(self, part: Part, start: int) -> Image:
+        count = self._about.num_tokens(part.width)
+        return Image(
+            start=start,
+            count=count,
+            rows=1,
+            columns=count,
+            height=part.height,
+            width=part.width,
+            digest=part.digest,
+            pixels=part.pixels,
+            is_sound=True,
+        )
